@@ -1,0 +1,137 @@
+"""What an empty task costs on a warm process, against other things that run tasks in processes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import Comparison, Rounds, Subject, duration, table
+from benchmarks.processes import Workplace
+from benchmarks.quiet import Quiet
+
+#: Tasks of one measurement, one after the other, and all at once.
+ONES, MANY = 2000, 10_000
+
+#: The same for systems that take a hundred times as long.
+_SLOW_ONES = 300
+
+_SCRIPT = "dispatch_tasks.py"
+
+#: By their names in ``subjects/dispatch_tasks.py``.
+_TITLES = {
+    "task": "a task of an open run: submit_sub(f).wait()",
+    "run": "a run of one task: worker.run(...)",
+    "executor": "ProcessPoolExecutor: submit(f).result()",
+    "pool": "multiprocessing.Pool: apply(f)",
+    "ray": "Ray: get(f.remote())",
+    "dask": "Dask distributed: submit(f).result()",
+    "echo": "a byte to a forked process and back: the physical limit",
+}
+
+_MANY_TITLES = {
+    "task": "one run of 10000 tasks",
+    "executor": "ProcessPoolExecutor: submit each, then result() of each",
+    "pool": "multiprocessing.Pool: apply_async each, then get() of each",
+    "pool_map": "multiprocessing.Pool: map, which sends tasks in chunks",
+    "ray": "Ray: remote() each, then get of all",
+    "dask": "Dask distributed: submit each, then gather all",
+}
+
+_OTHERS = ("ray", "dask")
+_MODULES = {"ray": "ray", "dask": "distributed"}
+
+
+def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[str, Any]:
+    """Measure and print; all numbers.
+
+    Args:
+        place: where the processes run.
+        rounds: paired measurements.
+        peers: the interpreter that Ray and Dask are installed for.
+        quiet: when to measure.
+    """
+    there = {name for name in _OTHERS if _importable(peers, _MODULES[name])}
+    for name in _OTHERS:
+        if name not in there:
+            print(f"{_TITLES[name].partition(':')[0]}: not installed for {peers}")
+    report: dict[str, Any] = {}
+    latency = Dispatches(place, "latency", peers, {k: v for k, v in _TITLES.items() if k not in _OTHERS or k in there})
+    many = Dispatches(
+        place, "throughput", peers, {k: v for k, v in _MANY_TITLES.items() if k not in _OTHERS or k in there}
+    )
+    for title, dispatches, expected in (
+        ("one after the other, per task", latency, {("task", "executor"): 0.7}),
+        ("10000 at once, per task", many, {}),
+    ):
+        print(f"\n-- {title}", flush=True)
+        comparisons = _comparisons(dispatches.titles, expected)
+        taken = Rounds(dispatches.subjects(), quiet)
+        for _ in range(rounds):
+            taken.add()
+        print("\n".join(taken.lines(comparisons)))
+        report[dispatches.what] = taken.plain(comparisons)
+        if dispatches.what == "latency":
+            print("", *dispatches.tails(), sep="\n")
+            report["p99"] = dispatches.p99()
+    return report
+
+
+def _comparisons(titles: dict[str, str], expected: dict[tuple[str, str], float]) -> list[Comparison]:
+    """Ours over each of the others; those that take very much longer, over ours."""
+    found = []
+    for ours in ("task", "run"):
+        for other, title in titles.items():
+            if ours not in titles or other in ("task", "run"):
+                continue
+            name = "Pool.map" if other == "pool_map" else title.partition(":")[0]
+            if other in _OTHERS:
+                found.append(Comparison(f"{name} / {ours}", other, ours))
+            else:
+                found.append(Comparison(f"{ours} / {name}", ours, other, at_most=expected.get((ours, other))))
+    return found
+
+
+class Dispatches:
+    """Measurements of one kind: ``what`` is ``latency`` or ``throughput``."""
+
+    def __init__(self, place: Workplace, what: str, peers: Path, titles: dict[str, str]) -> None:
+        self.what = what
+        self.titles = titles
+        self._place = place
+        self._peers = peers
+        self._durations: dict[str, list[list[float]]] = {name: [] for name in titles}
+
+    def subjects(self) -> dict[str, Subject]:
+        """Whose times are compared."""
+        return {name: Subject(title, functools.partial(self._run, name)) for name, title in self.titles.items()}
+
+    def _run(self, name: str) -> Sequence[float]:
+        python = str(self._peers) if name in _OTHERS else sys.executable
+        number = MANY if self.what == "throughput" else _SLOW_ONES if name in _OTHERS else ONES
+        durations: list[float] = json.loads(self._place.run(python, _SCRIPT, name, self.what, str(number)))
+        self._durations[name].append(durations)
+        return durations
+
+    def p99(self) -> dict[str, float]:
+        """The 99th percentile of all rounds together."""
+        found = {}
+        for name, rounds in self._durations.items():
+            durations = sorted(duration for durations in rounds for duration in durations)
+            found[name] = durations[int(0.99 * len(durations))]
+        return found
+
+    def tails(self) -> list[str]:
+        """A table of it."""
+        return table([("p99 of all rounds", ""), *((self.titles[name], duration(p)) for name, p in self.p99().items())])
+
+
+def _importable(python: Path, module: str) -> bool:
+    try:
+        return subprocess.run([str(python), "-c", f"import {module}"], capture_output=True).returncode == 0
+    except OSError:
+        return False

@@ -1,0 +1,182 @@
+"""Empty tasks on warm processes: ``dispatch_tasks.py SYSTEM latency|throughput NUMBER`` prints seconds as JSON.
+
+Every system is measured in a fresh process of its own, so that nobody's idle servers take another one's cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: Worker processes of every system.
+WORKERS = 2
+
+#: Tasks that do not count: they start what later ones find started.
+_COLD = 100
+
+#: How long each of a number of tasks takes, one after the other; and: submit a number of tasks, then wait for all.
+System = tuple[Callable[[int], list[float]], Callable[[int], object]]
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def timed(one: Callable[[], object], number: int) -> list[float]:
+    """Durations of calls."""
+    durations = []
+    for _ in range(number):
+        start = time.perf_counter()
+        one()
+        durations.append(time.perf_counter() - start)
+    return durations
+
+
+@contextlib.contextmanager
+def task() -> Iterator[System]:
+    from pytest_aorta.runtime import Worker
+
+    with Worker(3, num_sub_workers=WORKERS) as worker:
+        handle = worker.register(nothing)
+        worker.init()
+
+        def latencies(number: int) -> list[float]:
+            durations: list[float] = []
+            worker.run(lambda orch, *_: durations.extend(timed(lambda: orch.submit_sub(handle).wait(), number)))
+            return durations
+
+        def many(number: int) -> None:
+            def build(orch: Any, args: Any, config: Any) -> None:
+                for _ in range(number):
+                    orch.submit_sub(handle)
+
+            worker.run(build)
+
+        yield latencies, many
+
+
+@contextlib.contextmanager
+def run() -> Iterator[System]:
+    """Every task is a run of its own."""
+    from pytest_aorta.runtime import Worker
+
+    with Worker(3, num_sub_workers=WORKERS) as worker:
+        handle = worker.register(nothing)
+        worker.init()
+
+        def one() -> None:
+            worker.run(lambda orch, *_: orch.submit_sub(handle))
+
+        yield lambda number: timed(one, number), lambda number: timed(one, number)
+
+
+@contextlib.contextmanager
+def executor() -> Iterator[System]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(WORKERS) as pool:
+
+        def many(number: int) -> None:
+            for future in [pool.submit(nothing) for _ in range(number)]:
+                future.result()
+
+        yield lambda number: timed(lambda: pool.submit(nothing).result(), number), many
+
+
+@contextlib.contextmanager
+def pool() -> Iterator[System]:
+    from multiprocessing import Pool
+
+    with Pool(WORKERS) as workers:
+
+        def many(number: int) -> None:
+            for result in [workers.apply_async(nothing) for _ in range(number)]:
+                result.get()
+
+        yield lambda number: timed(lambda: workers.apply(nothing), number), many
+
+
+@contextlib.contextmanager
+def pool_map() -> Iterator[System]:
+    """Which sends tasks in chunks, and has no single ones."""
+    from multiprocessing import Pool
+
+    with Pool(WORKERS) as workers:
+        yield lambda number: [], lambda number: workers.map(nothing, range(number))
+
+
+@contextlib.contextmanager
+def echo() -> Iterator[System]:
+    """A byte to a forked process and back: no system at all, but what every one of them is built on."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        while theirs.recv(1):
+            theirs.send(b"x")
+        os._exit(0)
+    theirs.close()
+
+    def one() -> None:
+        ours.send(b"x")
+        ours.recv(1)
+
+    try:
+        yield lambda number: timed(one, number), lambda number: timed(one, number)
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+
+
+@contextlib.contextmanager
+def ray() -> Iterator[System]:
+    import ray
+
+    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    remote = ray.remote(nothing)
+    try:
+        yield (
+            lambda number: timed(lambda: ray.get(remote.remote()), number),
+            lambda number: ray.get([remote.remote() for _ in range(number)]),
+        )
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def dask() -> Iterator[System]:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(WORKERS, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield (
+            lambda number: timed(lambda: client.submit(nothing, pure=False).result(), number),
+            lambda number: client.gather([client.submit(nothing, pure=False) for _ in range(number)]),
+        )
+
+
+SYSTEMS = {system.__name__: system for system in (task, run, executor, pool, pool_map, echo, ray, dask)}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    system, what, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with SYSTEMS[system]() as (latencies, many):
+        latencies(_COLD)
+        many(_COLD)
+        if what == "latency":
+            print(json.dumps(latencies(number)))
+        else:
+            print(json.dumps([seconds / number for seconds in timed(lambda: many(number), 1)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""What ``two_ranks_workload`` does, as a script for torchrun."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+if tensor.item() != 2:
+    raise SystemExit("wrong sum")
+dist.destroy_process_group()

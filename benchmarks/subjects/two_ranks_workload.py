@@ -1,0 +1,27 @@
+"""A distributed workload that does the least: a process group of two ranks and one all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class TwoRanks:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def setup(self) -> None:
+        dist.init_process_group("gloo")
+
+    def run(self) -> dict[str, bool]:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return {"passed": tensor.item() == 2}
+
+    def cleanup(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,112 @@
+"""Trials without pytest: ``run_trials(RunRequest(...))``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.engines import make_engine
+from pytest_aorta.launch.inprocess import InProcessTrial, check_here
+from pytest_aorta.launch.rules import own_rank, under_launcher
+from pytest_aorta.plan import Selection, make_plan
+from pytest_aorta.registry import Registry
+from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.trials.spec import Isolation, Launcher
+from pytest_aorta.workspace import history
+from pytest_aorta.workspace.atomic import write_json
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.running import RunningTrial
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.layout import TrialPlace
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """N trials of one cell. Names are resolved through the registry; ``timeout`` is in seconds.
+
+    ``slots`` trials run at a time, on each of ``hosts``; see ``--aorta-slots``, ``--aorta-devices``, ``--aorta-host``.
+    """
+
+    workload: str
+    trials: int
+    environment: str = "local"
+    mitigations: tuple[str, ...] = ("none",)
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    steps: int | None = None
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    results_dir: Path = Path("results")
+    timeout: float | None = None
+    isolation: Isolation = "fork"
+    launcher: Launcher = "auto"
+    nproc: int | None = None
+    collect: tuple[str, ...] = ()
+    registry_files: tuple[Path, ...] = ()
+    slots: int = 1
+    devices: tuple[int, ...] | None = None
+    hosts: tuple[str, ...] = ()
+
+
+def run_trials(request: RunRequest) -> list[TrialResult]:
+    """Run all trials of a cell, write their files, and return their records in the order of the trials.
+
+    A trial that fails, crashes or times out is a result. Of several ranks, only rank 0 writes.
+
+    Raises:
+        RegistryError: an unknown name.
+        PlanError, ConfigError, LaunchModeError, EngineUnusable: what prevents every trial.
+        ValueError: ``hosts`` holds what names no host.
+    """
+    selection = Selection(
+        workloads=(request.workload,),
+        trials=request.trials,
+        environments=(request.environment,),
+        mitigations=(tuple(request.mitigations),),
+        extra_env=request.extra_env,
+        steps=request.steps,
+        config=request.config_overrides,
+        collect=request.collect,
+        results_dir=request.results_dir,
+        timeout=request.timeout,
+        isolation=request.isolation,
+        launcher=request.launcher,
+        nproc=request.nproc,
+        registry_files=request.registry_files,
+        slots=request.slots,
+        devices=request.devices,
+        hosts=tuple(expand_specs(request.hosts)) if request.hosts else (),
+    )
+    plan = make_plan(selection, Registry.load(selection.registry_files))
+    engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
+
+    def retire(place: TrialPlace) -> None:
+        history.retire(results, place, run, own_rank() if under_launcher() else None)
+
+    def launch(spec: TrialSpec) -> RunningTrial:
+        place = plan.place(spec)
+        if spec.isolation == "none":
+            retire(place)
+            return InProcessTrial(spec)
+        return engine.launch(spec, place.folder_in(results, own_rank()), urgent=False, on_start=lambda: retire(place))
+
+    records = []
+    try:
+        (check_here if request.isolation == "none" else engine.check)(plan.trials[0])
+        for running in [launch(spec) for spec in plan.trials]:
+            try:
+                for phase in ("setup", "run"):
+                    running.wait(phase)
+            except Exception:
+                pass  # only without isolation; the record has it
+            records.append(running.finish())
+            if own_rank() == 0:
+                place = plan.place(running.spec)
+                if place.file_in(results).exists():  # of an earlier run: this trial could not even be started
+                    retire(place)
+                write_json(place.file_in(results), records[-1].to_dict())
+    finally:
+        engine.close()
+    return records

@@ -1,0 +1,43 @@
+"""What runs in a zygote and in its children: prepare once, then one trial per child, by its launch mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch import living
+from pytest_aorta.launch.ranks import teller
+from pytest_aorta.launch.rules import own_rank
+from pytest_aorta.runtime.processes.channel import Channel
+
+
+def prepare(argument: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the workload, and import torch's agent where trials will need it. ``argument`` as of ``living``."""
+    description = living.prepare(argument)
+    if description["launch_mode"] == "distributed":
+        from pytest_aorta.launch import elastic  # noqa: F401  (once for all trials)
+    return description
+
+
+def run(payload: dict[str, Any], channel: Channel) -> None:
+    """Live one trial.
+
+    ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
+    ``folder``, ``grace``.
+    """
+    mode, send = payload["mode"], channel.send
+    if mode == "elastic":
+        from pytest_aorta.launch.elastic import run_elastic
+
+        run_elastic(payload, send)
+    elif mode == "torchrun":
+        from pytest_aorta.launch.torchrun import run_torchrun
+
+        run_torchrun(payload, send)
+    elif mode == "external":
+        from pytest_aorta.launch.external import meet
+
+        meet(payload["trial_id"])
+        living.live(payload, teller(Path(payload["folder"]), own_rank(), relay=send))
+    else:
+        living.live(payload, send)

@@ -1,0 +1,161 @@
+"""Trials onto the runtime: one worker for the whole run, with slots of this host or of several."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
+from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
+from pytest_aorta.launch.runner import GRACE, specification
+from pytest_aorta.launch.running import SlotTrial
+from pytest_aorta.launch.tasks import TrialOrder
+from pytest_aorta.runtime.cores import core_shares, threads_of
+from pytest_aorta.runtime.jobs import Slot
+from pytest_aorta.runtime.linked import StartupError
+from pytest_aorta.runtime.orchestrator import Orchestrator
+from pytest_aorta.runtime.work import Job, Preparation
+from pytest_aorta.runtime.worker import Worker
+from pytest_aorta.trials.options import ConfigError
+from pytest_aorta.trials.spec import TrialSpec
+
+_RUN = "pytest_aorta.launch.tasks:run_trial"
+_PREPARE = "pytest_aorta.launch.tasks:prepare_cell"
+_SERVICE = "pytest_aorta.launch.service:make_service"
+
+
+class TrialEngine:
+    """Runs trials on the slots of a worker, in the order in which they are launched.
+
+    Args:
+        slots: trials at a time, on each host.
+        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        hosts: execnet specifications; this host, if there are none.
+        identity: source files that have to be the same everywhere, by name, with their digests.
+        grace: seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int = 1,
+        devices: tuple[int, ...] | None = None,
+        hosts: Sequence[str] = (),
+        identity: Mapping[str, str] | None = None,
+        grace: float = GRACE,
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._away = bool(hosts)
+        argument = {"slots": slots, "devices": devices, "grace": grace}
+        if hosts:
+            self._worker = Worker(4, grace=grace)
+            self._worker.identity = identity or {}
+            for host in hosts:
+                self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=argument), host)
+        else:
+            share = slots > 1 and not devices
+            self._worker = Worker(
+                3, slots=_shares(slots) if share else slots, service=_SERVICE, service_argument=argument, grace=grace
+            )
+        self._variables: dict[str, str] = {}
+        self._unusable: Exception | None = None
+
+    @property
+    def _session(self) -> Orchestrator:
+        """Started with the first trial; one that cannot be started says the same every time."""
+        if self._unusable is None:
+            try:
+                return self._worker.session
+            except LaunchModeError as error:
+                self._unusable = error
+            except (StartupError, ValueError) as error:
+                self._unusable = EngineUnusable(self._told(error))
+        raise self._unusable
+
+    def _told(self, error: Exception) -> str:
+        """Why a host cannot be used, in terms of what was asked for."""
+        from pytest_aorta.runtime.hosts.link import HostError
+
+        if isinstance(error.__cause__, HostError):
+            return str(error.__cause__)
+        text = re.sub(r"^child_worker (\d+) level=3", lambda found: f"host {self._hosts[int(found[1])]}", str(error))
+        # Written for a user, wherever it was raised; anything else keeps its traceback.
+        return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
+
+    def check(self, spec: TrialSpec) -> None:
+        """Find out what would prevent every trial of a cell, before the first one.
+
+        Raises:
+            ConfigError: an option that the workload does not have, or a value that does not fit.
+            LaunchModeError: the workload cannot be launched this way, or needs more devices than there are.
+            EngineUnusable: no trial can be run.
+        """
+        preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
+        record = self._session.submit_job(Job(_PREPARE, preparation.payload)).wait()
+        details = dict(record.failure.details) if record.failure is not None else {}
+        if details.get("kind") == "ConfigError":
+            raise ConfigError(details["message"])
+        if details.get("kind") == "LaunchModeError":
+            raise LaunchModeError(details["message"])
+        # Anything else the trials will say, each in its file.
+
+    def launch(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        timeout: float | None = None,
+        *,
+        urgent: bool = True,
+        on_start: Callable[[], None] | None = None,
+    ) -> SlotTrial:
+        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``, never for what is its own fault.
+
+        Args:
+            spec: what to run.
+            folder: for its artifacts; created when it starts.
+            timeout: deadline in seconds that overrides the spec's.
+            urgent: before those that wait, because somebody waits for this one now.
+            on_start: called just before it starts.
+        """
+        order = TrialOrder(spec, Path(folder.name) if self._away else folder.absolute(), timeout, self._inherited())
+        trial = SlotTrial(spec, folder)
+        job = Job(
+            _RUN,
+            order,
+            preparation=self._preparation(order),
+            on_start=lambda: trial.begin(on_start),
+            on_event=trial.receive,
+        )
+        trial.follow(self._session.submit_job(job, urgent=urgent))
+        return trial
+
+    def _preparation(self, order: TrialOrder) -> Preparation:
+        try:
+            key = specification(order.spec, order.inherited or Inherited.now()).key()
+        except EnvironmentUnusable as error:
+            key = str(error)  # and that is what preparing it will say, where it is to run
+        return Preparation(key, _PREPARE, replace(order, folder=Path()))
+
+    def _inherited(self) -> Inherited | None:
+        """What this process has now; another host has its own."""
+        if self._away:
+            return None
+        now = Inherited.now()
+        if self._variables != now.variables:  # one copy for all trials
+            self._variables = dict(now.variables)
+        return replace(now, variables=self._variables)
+
+    def close(self) -> None:
+        """End all processes; from any thread, whichever has launched the first trial."""
+        with self._worker:  # whoever is inside may close it
+            pass
+
+
+def _shares(slots: int) -> list[Slot]:
+    """Slots with cores of their own, where there are enough."""
+    if slots > len(os.sched_getaffinity(0)):
+        return [Slot(index, None, 1) for index in range(slots)]
+    return [Slot(index, cores, threads_of(cores)) for index, cores in enumerate(core_shares(slots))]

@@ -1,0 +1,99 @@
+"""A trial in this very process, for debugging with ``--pdb``: no isolation, no deadline, no logs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.record import build_record, utc_now
+from pytest_aorta.launch.rules import resolve_launch
+from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.trials.lifecycle import Lifecycle
+from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.options import ConfigError, resolve_config
+from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+
+
+def describe_here(spec: TrialSpec) -> dict[str, Any]:
+    """Description of the workload, imported into this process."""
+    return describe(load_class(spec.workload.target), dict(spec.overrides), spec.steps)
+
+
+def check_here(spec: TrialSpec) -> None:
+    """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
+    description = describe_here(spec)
+    if description["config_error"] is not None:
+        raise ConfigError(description["config_error"])
+    resolve_launch(spec, description)
+
+
+class InProcessTrial:
+    """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self.spec = spec
+        self.seen = Observed()
+        self._lifecycle: Lifecycle | None = None
+        self._started_at = utc_now()
+        self._start = time.monotonic()
+        self._description: dict[str, Any] = {}
+        self._record: TrialResult | None = None
+
+    def wait(self, phase: str) -> bool:
+        """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
+        try:
+            self._live(phase)
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # an exception that takes no attributes
+                error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
+            raise
+        return not self.seen.failed_in(phase)
+
+    def got_through(self, phase: str) -> bool:
+        """Whether ``phase`` has ended well already."""
+        return phase in self.seen.phases_sec and not self.seen.failed_in(phase)
+
+    def failed(self) -> bool:
+        """Whether it has failed already, or ended."""
+        return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
+
+    def take_warnings(self) -> list[str]:
+        """None: nothing is forked."""
+        return []
+
+    def _live(self, phase: str) -> None:
+        if phase == "setup":
+            cls = load_class(self.spec.workload.target)
+            self._description = describe(cls, dict(self.spec.overrides), self.spec.steps)
+            source = self._description["source"]
+            static = collect_static(Path(source) if source else None)
+            self.seen.see({"type": "env", "env": collect_env(static, self.spec.overlay).to_dict()})
+            config = resolve_config(cls, self.spec.overrides, self.spec.steps)
+            self._lifecycle = Lifecycle(cls, config.value, self.seen.see)
+            self._lifecycle.setup(reraise=True)
+        elif phase == "run" and self._lifecycle is not None:
+            self._lifecycle.run(reraise=True)
+
+    def interrupt(self, why: str) -> None:
+        """Note that it cannot be judged."""
+        self.seen.lost = {"phase": self.seen.phase, "kind": "signal", "message": f"interrupted: {why}"}
+
+    def finish(self) -> TrialResult:
+        """Clean up, where there is something to clean up; the record."""
+        if self._record is None:
+            if self._lifecycle is not None and self._lifecycle.workload is not None:
+                self._lifecycle.cleanup()
+            self.seen.see({"type": "lived"})
+            self.seen.returncode = 0
+            self._record = build_record(
+                self.spec,
+                self.seen,
+                self._description,
+                started_at=self._started_at,
+                wall=time.monotonic() - self._start,
+            )
+        return self._record

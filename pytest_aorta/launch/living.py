@@ -1,0 +1,45 @@
+"""Preparing a workload, and living one trial of it, in the process that was made for that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.trials.lifecycle import Lifecycle, Send
+from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.options import resolve_config
+
+_static: StaticEnv | None = None
+
+
+def prepare(argument: dict[str, Any]) -> dict[str, Any]:
+    """Import the workload and describe it; take the snapshot of what will not change.
+
+    ``argument``: ``target``, ``overrides``, ``steps``.
+    """
+    global _static
+    description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    source = description["source"]
+    _static = collect_static(Path(source) if source else None)
+    return description
+
+
+def rehearse(argument: dict[str, Any]) -> None:
+    """Do what every trial does before its workload's own code runs, for nothing. ``argument`` as in ``prepare``."""
+    json.dumps(collect_env(_static).to_dict())
+    load_class(argument["target"])
+
+
+def live(payload: dict[str, Any], send: Send) -> bool:
+    """One process's whole life: environment snapshot, then the phases. Whether setup and run succeeded."""
+    send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
+    cls = load_class(payload["target"])
+    config = resolve_config(cls, payload["overrides"], payload["steps"])
+    fine = Lifecycle(cls, config.value, send).run_all()
+    send({"type": "lived"})
+    sys.stdout.flush()
+    return fine

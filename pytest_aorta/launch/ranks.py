@@ -1,0 +1,158 @@
+"""The ranks of a distributed trial: what each tells of itself, and what their endings say together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pytest_aorta.trials.lifecycle import Event
+from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
+
+#: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure is somebody else's, who may be
+#: short of memory.
+_AT_ONCE = 2
+
+#: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
+_FOLLOWERS = {signal.SIGABRT}
+
+
+def story(folder: Path, rank: int) -> Path:
+    """The file in which a rank tells its events, one JSON line each."""
+    return folder / f"rank_{rank}.events"
+
+
+def teller(folder: Path, rank: int, relay: Callable[[Event], None] | None = None) -> Callable[[Event], None]:
+    """A ``send`` for a rank: into its story, and through ``relay`` where it has one."""
+    fd = os.open(story(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def send(event: Event) -> None:
+        os.write(fd, json.dumps(event).encode() + b"\n")
+        if relay is not None:
+            relay(event)
+
+    return send
+
+
+def read_story(folder: Path, rank: int) -> Observed:
+    """What a rank told before it ended."""
+    seen = Observed()
+    try:
+        text = story(folder, rank).read_text(errors="replace")
+    except OSError:
+        return seen
+    for line in text.splitlines():
+        try:
+            seen.see(json.loads(line))
+        except ValueError:
+            continue  # empty, or torn: the rank died while it wrote
+    return seen
+
+
+def rank_records(
+    folder: Callable[[int], Path],
+    nproc: int,
+    endings: Mapping[int, Mapping[str, Any]],
+    logs: Callable[[int, str], str | None],
+    overdue: Mapping[int, float] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """One plain ``RankRecord`` per rank.
+
+    Args:
+        folder: where a rank's story is.
+        nproc: number of ranks.
+        endings: of the ranks whose end was seen: ``pid``, ``exitcode`` (negative for a signal), ``at`` (seconds of
+            ``time.time()``). torch's agents see the first that fail, and may end the others unseen.
+        logs: path of a rank's ``stdout`` or ``stderr``, relative to the trial file's folder.
+        overdue: ranks that were ended because of the deadline unless they had finished, and when it passed (seconds of
+            ``time.time()``).
+    """
+    failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
+    some_failed = bool(failed_at)
+    records = []
+    for rank in range(nproc):
+        seen = read_story(folder(rank), rank)
+        ending = endings.get(rank)
+        code = None if ending is None else int(ending["exitcode"])
+        failure = next((seen.failures[phase] for phase in ("setup", "run", "cleanup") if phase in seen.failures), None)
+        collateral = False
+        if rank in overdue and not seen.finished and (failure is None or failure.get("at", 0) > overdue[rank]):
+            # What it tells after the deadline is not what it would have told.
+            seen.phase = seen.phase if failure is None else failure["phase"]
+            failure = timeout_failure(seen)
+        elif failure is None and code is None and not seen.finished and some_failed:
+            message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
+            failure, collateral = {"phase": seen.phase, "kind": "signal", "message": message}, True
+        elif failure is None and (code or not seen.finished):
+            failure = _how_it_ended(seen, code or 0)
+            late = ending is not None and ending.get("at", 0) - min(failed_at, default=0) > _AT_ONCE
+            collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and late)
+        elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
+            # Rank 0's own verdict is the trial's result already.
+            failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
+        if code is None and not some_failed:
+            code = 0
+        records.append(
+            {
+                "rank": rank,
+                "local_rank": rank,
+                "pid": None if ending is None else ending.get("pid"),
+                "exit_code": code if code is not None and code >= 0 else None,
+                "signal": signal_name(-code) if code is not None and code < 0 else None,
+                "passed": None if seen.result is None else seen.result["passed"],
+                "failure": None if failure is None else {**failure, "rank": rank},
+                "collateral": collateral,
+                "stdout": logs(rank, "stdout"),
+                "stderr": logs(rank, "stderr"),
+            }
+        )
+    return records
+
+
+def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
+    if code < 0:
+        name = signal_name(-code)
+        return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
+    message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
+    return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
+
+
+def find_log(folder: Path, rank: int, name: str) -> str | None:
+    """A rank's log in a trial's artifacts ``folder``, relative to the folder of the trial file."""
+    own = folder.glob(f"attempt_*/rank_{rank}.{name}.log")
+    of_torchrun = folder.glob(f"torchrun/*/attempt_*/{rank}/{name}.log")
+    found = sorted([*own, *of_torchrun])
+    return found[-1].relative_to(folder.parent).as_posix() if found else None
+
+
+def root_cause(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The failure that the others follow from, or ``None``.
+
+    A fatal signal, a hang, or an end of its own accord before the result, beats an exception, because the peers of a
+    rank that is gone fail with exceptions; an exception beats an abort and a result that is not passed; a rank that was
+    ended because of another one counts only when there is nothing else. Among equals the earliest, then the lowest
+    rank.
+    A failure in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
+    """
+
+    def order(record: dict[str, Any]) -> tuple[int, float, int]:
+        failure = record["failure"]
+        if record["collateral"]:
+            weight = 4 if record["signal"] is not None else 5
+        elif failure["kind"] == "signal":
+            weight = 2 if failure["signal"] in {number.name for number in _FOLLOWERS} else 0
+        else:
+            weight = {"exit_code": 0, "timeout": 0, "exception": 1}.get(failure["kind"], 3)
+        return weight, failure.get("at", 0.0), record["rank"]
+
+    failed = sorted((record for record in records if record["failure"] is not None), key=order)
+    causes = [record for record in failed if record["failure"]["phase"] != "cleanup"]
+    if not causes or (causes[0]["collateral"] and not failed[0]["collateral"]):
+        return None
+    failure = dict(causes[0]["failure"])
+    failure["message"] = f"rank {failure['rank']}: {failure['message']}"
+    return failure

@@ -1,0 +1,75 @@
+"""The complete record of a trial that is over."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pytest_aorta.launch.images import image_digest
+from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.result import ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+
+
+def build_record(
+    spec: TrialSpec,
+    seen: Observed,
+    description: dict[str, Any],
+    *,
+    started_at: str,
+    nproc: int = 1,
+    wall: float = 0.0,
+    artifacts: Mapping[str, str] = MappingProxyType({}),
+    stacks: str | None = None,
+) -> TrialResult:
+    """The complete record of a trial that is over."""
+    status, failure = conclude(seen)
+    if failure is not None and artifacts.get("stacks") and failure["kind"] in ("timeout", "stall"):
+        failure = {**failure, "stacks": stacks}
+    result: dict[str, Any] = dict(seen.result) if seen.result is not None else {"passed": False}
+    details = list(result.get("failure_details", []))
+    if "cleanup" in seen.failures and failure is not seen.failures["cleanup"]:
+        details.append(seen.failures["cleanup"])
+    result["failure_details"] = details + seen.notes
+    env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
+    environment = spec.environment
+    fingerprint = None
+    if description:
+        fingerprint = spec.fingerprint(description["source_digest"], description["config"], nproc)
+    return TrialResult(
+        trial_id=spec.trial_id,
+        workload=spec.workload.name,
+        cell=spec.cell,
+        trial_index=spec.trial_index,
+        execution_env=ExecutionEnv(
+            kind=environment.kind,
+            name=environment.name,
+            image=environment.docker,
+            digest=image_digest(environment.docker) if environment.docker else None,
+            venv=environment.venv,
+            rocm=environment.rocm,
+            source_package=environment.source_package,
+        ),
+        mitigations_applied=list(spec.mitigations),
+        config=description.get("config", {}),
+        env=env,
+        result=ResultRecord.model_validate(result),
+        wall_clock_sec=wall,
+        exit_status=status,
+        failure=None if failure is None else Failure.model_validate(failure),
+        ranks=[RankRecord.model_validate(record) for record in seen.ranks],
+        phases_sec=seen.phases_sec,
+        started_at=started_at,
+        host=socket.gethostname(),
+        request_fingerprint=fingerprint,
+        artifacts=dict(artifacts),
+    )
+
+
+def utc_now() -> str:
+    """ISO 8601 in UTC, with milliseconds."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

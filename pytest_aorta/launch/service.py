@@ -1,0 +1,98 @@
+"""What the trials of one host share: the runner with its warm zygotes, the devices, a place for files."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.launch.process import Seat
+from pytest_aorta.launch.rules import LaunchModeError
+from pytest_aorta.launch.runner import GRACE, TrialRunner
+from pytest_aorta.runtime.devices import Devices, choose_devices, device_variables, devices_text, find_devices
+from pytest_aorta.runtime.leases import LeaseError, Leases
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.jobs import JobContext, Slot
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class TrialService:
+    """Made once per host, closed at the end of the run."""
+
+    def __init__(self, *, slots: int, devices: tuple[int, ...] | None, grace: float) -> None:
+        self.runner = TrialRunner(grace, slots)
+        self.found: Devices | None = None
+        self.leases: Leases | None = None
+        #: Devices that a trial takes, by workload; known once a cell of it has been prepared.
+        self.needs: dict[str, int] = {}
+        self._folder: str | None = None
+        if devices is not None:
+            self.found = find_devices()
+        if devices and self.found is not None:
+            try:
+                self.leases = Leases(choose_devices(devices, self.found))
+            except (ValueError, LeaseError, OSError) as error:
+                raise LaunchModeError(f"--aorta-devices {devices_text(devices)}: {error}") from None
+
+    @property
+    def folder(self) -> Path:
+        """For files of trials whose results belong to another host."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="pytest-aorta-")
+        return Path(self._folder)
+
+    def check_need(self, name: str, need: int) -> None:
+        """Raise ``LaunchModeError`` when there are fewer devices than a trial of workload ``name`` needs."""
+        there = self.leases.devices if self.leases is not None else ()
+        if there and need > len(there):
+            raise LaunchModeError(
+                f"workload {name} needs {need} devices, one per rank, but --aorta-devices {devices_text(there)} "
+                f"gives {len(there)}"
+            )
+
+    @contextlib.contextmanager
+    def seat(self, job: JobContext, need: int) -> Iterator[Seat]:
+        """Cores and devices for one trial; waits until ``need`` devices are free, of this and of other runs.
+
+        Raises:
+            LeaseCancelled: the trial was not wanted any more before that.
+        """
+        slot = job.slot
+        if self.found is None:
+            yield Seat(cores=slot.cores, threads=_threads(slot))
+            return
+        if self.leases is None:  # --aorta-devices none
+            yield Seat(cores=slot.cores, threads=_threads(slot), devices=device_variables([], self.found))
+            return
+        with self.leases.acquire(need, cancelled=lambda: job.cancelled) as lease:
+            yield Seat(
+                cores=slot.cores,
+                threads=_threads(slot),
+                devices=device_variables(lease.devices, self.found),
+                descriptors=tuple(lease.descriptors),
+            )
+
+    def close(self) -> None:
+        """End all processes."""
+        self.runner.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def make_service(argument: dict[str, Any]) -> TrialService:
+    """The service of a host worker; ``argument``: ``slots``, ``devices``, ``grace``."""
+    devices = argument["devices"]
+    return TrialService(
+        slots=argument["slots"],
+        devices=None if devices is None else tuple(devices),
+        grace=argument.get("grace", GRACE),
+    )
+
+
+def _threads(slot: Slot) -> dict[str, str]:
+    return {} if slot.threads is None else {name: str(slot.threads) for name in _THREADS}

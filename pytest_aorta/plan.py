@@ -1,0 +1,215 @@
+"""Selection and registry to plan: the frozen, ordered list of trials of a pytest run."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
+from pytest_aorta.trials.plain import canonical_json
+from pytest_aorta.trials.spec import Isolation, Launcher, TrialSpec
+from pytest_aorta.workspace.layout import TrialPlace, place
+
+Order = Literal["interleaved", "grouped", "random"]
+
+#: Cells whose zygotes are kept warm at once; beyond, blocks of cells are interleaved.
+WARM_CELLS = 8
+
+#: Set by launchers for every rank; an overlay of these would break the rendezvous.
+_LAUNCHER_OWNED = re.compile(
+    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
+
+
+class PlanError(ValueError):
+    """A selection that no plan can be made of."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user asked for, in names and texts; the defaults are those of the options.
+
+    ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
+    a tuple of mitigation sets; ``timeout`` in seconds. ``slots`` is the number of trials at a time, on each of
+    ``hosts`` (execnet specifications; none for this host); ``devices`` are leased to trials, ``None`` for leaving
+    devices alone.
+    """
+
+    workloads: tuple[str, ...] = ()
+    trials: int = 1
+    environments: tuple[str, ...] = ("local",)
+    mitigations: tuple[tuple[str, ...], ...] = (("none",),)
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    steps: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    collect: tuple[str, ...] = ()
+    results_dir: Path = Path("results")
+    timeout: float | None = None
+    isolation: Isolation = "fork"
+    launcher: Launcher = "auto"
+    nproc: int | None = None
+    order: Order = "interleaved"
+    registry_files: tuple[Path, ...] = ()
+    slots: int = 1
+    devices: tuple[int, ...] | None = None
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def slots_in_all(self) -> int:
+        """Trials that may run at a time."""
+        return self.slots * max(1, len(self.hosts))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Trials in the order in which they run."""
+
+    trials: tuple[TrialSpec, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Eight hexadecimal digits, equal for equal plans."""
+        listing = [[spec.trial_id, spec.cell, dict(spec.overlay), str(dict(spec.overrides))] for spec in self.trials]
+        return hashlib.sha256(canonical_json(listing).encode()).hexdigest()[:8]
+
+    @cached_property
+    def cells(self) -> dict[str, list[str]]:
+        """Workload to the labels of its cells, in plan order."""
+        found: dict[str, list[str]] = {}
+        for spec in self.trials:
+            labels = found.setdefault(spec.workload.name, [])
+            if spec.cell not in labels:
+                labels.append(spec.cell)
+        return found
+
+    def place(self, spec: TrialSpec) -> TrialPlace:
+        """Where a trial's file lies below the results directory."""
+        several = len(self.cells[spec.workload.name]) > 1
+        return place(spec.workload.name, spec.cell if several else None, spec.trial_index)
+
+
+def make_plan(selection: Selection, registry: Registry) -> Plan:
+    """Resolve every name and order the trials of all selected workloads.
+
+    Raises:
+        RegistryError: an unknown name, or two definitions of one.
+        PlanError: a combination that makes no sense.
+    """
+    entries = [registry.workload(name) for name in selection.workloads]
+    return Plan(ordered(trials_of(entries, selection, registry), selection.order))
+
+
+def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
+    """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
+    entries = list(entries)
+    if selection.trials < 1:
+        raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
+    environments = [registry.environment(name) for name in selection.environments]
+    sets = [[registry.mitigation(name) for name in names] for names in selection.mitigations]
+    for what, names in (
+        ("environment", selection.environments),
+        ("mitigation set", [",".join(names) for names in selection.mitigations]),
+        ("workload", [entry.name for entry in entries]),
+    ):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise PlanError(f"{what} {twice[0]!r} is given twice; for more trials use --aorta-trials")
+    collectors = tuple(registry.collector(name) for name in selection.collect)
+    cells = [
+        [
+            TrialSpec(
+                workload=entry,
+                environment=environment,
+                mitigations=tuple(mitigation.name for mitigation in mitigations),
+                overlay=overlay(environment, mitigations, selection.extra_env),
+                environment_index=environment_index,
+                mitigation_index=mitigation_index,
+                trial_index=index,
+                overrides=selection.config,
+                steps=selection.steps,
+                timeout=selection.timeout,
+                isolation=selection.isolation,
+                launcher=selection.launcher,
+                nproc=selection.nproc,
+                collect=collectors,
+            )
+            for index in range(selection.trials)
+        ]
+        for entry in entries
+        for environment_index, environment in enumerate(environments)
+        for mitigation_index, mitigations in enumerate(sets)
+    ]
+    _check_labels(cells)
+    return cells
+
+
+def _check_labels(cells: list[list[TrialSpec]]) -> None:
+    """Names may hold dashes, so environment ``a-b`` with ``c`` reads like environment ``a`` with ``b-c``."""
+    found: dict[str, TrialSpec] = {}
+    for cell in cells:
+        spec = cell[0]
+        other = found.setdefault(spec.item_name, spec)
+        if other is not spec:
+            one, two = (
+                f"environment {it.environment.name!r} with mitigations {','.join(it.mitigations)!r}"
+                for it in (other, spec)
+            )
+            raise PlanError(
+                f"{one} and {two} would both be called {spec.cell!r}; rename one of them, or run them apart"
+            )
+
+
+def overlay(
+    environment: Environment, mitigations: Sequence[Mitigation], extra_env: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables of the environment, then of each mitigation in order, then the extra ones; later ones win.
+
+    Raises:
+        PlanError: one of them belongs to the launcher of the ranks, or is no text.
+    """
+    merged: dict[str, str] = {}
+    sources = [(f"environment {environment.name!r}", environment.env)]
+    sources += [(f"mitigation {mitigation.name!r}", mitigation.env) for mitigation in mitigations]
+    for source, variables in [*sources, ("the extra variables", extra_env)]:
+        check_variables(source, variables)
+        merged.update(variables)
+    return merged
+
+
+def check_variables(source: str, variables: object) -> None:
+    """Raise ``PlanError`` for what cannot be overlaid; ``source`` says who asks for it. No message shows a value."""
+    __tracebackhide__ = True  # pytest would show the arguments
+    if not isinstance(variables, Mapping):
+        raise PlanError(f"{source}: expected a mapping of variables to texts, not {type(variables).__name__}")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise PlanError(f"{source}: the value of {name!r} must be a text, not {type(value).__name__}")
+        if _LAUNCHER_OWNED.fullmatch(name):
+            raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
+
+
+def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order) -> tuple[TrialSpec, ...]:
+    """All trials in running order.
+
+    ``interleaved``: trial 0 of every cell, then trial 1, ..., in blocks of at most ``WARM_CELLS`` cells, so that drift
+    of the host does not look like the effect of a cell. ``grouped``: cell after cell. ``random``: shuffled by a seed
+    taken from the plan itself, so that every process that takes part has the same order.
+    """
+    if order == "grouped":
+        return tuple(spec for cell in cells for spec in cell)
+    trials = [
+        spec
+        for start in range(0, len(cells), WARM_CELLS)
+        for turn in zip(*cells[start : start + WARM_CELLS], strict=True)
+        for spec in turn
+    ]
+    if order == "random":
+        random.Random(Plan(tuple(trials)).digest).shuffle(trials)
+    return tuple(trials)

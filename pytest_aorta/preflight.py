@@ -1,0 +1,72 @@
+"""Before the first trial: refuse what would prevent every trial of a cell."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.collection import TrialItem
+from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError, under_launcher
+from pytest_aorta.options import is_mentioned
+from pytest_aorta.session import Run, run_of
+from pytest_aorta.slots import check_slots, under_xdist
+from pytest_aorta.trials.options import ConfigError
+from pytest_aorta.trials.spec import TrialSpec
+
+
+def check_trials(session: pytest.Session) -> None:
+    """Check one trial of every workload that is about to run.
+
+    Under xdist this process has no items and runs no trials; there, the check costs an import of the workload, and is
+    made only when an option that can be wrong was given.
+
+    Raises:
+        pytest.UsageError: a wrong option, or a workload that cannot be launched this way.
+    """
+    config = session.config
+    specs = [item.spec for item in session.items if isinstance(item, TrialItem)] if hasattr(session, "items") else []
+    if is_mentioned(config):  # also where trials are only started by tests
+        check_slots(config, run_of(config).selection)
+    if under_xdist(config):
+        if under_launcher():
+            raise pytest.UsageError(
+                "pytest is a rank of an outer launcher (WORLD_SIZE and RANK are set); run it without -n"
+            )
+        run = run_of(config)
+        chosen = run.selection
+        if chosen.workloads and (chosen.config or chosen.steps or chosen.nproc or chosen.devices):
+            specs = list(run.plan.trials)
+    if not specs or config.getoption("setuponly", False):
+        return
+    refuse_unwritable(run_of(config).results)
+    for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
+        try:
+            check(run_of(config), spec)
+        except (ConfigError, LaunchModeError, EngineUnusable) as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def check(run: Run, spec: TrialSpec) -> None:
+    """Raise ``ConfigError``, ``LaunchModeError`` or ``EngineUnusable`` for what would prevent every trial of a cell."""
+    if spec.isolation == "none":
+        from pytest_aorta.launch.inprocess import check_here
+
+        check_here(spec)
+    else:
+        run.engine.check(spec)
+
+
+def refuse_unwritable(results: Path) -> None:
+    """Make the results directory, or say why it cannot be used.
+
+    Raises:
+        pytest.UsageError: it is not a directory that can be written to.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as error:
+        raise pytest.UsageError(f"--aorta-results-dir {results}: cannot write there: {error.strerror}") from None

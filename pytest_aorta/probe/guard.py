@@ -1,0 +1,66 @@
+"""Probes that may fail, one by one, without taking the others or the trial with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_aorta.probe.plain import plain, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+Facts = dict[str, Any]
+
+_LONGEST_MESSAGE = 300
+
+
+def describe(probe: str, error: BaseException) -> str:
+    """``probe: ExceptionType: message`` on one line, at most about 300 characters."""
+    try:
+        message = printable(" ".join(str(error).split()))
+    except Exception:
+        # An exception whose __str__ raises is still an exception with a type.
+        message = "(no message)"
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[: _LONGEST_MESSAGE - 3] + "..."
+    return f"{probe}: {type(error).__name__}: {message}"
+
+
+class Guard:
+    """Runs probes and keeps why some of them failed.
+
+    Attributes:
+        reasons: one line per failed probe, in the order of the failures.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
+        """What ``probe()`` returns; ``default``, and a reason, when it raises.
+
+        KeyboardInterrupt and SystemExit pass: they are somebody's decision, not a failing probe.
+        """
+        try:
+            return probe()
+        except Exception as error:
+            self.failed(name, error)
+            return default
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Remember that the probe ``name`` failed with ``error``."""
+        self.reasons.append(describe(name, error))
+
+    def facts(self, section: str, probes: Mapping[str, Callable[[], object]]) -> Facts:
+        """One plain value per name; ``None``, and a reason under ``section.name``, for those whose probe raised."""
+        found: Facts = {}
+        for name, probe in probes.items():
+            # The same as fact(), written out: this loop runs in every trial, and a closure per probe is not free.
+            try:
+                found[name] = plain(probe())
+            except Exception as error:
+                self.failed(f"{section}.{name}", error)
+                found[name] = None
+        return found

@@ -1,0 +1,91 @@
+"""One command-line tool, asked one question, within a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# What a trial sets for itself must not reach the tools that describe its machine: a preloaded library or another
+# Python path breaks them, and GIT_DIR (set while git runs a hook) makes git answer about another repository.
+_NOT_FOR_TOOLS = ("GIT_", "LD_AUDIT", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
+
+_KILL_GRACE_SEC = 1.0
+
+
+class ToolFailed(RuntimeError):
+    """A tool could not give an answer."""
+
+
+class ToolTimedOut(ToolFailed):
+    """A tool gave no answer in time, and was killed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a tool ended, and what it said."""
+
+    command: str
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def complaint(self) -> str:
+        """One line that says how the tool failed."""
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        return f"{self.command} exited with {self.returncode}" + (f": {lines[0]}" if lines else "")
+
+
+def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | None = None) -> Answer:
+    """Run ``argv`` and wait at most ``timeout_sec`` seconds for it and everything that holds its output open.
+
+    Starts no threads. Raises ``ToolTimedOut`` after having killed the tool's process group, ``OSError`` when it cannot
+    be started.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_TOOLS)}
+    environ |= {"LC_ALL": "C", **(extra_env or {})}
+    # Not subprocess.run(): after its timeout it waits for the killed process without a limit, and a process stuck in a
+    # wedged GPU's driver does not die.
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_sec)
+    except BaseException as error:
+        died = _kill(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            left = "" if died else f"; process {process.pid} did not die of SIGKILL"
+            raise ToolTimedOut(f"{argv[0]} gave no answer within {timeout_sec:g} s{left}") from None
+        raise
+    return Answer(
+        command=os.path.basename(argv[0]),
+        returncode=process.returncode,
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """Kill the tool's group and reap it; False when it is still there."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(timeout=_KILL_GRACE_SEC)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""The names of one kind of thing, and what each of them loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pytest_aorta.registry.errors import RegistryCollisionError, RegistryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Offer(Generic[T]):
+    """One name from one source; ``load`` may import third-party code, or raise ``RegistryError``."""
+
+    name: str
+    source: str
+    load: Callable[[], T]
+
+
+class Catalog(Generic[T]):
+    """Names that are usable and unique, each with its offer.
+
+    Args:
+        kind: what the names name, for messages (``mitigation``).
+        offers: from every source.
+        unknown: the error for a name that is not there.
+        separators: characters with a meaning of their own wherever such names are written in a row.
+
+    Raises:
+        RegistryError: a name that nobody could type or read.
+        RegistryCollisionError: a name with two offers.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        offers: Iterable[Offer[T]],
+        *,
+        unknown: type[RegistryError],
+        separators: str = "",
+    ) -> None:
+        self._kind = kind
+        self._unknown = unknown
+        self._offers: dict[str, Offer[T]] = {}
+        for offer in offers:
+            self._check_name(offer, separators)
+            other = self._offers.setdefault(offer.name, offer)
+            if other is not offer:
+                raise RegistryCollisionError(
+                    f"the {kind} name {offer.name!r} is offered twice, by {other.source} and by {offer.source}; "
+                    "neither wins: rename or remove one of them"
+                )
+
+    def names(self) -> list[str]:
+        """Every name, sorted."""
+        return sorted(self._offers)
+
+    def get(self, name: str) -> T:
+        """Load what ``name`` names, and nothing else."""
+        offer = self._offers.get(name)
+        if offer is None:
+            raise self._unknown(self._unknown_message(name))
+        return offer.load()
+
+    def problems(self) -> list[str]:
+        """One line for every offer that cannot be loaded. Loads all of them."""
+        lines = []
+        for name in self.names():
+            try:
+                self._offers[name].load()
+            except RegistryError as error:
+                lines.append(str(error))
+        return lines
+
+    def _check_name(self, offer: Offer[T], separators: str) -> None:
+        name = offer.name
+        separator = next((character for character in name if character in separators), None)
+        if not name:
+            reason = "it is empty"
+        elif not name.isprintable():
+            reason = "it holds a control character, or one that cannot be seen"
+        elif name != name.strip():
+            reason = "it begins or ends with a space"
+        elif separator is not None:
+            reason = f"it holds {separator!r}, which separates names where several are given"
+        else:
+            return
+        raise RegistryError(f"the {self._kind} name {name!r} from {offer.source} cannot be used: {reason}")
+
+    def _unknown_message(self, name: str) -> str:
+        message = f"unknown {self._kind} {name!r}; available: {', '.join(self.names()) or '(none is registered)'}"
+        if suggestion := self._closest(name):
+            message += f"; did you mean {suggestion!r}?"
+        # The name may belong to a package whose plugin is half installed: say what is broken while at it.
+        if problems := self.problems():
+            message += "\nthese plugins could not be loaded:\n  " + "\n  ".join(problems)
+        return message
+
+    def _closest(self, name: str) -> str | None:
+        import difflib  # only here: a typo is rare, and a child process never makes one
+
+        # Names are case-sensitive, but whoever typed the wrong case wants to be told so.
+        folded = {candidate.casefold(): candidate for candidate in self.names()}
+        matches = difflib.get_close_matches(str(name).casefold(), folded, n=1)
+        return folded[matches[0]] if matches else None

@@ -1,0 +1,27 @@
+"""What can go wrong between a name and the thing it names."""
+
+from __future__ import annotations
+
+
+class RegistryError(ValueError):
+    """A name, a plugin's payload or a sidecar file that cannot be used; the message says which and why."""
+
+
+class RegistryCollisionError(RegistryError):
+    """One name offered by two sources. There is no winner: a table must never depend on the order of ``sys.path``."""
+
+
+class UnknownWorkloadError(RegistryError):
+    """No workload has that name."""
+
+
+class UnknownMitigationError(RegistryError):
+    """No mitigation has that name."""
+
+
+class UnknownEnvironmentError(RegistryError):
+    """No environment has that name."""
+
+
+class UnknownCollectorError(RegistryError):
+    """No collector has that name."""

@@ -1,0 +1,79 @@
+"""What a name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
+
+#: ``source_package`` of everything that this distribution brings itself.
+BUILTIN_SOURCE: Final = "pytest-aorta"
+
+# The values of variables may be secrets (a token for a private index, say), so the representations below, which end up
+# in assertion messages and tracebacks, leave them out. Mappings do not hash, so they take part in equality only.
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """A named bundle of environment variables.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        env: variable -> value; empty for the mitigation that changes nothing.
+        source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
+    """
+
+    name: str
+    env: Mapping[str, str] = field(hash=False, repr=False)
+    source_package: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a trial runs.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        docker: reference of a container image.
+        venv: path of a virtual environment.
+        rocm: a ROCm version.
+        launcher: words put before the command of a trial, such as ``("numactl", "--cpunodebind=0")``.
+        env: variable -> value, set before those of the mitigations, which therefore win.
+        source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
+    """
+
+    name: str
+    docker: str | None = None
+    venv: str | None = None
+    rocm: str | None = None
+    launcher: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    source_package: str = field(kw_only=True)
+
+    @property
+    def kind(self) -> EnvironmentKind:
+        """The outermost thing that the environment asks for; ``local`` when it asks for none."""
+        if self.docker:
+            return "docker"
+        if self.venv:
+            return "venv"
+        if self.rocm:
+            return "rocm"
+        return "local"
+
+
+@dataclass(frozen=True)
+class WorkloadEntry:
+    """Where the class of a workload is to be found; the registry never imports it.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        target: ``module:Class``, or ``/absolute/file.py:Class``.
+        source_package: ``pytest-aorta`` or the name of a distribution.
+    """
+
+    name: str
+    target: str
+    source_package: str

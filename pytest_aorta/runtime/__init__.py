@@ -1,0 +1,57 @@
+"""A hierarchy of workers that run graphs of tasks; it knows neither trials nor pytest.
+
+``Worker(3, num_sub_workers=4)`` is this host with four processes; ``Worker(4)`` a group of hosts. See docs/runtime.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.graph.args import Tag as Tag
+    from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.jobs import JobContext as JobContext
+    from pytest_aorta.runtime.jobs import Slot as Slot
+    from pytest_aorta.runtime.linked import StartupError as StartupError
+    from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
+    from pytest_aorta.runtime.orchestrator import TaskRef as TaskRef
+    from pytest_aorta.runtime.records import Failure as Failure
+    from pytest_aorta.runtime.records import Outcome as Outcome
+    from pytest_aorta.runtime.records import TaskError as TaskError
+    from pytest_aorta.runtime.records import TaskRecord as TaskRecord
+    from pytest_aorta.runtime.runs import RunHandle as RunHandle
+    from pytest_aorta.runtime.wire import SlotArgs as SlotArgs
+    from pytest_aorta.runtime.work import Job as Job
+    from pytest_aorta.runtime.work import Preparation as Preparation
+    from pytest_aorta.runtime.worker import Worker as Worker
+
+#: Where each public name lives; nothing is imported before it is asked for.
+_HOMES = {
+    "CallableHandle": "callables",
+    "Failure": "records",
+    "Job": "work",
+    "JobContext": "jobs",
+    "Orchestrator": "orchestrator",
+    "Outcome": "records",
+    "Preparation": "work",
+    "RunHandle": "runs",
+    "Slot": "jobs",
+    "SlotArgs": "wire",
+    "StartupError": "linked",
+    "Tag": "graph.args",
+    "TaskArgs": "graph.args",
+    "TaskError": "records",
+    "TaskRecord": "records",
+    "TaskRef": "orchestrator",
+    "Worker": "worker",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,221 @@
+"""Callables that tasks run: their identity is a digest, their handle cannot be made up."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.machinery
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+#: Callables that one worker may have registered at a time.
+MAX_CALLABLES = 64
+
+_VERSION = b"aorta-callable-1"
+
+
+@dataclass(frozen=True)
+class CallableHandle:
+    """A registered callable. Valid at the worker that gave it and at all workers below that one.
+
+    Attributes:
+        digest: ``sha256:`` and 64 lower-case hexadecimal digits; equal callables have equal digests.
+        owner: the worker that gave it.
+        serial: tells handles of one callable apart; each is dropped for itself.
+        name: for messages.
+    """
+
+    digest: str
+    owner: str
+    serial: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How another process gets hold of a callable: by import, or by its pickled code."""
+
+    kind: str
+    content: str
+    name: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity: the kind and the content, nothing else."""
+        fields = (_VERSION, self.kind.encode(), self.content.encode())
+        size = b"".join(len(part).to_bytes(8, "little") + part for part in fields)
+        return "sha256:" + hashlib.sha256(size).hexdigest()
+
+    def load(self) -> Any:
+        """The callable itself, in this process."""
+        if self.kind == "import":
+            module, _, qualname = self.content.partition(":")
+            found: Any = import_module(module)
+            for name in qualname.split("."):
+                found = getattr(found, name)
+            return found
+        import cloudpickle
+
+        return cloudpickle.loads(base64.b64decode(self.content))
+
+    def to_plain(self) -> list[str]:
+        """JSON values."""
+        return [self.kind, self.content, self.name]
+
+
+def define(target: Callable[..., Any] | str) -> Definition:
+    """How to send a callable, or ``module:qualname``, to another process.
+
+    What can be imported there by name is; the rest (functions inside functions, lambdas, ``__main__``) goes by value.
+
+    Raises:
+        TypeError: not a callable, or one that cannot be pickled.
+    """
+    if isinstance(target, str):
+        if ":" not in target:
+            raise TypeError(f"{target!r} is not a callable; a text must be 'module:qualname'")
+        return Definition("import", target, target)
+    if not callable(target):
+        raise TypeError(f"{target!r} is not a callable")
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    module = getattr(target, "__module__", None)
+    if module is not None and _importable(target, module, name):
+        return Definition("import", f"{module}:{name}", name)
+    return Definition("pickle", base64.b64encode(_pickled(target, module)).decode(), name)
+
+
+def _importable(target: Any, module: str, qualname: str) -> bool:
+    if module == "__main__" or "<" in qualname:
+        return False
+    found: Any = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    try:
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except AttributeError:
+        return False
+    return found is target and _is_on_path(module, file)
+
+
+def _is_on_path(module: str, file: str | None) -> bool:
+    """Whether a fresh process with our ``sys.path`` would find the same file under this name."""
+    path = None
+    spec = None
+    for part in itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}"):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            return module in sys.builtin_module_names
+        path = list(spec.submodule_search_locations or ())
+    return spec is not None and spec.origin == file
+
+
+def _pickled(target: Any, module: str | None) -> bytes:
+    import cloudpickle
+
+    known = sys.modules.get(module or "")
+    # A module that the other process cannot find: its functions go by value, too.
+    by_value = (
+        known is not None
+        and module != "__main__"
+        and sys.modules.get(known.__name__) is known
+        and not _is_on_path(known.__name__, getattr(known, "__file__", None))
+    )
+    if by_value:
+        cloudpickle.register_pickle_by_value(known)
+    try:
+        data: bytes = cloudpickle.dumps(target)
+    except Exception as error:
+        raise TypeError(f"{target!r} cannot be sent to another process: {error}") from error
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(known)
+    return data
+
+
+class Callables:
+    """The callables of one worker: definitions by digest, counted by the handles that are alive."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        #: Owners whose handles are valid here: this worker and those above it.
+        self.owners = {owner}
+        self.definitions: dict[str, Definition] = {}
+        self._handles: dict[tuple[str, int], str] = {}
+        self._serials = itertools.count()
+
+    def check_room(self, definition: Definition) -> None:
+        """Raise ``RuntimeError`` when one more does not fit."""
+        if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
+            raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
+
+    def add(self, definition: Definition) -> CallableHandle:
+        """Take a definition in; every call gives a handle of its own."""
+        self.check_room(definition)
+        self.definitions[definition.digest] = definition
+        handle = CallableHandle(definition.digest, self.owner, next(self._serials), definition.name)
+        self._handles[handle.owner, handle.serial] = handle.digest
+        return handle
+
+    def accept(self, definition: Definition) -> None:
+        """Take in what a worker above has registered; its handles are valid here, too."""
+        self.definitions[definition.digest] = definition
+
+    def remove(self, handle: CallableHandle) -> str | None:
+        """Drop a handle; the digest, when it was the last one."""
+        self.resolve(handle)
+        self._handles.pop((handle.owner, handle.serial), None)
+        if handle.digest in self._handles.values():
+            return None
+        del self.definitions[handle.digest]
+        return handle.digest
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON values, for the process of a worker below."""
+        return {
+            "owner": self.owner,
+            "owners": sorted(self.owners),
+            "definitions": [definition.to_plain() for definition in self.definitions.values()],
+            "handles": [[serial, digest] for (_, serial), digest in self._handles.items()],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Callables:
+        """The reverse of ``to_plain``."""
+        made = cls(plain["owner"])
+        made.owners.update(plain["owners"])
+        for definition in plain["definitions"]:
+            made.accept(Definition(*definition))
+        made._handles = {(made.owner, serial): digest for serial, digest in plain["handles"]}
+        made._serials = itertools.count(1 + max((serial for serial, _ in plain["handles"]), default=-1))
+        return made
+
+    def inherit(self, above: Callables) -> None:
+        """Know of what the worker above knows."""
+        self.owners |= above.owners
+        for definition in above.definitions.values():
+            self.accept(definition)
+
+    def count(self, digest: str) -> int:
+        """How many handles of a callable are alive."""
+        return list(self._handles.values()).count(digest)
+
+    def resolve(self, handle: object) -> Definition:
+        """The definition of a handle.
+
+        Raises:
+            TypeError: something else than a handle.
+            ValueError: a handle that was dropped, is another worker's, or was tampered with.
+        """
+        if not isinstance(handle, CallableHandle):
+            raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
+        known = handle.owner in self.owners and handle.digest in self.definitions
+        if handle.owner == self.owner:
+            known = known and self._handles.get((handle.owner, handle.serial)) == handle.digest
+        if not known:
+            raise ValueError(f"the handle of {handle.name} is not (or no longer) one of this worker")
+        return self.definitions[handle.digest]

@@ -1,0 +1,150 @@
+"""What a task is given: tensors, each with what the task does to it, and plain values."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, cast
+
+from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TENSORS = 256
+MAX_SCALARS = 128
+
+
+class Tag(enum.Enum):
+    """What a task does to a tensor.
+
+    ``INPUT`` and ``INOUT`` wait for whoever writes it before; ``INOUT``, ``OUTPUT`` and ``OUTPUT_EXISTING`` make the
+    task the one that later readers wait for. An ``OUTPUT`` is overwritten as it is, without waiting. ``NO_DEP`` takes
+    no part in dependencies.
+    """
+
+    INPUT = "input"
+    OUTPUT = "output"
+    INOUT = "inout"
+    OUTPUT_EXISTING = "output_existing"
+    NO_DEP = "no_dep"
+
+    @property
+    def reads(self) -> bool:
+        """Whether earlier writers must be done first."""
+        return self in (Tag.INPUT, Tag.INOUT)
+
+    @property
+    def writes(self) -> bool:
+        """Whether later readers wait for the task."""
+        return self in (Tag.INOUT, Tag.OUTPUT, Tag.OUTPUT_EXISTING)
+
+
+class TaskArgs:
+    """Arguments of one task, in the order in which they were added. Nothing that was added can be changed."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._tags: list[Tag] = []
+        self._scalars: list[int | float | bool | str] = []
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(
+            f"{tag.name} {tuple(tensor.shape)}" for tensor, tag in zip(self._tensors, self._tags, strict=True)
+        )
+        return f"TaskArgs([{tensors}], {self._scalars!r})"
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in order."""
+        return tuple(self._tensors)
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        """What is done to each of the tensors."""
+        return tuple(self._tags)
+
+    @property
+    def scalars(self) -> tuple[int | float | bool | str, ...]:
+        """The plain values, in order."""
+        return tuple(self._scalars)
+
+    def add(self, tensor: torch.Tensor, tag: Tag = Tag.INPUT) -> TaskArgs:
+        """Append a tensor.
+
+        Raises:
+            TypeError: not a dense CPU tensor, or not a tag.
+            ValueError: a tensor that is not in shared memory cannot be written; or these are too many.
+        """
+        if not isinstance(tag, Tag):
+            raise TypeError(f"expected a Tag, not {tag!r}")
+        _check_access(tensor, tag)
+        if len(self._tensors) == MAX_TENSORS:
+            raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
+        self._tensors.append(tensor)
+        self._tags.append(tag)
+        return self
+
+    def add_scalar(self, value: int | float | bool | str) -> TaskArgs:
+        """Append a plain value.
+
+        Raises:
+            TypeError: neither a number nor a text.
+            ValueError: these are too many.
+        """
+        if not isinstance(value, (int, float, str)):
+            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r}")
+        if len(self._scalars) == MAX_SCALARS:
+            raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
+        self._scalars.append(value)
+        return self
+
+    def snapshot(self) -> TaskArgs:
+        """The same as of now, whatever is added later."""
+        made = TaskArgs()
+        made._tensors, made._tags, made._scalars = self._tensors[:], self._tags[:], self._scalars[:]
+        return made
+
+    def accesses(self) -> list[tuple[Footprint, Tag]]:
+        """What each tensor touches, and how, as of now."""
+        return [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
+
+    def check(self) -> None:
+        """Raise ``ValueError`` when two tensors write the same bytes: nothing says which of them wins.
+
+        Reads may overlap anything. That written memory is shared is checked again, for a tensor may have been given
+        another storage since it was added.
+        """
+        for tensor, tag in zip(self._tensors, self._tags, strict=True):
+            _check_access(tensor, tag)
+        written = [(footprint, index) for index, (footprint, tag) in enumerate(self.accesses()) if tag.writes]
+        reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
+        for footprint, index in sorted(written, key=lambda write: write[0].offset):
+            reaching = [write for write in reaching if write[0].stop > footprint.offset]
+            for other, earlier in reaching:
+                if footprint.overlaps(other):
+                    a, b = (f"{at} ({self._tags[at].name})" for at in sorted((earlier, index)))
+                    raise ValueError(
+                        f"tensors {a} and {b} of one task write the same bytes; give it disjoint slices, or one tensor"
+                        " that spans both"
+                    )
+            reaching.append((footprint, index))
+
+
+def _check_access(tensor: object, tag: Tag) -> None:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, not {tensor!r}")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"a tensor on {tensor.device} cannot be passed: slots share CPU memory only")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be passed: slots share dense memory only")
+    if tensor.is_conj() or tensor.is_neg():
+        raise TypeError(
+            "a tensor that is conjugated or negated lazily cannot be passed; call .resolve_conj() or .resolve_neg()"
+        )
+    if tag.writes and not cast(Any, tensor).is_shared():
+        raise ValueError(
+            f"a tensor that is not in shared memory cannot be {tag.name}, since what a task writes to it is lost;"
+            " call .share_memory_() on it, or use orch.alloc"
+        )

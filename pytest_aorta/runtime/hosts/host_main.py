@@ -1,0 +1,149 @@
+"""The other host's side of a link: say which code is here, run the service, end when the parent has gone."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.runtime.hosts.identity import code_identity, locate
+from pytest_aorta.runtime.hosts.pieces import Joiner, Message, decode, encode, pieces_of
+from pytest_aorta.runtime.processes.task_main import load
+
+if TYPE_CHECKING:
+    import execnet
+
+#: Executed there by execnet, in an interpreter of which nothing is known yet.
+BOOTSTRAP = """
+import os, socket, sys, threading
+# The working directory must not shadow what is imported, as ``-c`` would let it.
+sys.path[:] = [entry for entry in sys.path if entry]
+facts = {
+    "host": socket.gethostname(),
+    "pid": os.getpid(),
+    "python": "%d.%d" % sys.version_info[:2],
+    "executable": sys.executable,
+    "main_thread": threading.current_thread() is threading.main_thread(),
+    "version": None,
+    "problem": None,
+}
+try:
+    import pytest_aorta
+    facts["version"] = pytest_aorta.__version__
+    from pytest_aorta.runtime.hosts.host_main import serve
+except Exception as error:
+    facts["problem"] = "%s: %s" % (type(error).__name__, error)
+channel.send(facts)
+if facts["main_thread"] and not facts["problem"]:
+    serve(channel)
+"""
+
+#: Seconds between two signs of life.
+BEAT = 1.0
+
+#: Seconds that a service has to end in order once the parent has gone.
+_PARTING = 1.0
+
+
+class HostChannel:
+    """What a service has of its parent. All methods may be called from any thread."""
+
+    def __init__(self, channel: execnet.Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()  # of one message
+        self._writing = threading.Lock()  # of one piece: execnet's write to a socket can be torn apart by another
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._joiner = Joiner()
+        self.gone = threading.Event()
+
+    def send(self, message: Message) -> None:
+        """Send plain data.
+
+        Raises:
+            OSError: the parent has gone.
+            ValueError: the message holds something that cannot be sent.
+        """
+        data = encode(message)
+        with self._sending:
+            for piece in pieces_of(data):
+                self.write(self._channel, piece)
+
+    def write(self, channel: execnet.Channel, item: object) -> None:
+        """Send as it is, between two pieces of whatever is being sent."""
+        with self._writing:
+            channel.send(item)
+
+    def receive(self) -> Message | None:
+        """The next message; ``None``, from then on, when the service should end or the parent has gone."""
+        message = self._inbox.get()
+        if message is None:
+            self._inbox.put(None)  # for the next call
+        return message
+
+    def arrived(self, item: Any) -> None:
+        """Called with everything that comes from the parent, and with ``None`` when nothing can come any more."""
+        if isinstance(item, bytes):
+            message = self._joiner.add(item)
+            if message is not None:
+                self._inbox.put(message)
+            return
+        if item is None:
+            self.gone.set()
+        self._inbox.put(None)
+
+
+def serve(channel: execnet.Channel) -> None:
+    """Speak with :class:`~pytest_aorta.runtime.hosts.link.HostLink`; returns when the service has."""
+    question = channel.receive()
+    if question["redirect"]:
+        # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
+        os.dup2(2, 1)
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.enable()
+    channel.send({"digests": code_identity(locate(question["names"]))})
+    order = channel.receive()  # never comes when the parent does not like the answer
+    host_channel = HostChannel(channel)
+    finished = threading.Event()
+    threading.Thread(target=_beat, args=(question["health"], host_channel, finished), daemon=True).start()
+    channel.setcallback(host_channel.arrived, endmarker=None)
+    last = _run(order, host_channel, lambda: host_channel.write(channel, {"word": "ready"}))
+    finished.set()
+    with contextlib.suppress(OSError):
+        host_channel.write(channel, last)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # The parent answers by hanging up, which ends the process; before that, its buffers are not ours to throw away.
+    host_channel.gone.wait()
+
+
+def _run(order: Message, host_channel: HostChannel, ready: Callable[[], None]) -> Message:
+    """Run the service; the word that tells how it ended."""
+    try:
+        function = load(order["service"])
+        argument = decode(order["argument"])
+        ready()
+        function(argument, host_channel)
+    except BaseException as error:
+        return {"word": "failed", "error": describe_exception(error)}
+    return {"word": "returned"}
+
+
+def _beat(health: execnet.Channel, host_channel: HostChannel, finished: threading.Event) -> None:
+    """Show that this process lives; once the parent has gone, see to it that it does not live much longer."""
+    count = 0
+    while not host_channel.gone.wait(BEAT):
+        count += 1
+        try:
+            host_channel.write(health, count)
+        except OSError:
+            host_channel.arrived(None)
+    time.sleep(_PARTING)
+    os._exit(0 if finished.is_set() else 1)  # whatever the main thread is stuck in

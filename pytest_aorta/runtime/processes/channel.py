@@ -1,0 +1,188 @@
+"""Messages between processes: JSON mappings over a connected pair of Unix sockets."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from multiprocessing import connection
+from typing import Any
+
+Message = dict[str, Any]
+
+#: Bytes of one packet. The kernel keeps packets apart, so that one call receives a whole message if it is no larger.
+_PACKET = 2**16
+
+#: First bytes of the packets of a larger message; that of a mapping is a brace.
+_MORE, _LAST = b"+", b"."
+
+#: Bytes of one message; whoever sends more has broken its own means of speaking.
+MAX_MESSAGE = 2**30
+
+_decode = json.JSONDecoder().raw_decode
+
+
+class Channel:
+    """One end of a connection that carries JSON mappings, and file descriptors where both ends are on one host.
+
+    Several threads may send; one at a time may receive.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        end.setblocking(True)  # whatever somebody has made the default of this process
+        # What came of a message whose end has not.
+        self._begun = bytearray()
+        # Reentrant, because a task may send from a signal handler.
+        self._sending = threading.RLock()
+        _channels.add(self)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends."""
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(left), cls(right)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Take over an inherited descriptor."""
+        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd))
+
+    def fileno(self) -> int:
+        """The descriptor, for ``multiprocessing.connection.wait``; raises ``OSError`` when closed."""
+        fd = self._end.fileno()
+        if fd < 0:
+            raise OSError("the channel is closed")
+        return fd
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
+        self.send_text(json.dumps(message), descriptors)
+
+    def send_text(self, text: str, descriptors: Sequence[int] = ()) -> None:
+        """Send a mapping that is JSON already."""
+        data = text.encode()
+        with self._sending:
+            if len(data) <= _PACKET:
+                self._end.send(data)
+            else:
+                self._send_parts(data)
+            for fd in descriptors:
+                self.send_fd(fd)
+
+    def _send_parts(self, data: bytes) -> None:
+        size = _PACKET - 1
+        for start in range(0, len(data), size):
+            self._end.send((_MORE if start + size < len(data) else _LAST) + data[start : start + size])
+
+    def receive(self) -> Message | None:
+        """The next mapping, or ``None`` when the other end is gone or no longer makes sense."""
+        try:
+            while (message := self.receive_part()) is None:
+                pass
+        except EOFError:
+            return None
+        return message
+
+    def receive_part(self, flags: int = 0) -> Message | None:
+        """The next mapping, ``None`` if only a part of it has come. Waits for one packet, not for what follows.
+
+        Args:
+            flags: of ``recv``; with ``socket.MSG_DONTWAIT`` it does not wait at all.
+
+        Raises:
+            EOFError: the other end is gone or no longer makes sense.
+        """
+        try:
+            data = self._end.recv(_PACKET, flags)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            # It has gone without reading all that it was sent. The kernel says so once, before what it had sent itself.
+            return self.receive_part(flags)
+        except OSError:
+            raise EOFError from None
+        first = data[:1]
+        if first in (_MORE, _LAST):
+            self._begun += data[1:]
+            if len(self._begun) > MAX_MESSAGE:
+                raise EOFError
+            if first == _MORE:
+                return None
+            data, self._begun = bytes(self._begun), bytearray()
+        try:
+            message, _ = _decode(data.decode())
+        except (ValueError, RecursionError):
+            message = None
+        # Something else: the task has broken its own means of speaking; there is nothing more to be heard.
+        if type(message) is not dict:
+            raise EOFError
+        return message
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Whether ``receive`` would return soon (a message, or the end)."""
+        try:
+            return bool(connection.wait([self], timeout))  # type: ignore[list-item]
+        except (OSError, ValueError):
+            return True
+
+    def send_fd(self, fd: int) -> None:
+        """Hand a descriptor over."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        with self._sending:
+            self._end.sendmsg([b"f"], rights)
+
+    def receive_fd(self) -> int | None:
+        """Take a descriptor that the other end handed over; ``None`` when it is gone before it has."""
+        room = array.array("i", [0])
+        try:
+            _, rights, _, _ = self._end.recvmsg(1, socket.CMSG_SPACE(room.itemsize), socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return self.receive_fd()  # as above
+        except OSError:
+            return None
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= room.itemsize:
+                room[:] = array.array("i", data[: room.itemsize])
+                return room[0]
+        return None
+
+    def hang_up(self) -> None:
+        """End the conversation for both sides, and for a thread that waits for this channel right now.
+
+        Closing would not wake that thread, and its descriptor's number might be another file's by the time it looks.
+        """
+        with self._sending:
+            try:
+                self._end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed already
+
+    def close(self) -> None:
+        """Close this end; twice is harmless."""
+        with self._sending:
+            self._end.close()
+
+    def __del__(self) -> None:
+        self._end.close()  # without a warning: what was lent when its pool was closed ends like this
+
+
+#: All of this process, because the lock of one must not stay taken in a fork by a thread that the fork does not have.
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for channel in _channels:
+        channel._sending = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def wait(sources: Sequence[Channel | int], timeout: float | None = None) -> list[Channel | int]:
+    """The channels and descriptors that can be read, or have ended; empty after ``timeout`` seconds."""
+    return list(connection.wait(sources, timeout))  # type: ignore[arg-type]  # anything with fileno()

@@ -1,0 +1,150 @@
+"""Finding and ending processes, those that try to escape included. Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+#: Asks a process for its Python stacks. A real-time signal, because training code uses the classic ones itself.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+
+#: Seconds that a process has for its stacks before the next one is asked, and that all of them have together.
+_DUMP_TURN, _DUMP_TURNS = 0.05, 2.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose own parent ends (``prctl(2)``, PR_SET_CHILD_SUBREAPER)."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int | None) -> None:
+    """Have the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` takes that back."""
+    _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def children_of_self() -> list[int]:
+    """Pids of this process's direct children, adopted ones included."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+
+
+def tree(roots: Iterable[int]) -> list[int]:
+    """``roots`` and all their descendants that still exist."""
+    found: dict[int, None] = {}
+    for root in roots:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(root)
+            found[root] = None
+            for descendant in process.children(recursive=True):
+                found[descendant.pid] = None
+    return list(found)
+
+
+def describe(pid: int) -> str:
+    """Name and pid, for messages."""
+    try:
+        return f"{psutil.Process(pid).name()} (pid {pid})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Signal every process that still exists and that we may signal."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has installed a handler for a signal (an uncaught real-time signal would kill it)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
+    """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
+
+    One after the other: they write to the same file, each dump in many small pieces.
+    """
+    listening = [pid for pid in pids if catches(pid, STACK_SIGNAL)]
+    turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
+    for pid in listening:
+        send_signal([pid], STACK_SIGNAL)
+        time.sleep(turn if pid != listening[-1] else settle)
+
+
+def end_all(
+    members: Callable[[], list[int]],
+    reap: Callable[[], object],
+    grace: float,
+    limit: float = 5.0,
+    hurry: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """End processes: SIGTERM, ``grace`` seconds, then SIGKILL until none is left.
+
+    Args:
+        members: the processes that have to go, asked again and again because they may fork meanwhile.
+        reap: collects children that have ended.
+        grace: seconds between SIGTERM and SIGKILL; 0 kills at once.
+        limit: seconds after the first SIGKILL after which survivors (uninterruptible sleep) are given up.
+        hurry: asked during ``grace``; ends it early.
+
+    Returns:
+        pids of processes that outlived SIGKILL.
+    """
+    if grace > 0:
+        targets = members()
+        send_signal(targets, signal.SIGTERM)
+        send_signal(targets, signal.SIGCONT)  # a stopped process would not see SIGTERM
+        give_up = time.monotonic() + grace
+        while time.monotonic() < give_up and not hurry():
+            reap()
+            if not members():
+                return []
+            time.sleep(0.01)
+    give_up = time.monotonic() + limit
+    while True:
+        alive = members()
+        if not alive or time.monotonic() > give_up:
+            return alive
+        send_signal(alive, signal.SIGKILL)
+        time.sleep(0.002)
+        reap()
+
+
+def marked(variable: str, *values: str) -> list[int]:
+    """Pids of this user's processes that were started with ``variable`` at one of these values.
+
+    Finds what a dead zygote could no longer adopt: ``/proc/<pid>/environ`` is inherited by forks and by most execs.
+    """
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and carries(pid, variable, *values)]
+
+
+def carries(pid: int, variable: str, *values: str) -> bool:
+    """Whether a process was started with ``variable`` at one of these values."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(f"{variable}={value}".encode() in environ for value in values)

@@ -1,0 +1,141 @@
+"""What became of a task: its outcome, its failure, its times."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+#: Characters of a failure's message that travel from level to level.
+MAX_MESSAGE = 4096
+
+#: Characters of its traceback; of a longer one, the middle is missing.
+MAX_TRACEBACK = 65536
+
+
+class Outcome(str, enum.Enum):
+    """How a task ended."""
+
+    SUCCESS = "success"
+    #: Its callable raised.
+    TASK_FAILURE = "task_failure"
+    #: The process or the host that ran it died.
+    ENDPOINT_FAILURE = "endpoint_failure"
+    #: Its deadline passed, and it was ended.
+    TIMEOUT = "timeout"
+    #: It never started, because something that it needs had failed.
+    SKIPPED = "skipped"
+    #: Somebody did not want it any more.
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task did not succeed.
+
+    ``message`` has one prefix per level that it has passed: ``child_worker 0 level=3: sub_worker 1: ValueError: ...``.
+    ``details`` is what an exception's attribute ``details`` held: JSON values for whoever understands them.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, place: str) -> Failure:
+        """The same, seen from one level above."""
+        return replace(self, message=f"{place}: {self.message}"[:MAX_MESSAGE])
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "type": self.type,
+            "message": self.message,
+            "traceback": self.traceback,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Failure:
+        """The reverse of ``to_plain``."""
+        return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """Bounded, and complete: what is known of a task that has settled.
+
+    ``payload`` is what its callable returned, when that was a JSON value; ``worker`` the endpoint that ran it; the
+    times are seconds since the epoch, ``started`` and ``ended`` ``None`` where it never did. ``members`` are the
+    records of a group's members.
+    """
+
+    id: int
+    label: str
+    outcome: Outcome
+    payload: Any = None
+    failure: Failure | None = None
+    worker: str | None = None
+    submitted: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    members: tuple[TaskRecord, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it succeeded."""
+        return self.outcome is Outcome.SUCCESS
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
+
+class TaskError(RuntimeError):
+    """A task failed. ``record`` says all that is known; the text is the failure's message."""
+
+    def __init__(self, record: TaskRecord) -> None:
+        super().__init__(record.failure.message if record.failure is not None else record.outcome.value)
+        self.record = record
+
+    def __reduce__(self) -> tuple[type[TaskError], tuple[TaskRecord]]:
+        return type(self), (self.record,)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an endpoint tells of a task that it ran."""
+
+    outcome: Outcome
+    payload: Any = None
+    failure: Failure | None = None
+
+
+def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceback: str = "") -> Completion:
+    """The completion of a task that ended with an exception."""
+    if isinstance(error, TaskError) and error.record.failure is not None:
+        return Completion(outcome, None, error.record.failure)
+    try:
+        text = str(error)
+    except BaseException as trouble:
+        text = f"(its text cannot be had: {type(trouble).__name__})"
+    name = type(error).__name__
+    message = f"{name}: {text}"[:MAX_MESSAGE]
+    return Completion(outcome, None, Failure(name, message, _shortened(traceback), _details(error)))
+
+
+def _shortened(text: str) -> str:
+    half = MAX_TRACEBACK // 2
+    return text if len(text) <= MAX_TRACEBACK else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def _details(error: BaseException) -> Mapping[str, Any]:
+    """What ``details`` holds, if that can travel; attributes of other people's exceptions may be anything."""
+    try:
+        details = getattr(error, "details", None)
+        return dict(details) if isinstance(details, Mapping) and json.dumps(details) else {}
+    except Exception:
+        return {}

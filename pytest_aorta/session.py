@@ -1,0 +1,283 @@
+"""The state of a pytest run that has trials: its selection, plan and runner, and what every trial goes through."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.ahead import Ahead
+from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.launch.rules import own_rank, under_launcher
+from pytest_aorta.options import OptionError, read_selection
+from pytest_aorta.plan import Plan, PlanError, Selection, make_plan
+from pytest_aorta.registry import Registry
+from pytest_aorta.workspace import history
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.running import RunningTrial
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.layout import TrialPlace
+
+RUN = pytest.StashKey["Run"]()
+
+#: Deadline that pytest-timeout asks for, in seconds.
+DEADLINE = pytest.StashKey[float]()
+
+
+@dataclass
+class Told:
+    """What the reports of an item carry.
+
+    ``exit_status`` of its trial as far as known; ``records`` of trials that are over, each with ``path``, relative to
+    the results directory, and ``result``.
+    """
+
+    exit_status: str | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_plain(self, *, with_records: bool) -> dict[str, Any]:
+        """For an attribute of a report, which travels between processes."""
+        return {"exit_status": self.exit_status, "records": list(self.records) if with_records else []}
+
+
+REPORT = pytest.StashKey[Told]()
+
+
+class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # an attribute of a function
+    """Shown as text, without a traceback through pytest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, pytrace=False)
+
+
+class Run:
+    """One per pytest process."""
+
+    def __init__(self, config: pytest.Config, selection: Selection, stamp: str) -> None:
+        self.config = config
+        self.selection = selection
+        self.stamp = stamp
+        self.results = config.invocation_params.dir / selection.results_dir
+        self.plans: list[Plan] = []
+        #: Records that no report has carried away yet.
+        self.unreported: list[dict[str, Any]] = []
+        #: What has interrupted pytest itself, between two phases of an item as well as in one.
+        self.interrupted: str | None = None
+        self._lock = threading.Lock()
+        self._engine: TrialEngine | None = None
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Built-ins, plugins and the files of ``--aorta-registry-file``."""
+        return Registry.load(self.selection.registry_files)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The trials of ``--aorta-workload``."""
+        plan = make_plan(self.selection, self.registry)
+        self.add_plan(plan)
+        return plan
+
+    def add_plan(self, plan: Plan) -> None:
+        """Know of more trials.
+
+        Raises:
+            PlanError: one of its workloads has the name of another; their results would lie in one place.
+        """
+        known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
+        for spec in plan.trials:
+            other = known.get(spec.workload.name)
+            if other is not None:
+                raise PlanError(
+                    f"two workloads are named {other.name!r}: {other.target} and {spec.workload.target}; "
+                    "give one of the classes another name with a class attribute `name`"
+                )
+        self.plans.append(plan)
+
+    @property
+    def engine(self) -> TrialEngine:
+        """Runs trials; made when the first one starts. A test may start trials on threads of its own."""
+        from pytest_aorta.engines import make_engine
+        from pytest_aorta.runtime.processes.process_tree import die_with_parent
+
+        with self._lock:
+            if self._engine is None:
+                if hasattr(self.config, "workerinput"):
+                    # Once its controller has gone, an xdist worker waits five seconds for the test that it runs.
+                    die_with_parent(os.getppid())
+                self._engine = make_engine(self.selection, self.plans)
+            return self._engine
+
+    @cached_property
+    def ahead(self) -> Ahead:
+        """Trials that run before pytest has come to their items."""
+        return Ahead(self)
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def launch(
+        self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, extra_env: Mapping[str, str]
+    ) -> RunningTrial:
+        """Start the trial of an item; an earlier result in its place moves to the history."""
+        item.stash.setdefault(REPORT, Told())  # a test may start several
+        running = self.ahead.take(item) if not extra_env else None
+        return running or self.start(spec, place, deadline_of(item, spec), extra_env)
+
+    def start(
+        self,
+        spec: TrialSpec,
+        place: TrialPlace,
+        deadline: float | None,
+        extra_env: Mapping[str, str] = MappingProxyType({}),
+        *,
+        urgent: bool = True,
+    ) -> RunningTrial:
+        """Have a trial run; an ``urgent`` one before those that wait for a slot."""
+        spec = replace(spec, overlay={**spec.overlay, **extra_env})
+        if spec.isolation == "none":
+            from pytest_aorta.launch.inprocess import InProcessTrial
+
+            self._retire(place)
+            return InProcessTrial(spec)
+        folder = place.folder_in(self.results, own_rank())
+        return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
+
+    def _retire(self, place: TrialPlace) -> None:
+        """What an earlier run has left in a trial's place moves to the history."""
+        history.retire(self.results, place, self.stamp, own_rank() if under_launcher() else None)
+
+    def not_launched(
+        self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, error: BaseException, why: str = ""
+    ) -> None:
+        """Record a trial whose fixtures failed, or that cannot be launched: pytest has started it, but no process."""
+        from pytest_aorta.launch.record import build_record, utc_now
+        from pytest_aorta.trials.outcome import Observed
+
+        lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
+        lost["message"] = why + lost["message"]
+        history.retire(self.results, place, self.stamp)
+        record = build_record(spec, Observed(lost=lost), {}, started_at=utc_now())
+        item.stash[REPORT] = Told()
+        self.keep(item, place, record)
+
+    def wait(self, item: pytest.Item, running: RunningTrial, phase: str, place: TrialPlace) -> None:
+        """Wait for the end of a phase.
+
+        Raises:
+            TrialFailed: the trial did not get through it.
+        """
+        from pytest_aorta.failure_text import failure_text
+
+        try:
+            got_through = running.wait(phase)
+            warn(item, running)
+        except pytest.PytestWarning:  # the user has warnings turned into errors
+            running.interrupt("a warning was raised as an error")
+            raise
+        except KeyboardInterrupt:
+            self.interrupt()
+            running.interrupt("KeyboardInterrupt")
+            raise
+        except BaseException as error:  # of the workload itself, which runs in this process
+            item.stash[REPORT].exit_status = getattr(error, "aorta_exit_status", None)
+            raise
+        if not got_through:
+            record = running.finish()  # how it ended is known only when it has ended
+            item.stash[REPORT].exit_status = record.exit_status
+            raise TrialFailed(failure_text(record, self.results, place, item))
+
+    def finish(self, item: pytest.Item, running: RunningTrial, place: TrialPlace) -> None:
+        """Wait until the trial is over and keep its record for the report of the teardown.
+
+        Raises:
+            TrialFailed: the cleanup failed.
+        """
+        from pytest_aorta.failure_text import failure_text
+
+        if not running.got_through("run") and not running.failed():
+            running.interrupt(self.interrupted or "the item ended before its trial")
+        try:
+            record = running.finish()
+        except KeyboardInterrupt:
+            self.interrupt()
+            running.interrupt("KeyboardInterrupt")
+            self.keep(item, place, running.finish())  # with the result, where there is one already
+            raise
+        self.keep(item, place, record)
+        if record.failure is not None and record.failure.phase == "cleanup":
+            raise TrialFailed(failure_text(record, self.results, place, item))
+
+    def interrupt(self, why: str = "KeyboardInterrupt") -> None:
+        """Pytest itself was interrupted: nothing is to start any more."""
+        self.interrupted = why
+        self.ahead.interrupt(why)
+
+    def keep(self, item: pytest.Item, place: TrialPlace, record: TrialResult) -> None:
+        """Have the item's last report bring this record to the process that writes."""
+        told = item.stash.setdefault(REPORT, Told())
+        told.exit_status = record.exit_status
+        told.records.append({"path": str(place.file), "result": record.to_dict()})
+        item.user_properties.append(("aorta_exit_status", record.exit_status))
+        if not hasattr(self.config, "workerinput"):  # a worker's last report may be lost, and then so is its process
+            self.unreported.append(told.records[-1])
+
+
+def warn(item: pytest.Item, running: RunningTrial) -> None:
+    """Show what the user should know about a trial; raises what the user has turned into an error."""
+    for text in running.take_warnings():
+        item.warn(pytest.PytestWarning(text))
+
+
+def run_of(config: pytest.Config) -> Run:
+    """The run of a config, made when it is first asked for.
+
+    Raises:
+        pytest.UsageError: an option has a value that it cannot take.
+    """
+    if RUN not in config.stash:
+        worker = getattr(config, "workerinput", None)
+        try:
+            selection = read_selection(config)
+        except OptionError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.stash[RUN] = Run(config, selection, worker["aorta"]["stamp"] if worker else history.stamp())
+    return config.stash[RUN]
+
+
+def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
+    """A trial's deadline in seconds; ``None`` leaves it to the workload.
+
+    The first of: the marker ``aorta(timeout=)``, pytest-timeout's marker, ``--aorta-timeout``, and pytest-timeout's
+    limit for all tests, which was hardly made with trials in mind.
+    """
+    for marker in item.iter_markers("aorta"):
+        if marker.kwargs.get("timeout") is not None:
+            return float(marker.kwargs["timeout"])
+    general = item.stash.get(DEADLINE, None) or _pytest_timeout(item)
+    if spec.timeout is None or (general is not None and item.get_closest_marker("timeout") is not None):
+        return general
+    return spec.timeout
+
+
+def _pytest_timeout(item: pytest.Item) -> float | None:
+    """pytest-timeout's limit for an item that pytest has not come to yet."""
+    if not item.config.pluginmanager.has_plugin("timeout"):
+        return None
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        given: float | None = marker.kwargs.get("timeout", marker.args[0] if marker.args else None)
+        return given or None  # 0 switches it off
+    limit: float | None = getattr(item.config, "_env_timeout", None)  # where pytest-timeout keeps it
+    return limit or None

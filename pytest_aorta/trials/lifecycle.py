@@ -1,0 +1,190 @@
+"""A trial's life in its own process: constructor and ``setup()``, ``run()``, ``cleanup()``; told as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.trials.plain import to_plain
+from pytest_aorta.trials.workload import WorkloadResult
+
+Event = dict[str, Any]
+Send = Callable[[Event], None]
+
+#: Least time between two progress events, in seconds; steps in between are not sent.
+_PROGRESS_INTERVAL = 0.1
+
+_FIELDS = tuple(WorkloadResult.__dataclass_fields__)
+
+
+class NotAResult(TypeError):
+    """What ``run()`` returned has no ``passed``."""
+
+
+class Lifecycle:
+    """The three phases of one trial, to be called in order; each sends ``begin`` and ``end`` events."""
+
+    def __init__(self, cls: type[Any], config: Any, send: Send) -> None:
+        self.cls = cls
+        self.config = config
+        self.send = send
+        self.workload: Any = None
+
+    def run_all(self) -> bool:
+        """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded."""
+        fine = self.setup()
+        if fine:
+            fine = self.run()
+        if self.workload is not None:
+            self.cleanup()
+        return fine
+
+    def setup(self, *, reraise: bool = False) -> bool:
+        """Construct the workload and set it up."""
+
+        def body() -> Event:
+            self.workload = self.cls(self.config)
+            report_progress_to(self.workload, self.send)
+            self.workload.setup()
+            return {}
+
+        return self._phase("setup", body, reraise)
+
+    def run(self, *, reraise: bool = False) -> bool:
+        """Run it; the ``end`` event carries the result as plain data."""
+        return self._phase("run", lambda: {"result": result_to_plain(self.workload.run())}, reraise)
+
+    def cleanup(self, *, reraise: bool = False) -> bool:
+        """Clean up, where the workload can."""
+
+        def body() -> Event:
+            cleanup = getattr(self.workload, "cleanup", None)
+            if cleanup is not None:
+                cleanup()
+            return {}
+
+        return self._phase("cleanup", body, reraise)
+
+    def _phase(self, phase: str, body: Callable[[], Event], reraise: bool) -> bool:
+        self.send({"type": "begin", "phase": phase})
+        start = time.perf_counter()
+        try:
+            event = body()
+        except NotAResult as error:
+            event = {"failure": {**failure_of(error, phase), "kind": "result"}}
+        except BaseException as error:
+            event = {"failure": failure_of(error, phase)}
+            if reraise:
+                self.send({"type": "end", "phase": phase, "sec": time.perf_counter() - start, **event})
+                raise
+        self.send({"type": "end", "phase": phase, "sec": time.perf_counter() - start, **event})
+        return "failure" not in event
+
+
+def report_progress_to(workload: Any, send: Send) -> None:
+    """Give the instance a ``progress`` method that reaches the runner."""
+    last = 0.0
+
+    def progress(step: int, total: int | None = None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _PROGRESS_INTERVAL:
+            last = now
+            send({"type": "progress", "step": int(step), "total": None if total is None else int(total)})
+
+    try:
+        workload.progress = progress
+    except AttributeError:
+        pass  # a class with __slots__ does without
+
+
+def result_to_plain(result: object) -> dict[str, Any]:
+    """The result's known fields as plain data; notes on what could not be kept go into ``failure_details``.
+
+    Accepts any object, or mapping, with ``passed``.
+
+    Raises:
+        NotAResult: it has none.
+    """
+    fields = result if isinstance(result, dict) else {n: getattr(result, n) for n in _FIELDS if hasattr(result, n)}
+    if "passed" not in fields:
+        raise NotAResult(f"run() returned {type(result).__name__}, which has no 'passed'; return a WorkloadResult")
+    notes: list[str] = []
+    times = _numbers(fields.get("step_times_ms"), notes)
+    plain = {
+        name: to_plain(fields[name], notes, name)
+        for name in _FIELDS
+        if fields.get(name) is not None and name != "step_times_ms"
+    }
+    for name, convert in _CONVERTED.items():
+        if name in plain:
+            try:
+                plain[name] = convert(plain[name])
+            except (ValueError, TypeError, OverflowError):
+                notes.append(f"{name}: {plain.pop(name)!r} is not of its type; left out")
+    details = plain.get("failure_details") or []
+    details = details if isinstance(details, list) else [details]
+    details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
+    if not isinstance(plain.get("metrics", {}), dict):
+        plain["metrics"] = {"value": plain["metrics"]}
+    return {
+        **plain,
+        "passed": bool(fields["passed"]),
+        "step_times_ms": times,
+        "failure_details": details + [{"note": note} for note in notes],
+    }
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) or int(value) != value:
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        raise ValueError
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+#: Fields whose values the record does not take as they come.
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "failure_count": _whole,
+    "first_failure_iteration": _whole,
+    "total_iterations": _whole,
+    "executed_iterations": _whole,
+    "configured_iterations": _whole,
+    "elapsed_sec": _float,
+    "main_work_started": _bool,
+}
+
+
+def _numbers(value: Any, notes: list[str]) -> list[float]:
+    """Step times as floats, from a sequence or an array of any length."""
+    if value is None:
+        return []
+    plain = to_plain(value.tolist() if callable(getattr(value, "tolist", None)) else value, notes, "step_times_ms")
+    given = plain if isinstance(plain, list) else [plain]
+    numbers = [float(number) for number in given if isinstance(number, int | float)]
+    if len(numbers) < len(given):
+        notes.append(f"step_times_ms: {len(given) - len(numbers)} of {len(given)} are no numbers; left out")
+    return numbers
+
+
+def failure_of(error: BaseException, phase: str) -> dict[str, Any]:
+    """A ``Failure`` as plain data."""
+    failure: dict[str, Any] = {"phase": phase, "kind": "exception", **describe_exception(error), "at": time.time()}
+    if isinstance(error, SystemExit):
+        code = error.code
+        failure["exit_code"] = code if isinstance(code, int) else 0 if code is None else 1
+        shown = code if code is None or isinstance(code, int) else repr(failure["message"])
+        failure["message"] = f"sys.exit({shown})"
+    return failure

@@ -1,0 +1,109 @@
+"""From a workload's target to its class, and from the class to a description of it as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytest_aorta.trials.options import ConfigError, resolve_config
+
+
+class WorkloadLoadError(Exception):
+    """A target does not lead to a workload class."""
+
+
+def load_class(target: str) -> type[Any]:
+    """Import ``module:Class`` or ``/path/file.py:Class``.
+
+    Raises:
+        WorkloadLoadError: there is no such attribute, or it is no workload.
+        Exception: whatever the import raises.
+    """
+    where, _, name = target.rpartition(":")
+    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    cls: Any = module
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+        if cls is None:
+            raise WorkloadLoadError(f"{where} has no {name!r}")
+    if not isinstance(cls, type):
+        raise WorkloadLoadError(f"{target} is a {type(cls).__name__}, not a class")
+    missing = [method for method in ("setup", "run") if not callable(getattr(cls, method, None))]
+    if missing:
+        raise WorkloadLoadError(f"{target} is no workload: it has no {' and no '.join(missing)}()")
+    return cls
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WorkloadLoadError(f"{path} cannot be loaded as Python")
+    # As with `python file.py`, its neighbours can be imported.
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> dict[str, Any]:
+    """What the parent needs to know of a workload before its first trial, as plain data.
+
+    ``config_error`` is a message when the options do not fit, else ``None``.
+    """
+    config: dict[str, Any] = {}
+    config_error = None
+    try:
+        config = resolve_config(cls, overrides, steps).plain
+    except ConfigError as error:
+        config_error = str(error)
+    return {
+        "launch_mode": getattr(cls, "launch_mode", "single_process"),
+        "min_world_size": int(getattr(cls, "min_world_size", 1)),
+        "timeout_sec": getattr(cls, "timeout_sec", None),
+        "source": source_file(cls),
+        "source_digest": source_digest(cls),
+        "config": config,
+        "config_error": config_error,
+    }
+
+
+def source_file(cls: type[Any]) -> str | None:
+    """The file that defines a class."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
+
+
+def source_digest(cls: type[Any]) -> str:
+    """Digest of the class's module and of every loaded module from the same folder or package."""
+    own = source_file(cls)
+    if own is None:
+        return hashlib.sha256(f"{cls.__module__}:{cls.__qualname__}".encode()).hexdigest()
+    top = cls.__module__.partition(".")[0]
+    root = getattr(sys.modules.get(top), "__file__", None)
+    given = (Path(root) if root and "." in cls.__module__ else Path(own)).parent
+    folder = given.resolve()
+    files = {Path(own).resolve()}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and not {given, folder}.isdisjoint(Path(file).parents):
+            found = Path(file).resolve()
+            # A virtual environment may lie below a workload's folder; what is installed there is not its source.
+            if folder not in found.parents or "site-packages" not in found.relative_to(folder).parts:
+                files.add(found)
+    digest = hashlib.sha256(cls.__qualname__.encode())
+    for file in sorted(files):
+        digest.update(str(file.relative_to(folder) if folder in file.parents else file.name).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

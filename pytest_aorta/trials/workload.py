@@ -1,0 +1,85 @@
+"""The contract between a workload and whatever runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+LaunchMode = Literal["single_process", "distributed"]
+
+
+@dataclass
+class WorkloadResult:
+    """What one run of a workload found.
+
+    Any object with these attributes is accepted as well; only ``passed`` is required.
+
+    Attributes:
+        passed: whether the run met the workload's own criterion.
+        failure_count: number of failures seen (what counts is the workload's to say).
+        first_failure_iteration: index of the first failing iteration, ``None`` without one.
+        failure_details: one mapping per failure; free keys.
+        total_iterations: iterations that the workload counts as done.
+        step_times_ms: duration of every step, in milliseconds.
+        elapsed_sec: duration of the main work, in seconds.
+        metrics: whatever else is worth keeping; numbers are best.
+        main_work_started: ``False`` when the run ended before its main work; ``None`` when not tracked.
+        executed_iterations: iterations executed; ``None`` when not tracked.
+        configured_iterations: iterations asked for; ``None`` when not tracked.
+    """
+
+    passed: bool
+    failure_count: int = 0
+    first_failure_iteration: int | None = None
+    failure_details: list[dict[str, Any]] = field(default_factory=list)
+    total_iterations: int = 0
+    step_times_ms: list[float] = field(default_factory=list)
+    elapsed_sec: float = 0.0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    main_work_started: bool | None = None
+    executed_iterations: int | None = None
+    configured_iterations: int | None = None
+
+
+class Workload(ABC):
+    """Base class of workloads.
+
+    Constructed once per trial as ``cls(config)``; then come ``setup()``, ``run()`` and ``cleanup()``. Inheriting is
+    optional: a class of any package with ``setup`` and ``run`` that takes a config mapping runs unchanged.
+
+    A nested ``class Config(pydantic.BaseModel)`` types the options: they are validated before the first trial, an
+    unknown key is an error that lists the valid ones, and ``self.config`` is then an instance of it. Without one,
+    ``self.config`` is a plain ``dict``.
+
+    Class attributes:
+        launch_mode: ``"single_process"``, or ``"distributed"`` for one process per rank, which finds the usual
+            variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ...) and calls ``init_process_group()`` itself.
+        min_world_size: smallest number of ranks of a distributed workload, and the default.
+        timeout_sec: default deadline of a trial in seconds, from the hand-over to the trial's process until that
+            process has ended; ``None`` for no deadline.
+    """
+
+    launch_mode: ClassVar[LaunchMode] = "single_process"
+    min_world_size: ClassVar[int] = 1
+    timeout_sec: ClassVar[float | None] = None
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Prepare: allocate, initialise process groups, build the model. A failure here says nothing about the bug."""
+
+    @abstractmethod
+    def run(self) -> WorkloadResult:
+        """Do the main work and say whether it passed."""
+
+    def cleanup(self) -> None:  # noqa: B027  (optional on purpose)
+        """Release what ``setup()`` took."""
+
+    def progress(self, step: int, total: int | None = None) -> None:  # noqa: B027  (replaced by the runner)
+        """Report that ``step`` (of ``total``) steps are done. Cheap; call it once per step.
+
+        The runner replaces this method on the instance; on its own, a workload reports to nobody.
+        """

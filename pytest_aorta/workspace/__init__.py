@@ -1,0 +1,1 @@
+"""Results on disk: where they lie, how they are written, where earlier ones go."""

@@ -1,0 +1,67 @@
+"""Earlier results are moved aside, never overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import glob
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+
+from pytest_aorta.workspace.layout import HISTORY, TrialPlace
+
+
+def stamp() -> str:
+    """A run's folder name below ``.history``: UTC time with microseconds, sortable."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
+def retire(results: Path, place: TrialPlace, run: str, rank: int | None = None) -> None:
+    """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
+
+    The file goes first: without it, what is left does not look like a result.
+
+    Args:
+        results: the results directory.
+        place: of the trial.
+        run: name of this run in the history.
+        rank: where every rank is a pytest process of its own: which of them this is. Each moves its own artifacts,
+            and rank 0 the file; ``None`` moves those of all ranks.
+    """
+    parts = [place.file, place.folder] if not rank else [place.folder_of(rank)]
+    if rank is None:
+        of_ranks = (results / place.folder.parent).glob(f"{glob.escape(place.folder.name)}.rank_*")
+        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in sorted(of_ranks)]
+    for part in parts:
+        source = results / part
+        if os.path.lexists(source):
+            target = _free(results / HISTORY / run / part)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                source.rename(target)
+
+
+def _free(path: Path) -> Path:
+    """``path``, or the first of ``path~1``, ``path~2``, ... that is not there (a trial that ran twice in one run)."""
+    candidate, number = path, 0
+    while os.path.lexists(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.name}~{number}")
+    return candidate
+
+
+def retire_others(results: Path, workloads: Collection[str], kept: Collection[TrialPlace], run: str) -> None:
+    """Move what a complete run of ``workloads`` no longer holds to ``.history/<run>/``."""
+    files = {place.file for place in kept}
+    for workload in workloads:
+        for place in list(_trials(results, workload)):
+            if place.file not in files:
+                retire(results, place, run)
+                with contextlib.suppress(OSError):
+                    (results / place.file).parent.rmdir()  # only when it is empty
+
+
+def _trials(results: Path, workload: str) -> Iterator[TrialPlace]:
+    for path in sorted((results / workload).glob("trial_*.json")) + sorted((results / workload).glob("*/trial_*.json")):
+        yield TrialPlace(PurePosixPath(path.relative_to(results).as_posix()))

@@ -1,0 +1,46 @@
+"""Where a trial's file and artifacts lie below the results directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pytest_aorta.trials.names import identifier
+
+HISTORY = ".history"
+
+
+@dataclass(frozen=True)
+class TrialPlace:
+    """Paths of one trial, relative to the results directory: ``file`` and the artifacts folder beside it."""
+
+    file: PurePosixPath
+
+    @property
+    def folder(self) -> PurePosixPath:
+        """The artifacts folder, with the file's stem."""
+        return self.file.with_suffix("")
+
+    def folder_of(self, rank: int) -> PurePosixPath:
+        """The artifacts folder of a rank that is a pytest process itself: rank 0 has the trial's own."""
+        return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.rank_{rank}")
+
+    def file_in(self, results: Path) -> Path:
+        """Path of the trial file."""
+        return results / self.file
+
+    def folder_in(self, results: Path, rank: int = 0) -> Path:
+        """Path of the artifacts folder."""
+        return results / self.folder_of(rank)
+
+
+def place(group: str, subgroup: str | None, trial_index: int) -> TrialPlace:
+    """``<group>/trial_<T>.json``, or ``<group>/<subgroup>/trial_<T>.json``.
+
+    A plan's trials are grouped by workload, and by cell where the workload has several; the trials that a test starts
+    by the test, and by workload.
+    """
+    folder = PurePosixPath(identifier(group))
+    if subgroup is not None:
+        folder /= identifier(subgroup)
+    return TrialPlace(folder / f"trial_{trial_index}.json")

@@ -1,0 +1,74 @@
+"""The first example of the documentation: a bug that one mitigation makes go away, in one run of pytest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from acceptance_stage import Finished, Stage
+
+pytest_plugins = ["acceptance_fixtures"]
+
+OPTIONS = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="on one core there is one thread, and nothing that could differ"
+)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished]]:
+    """Run it."""
+    stage = Stage(tmp_path_factory.mktemp("example") / "stage")
+    yield stage, stage.pytest("--aorta-workload", "determinism", *OPTIONS)
+    stage.close()
+
+
+def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, Finished]) -> None:
+    stage, done = example
+    assert (done.returncode, done.counts) == (1, {"failed": 3, "passed": 3})
+    assert stage.statuses() == {
+        f"determinism/local-{cell}/trial_{index}.json": status
+        for cell, status in (("none", "workload_failed"), ("omp_1", "ok"))
+        for index in range(3)
+    }
+
+
+def test_the_variable_is_in_the_files_of_the_second_cell(example: tuple[Stage, Finished]) -> None:
+    stage, _ = example
+    for path, trial in stage.trials().items():
+        found = trial["env"]["env_vars"].get("OMP_NUM_THREADS")
+        assert found == ("1" if "omp_1" in path else None)
+        assert trial["mitigations_applied"] == ["omp_1" if "omp_1" in path else "none"]
+
+
+def test_the_variable_had_an_effect(example: tuple[Stage, Finished]) -> None:
+    stage, _ = example
+    for path, trial in stage.trials().items():
+        result = trial["result"]
+        if "omp_1" in path:
+            assert result["metrics"]["threads"] == 1
+            assert (result["failure_count"], result["metrics"]["operations_differing"]) == (0, 0)
+        else:
+            assert result["metrics"]["threads"] > 1
+            assert result["failure_count"] > 0
+            assert trial["failure"]["kind"] == "result"
+            assert result["failure_details"][0]["kind"] == "differs_from_reference"
+
+
+def test_trials_repeat(example: tuple[Stage, Finished]) -> None:
+    """What differs is the number of threads, not the run: the failures of all trials are the same."""
+    stage, _ = example
+    details = [trial["result"]["failure_details"] for path, trial in stage.trials().items() if "none" in path]
+    assert details[0] == details[1] == details[2]
+
+
+def test_the_table_shows_it(example: tuple[Stage, Finished]) -> None:
+    _, done = example
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("determinism ")]
+    # workload, cell, trials, ok, failed, timeout, infra
+    assert [row[1:7] for row in rows] == [
+        ["local-none", "3", "0", "3", "0", "0"],
+        ["local-omp_1", "3", "3", "0", "0", "0"],
+    ]

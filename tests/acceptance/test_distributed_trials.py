@@ -1,0 +1,191 @@
+"""Trials of several ranks, in which rank 1 breaks something: the same record, whoever starts the ranks.
+
+``elastic`` is what ``--aorta-launcher auto`` is outside of a launcher, ``external`` what it is under torchrun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from acceptance_stage import Finished, Stage
+
+pytest_plugins = ["acceptance_fixtures"]
+
+LAUNCHERS = ("elastic", "torchrun", "external")
+
+#: What is to be found, by what rank 1 does: exit status; phase and kind of the failure; a field that says more.
+EXPECTED: dict[str, tuple[str, tuple[str, str] | None, tuple[str, Any] | None]] = {
+    "nothing": ("ok", None, None),
+    "segfaults": ("workload_failed", ("run", "signal"), ("signal", "SIGSEGV")),
+    "leaves_early": ("workload_failed", ("run", "exit_code"), ("exit_code", 0)),
+    "hangs_alone": ("timeout", ("run", "timeout"), None),
+    "raises": ("workload_failed", ("run", "exception"), ("type", "RuntimeError")),
+    "returns_false": ("workload_failed", ("run", "result"), None),
+    "hangs": ("timeout", ("run", "timeout"), None),
+    "setup_raises": ("infrastructure_failed", ("setup", "exception"), ("type", "RuntimeError")),
+}
+
+#: Real torchrun takes seconds for each trial.
+PARTS = {"elastic": list(EXPECTED), "torchrun": list(EXPECTED)[:4], "external": list(EXPECTED)}
+
+#: The deadline in seconds. Real torchrun starts three interpreters before it passes.
+DEADLINES = {"elastic": "4", "torchrun": "15", "external": "5"}
+
+CASES = [(launcher, part) for launcher in LAUNCHERS for part in PARTS[launcher]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """All parts, played under one launcher."""
+
+    launcher: str
+    stage: Stage
+    done: Finished
+
+    def trial(self, part: str) -> dict[str, Any]:
+        """Its trial file."""
+        return self.stage.trial(f"Gloo/trial_{PARTS[self.launcher].index(part)}.json")
+
+
+def launch(stage: Stage, launcher: str, *arguments: str) -> Finished:
+    """Run pytest so that ``launcher`` starts the ranks."""
+    if launcher == "external":
+        return stage.torchrun(2, *arguments)
+    chosen = () if launcher == "elastic" else ("--aorta-launcher", launcher)
+    return stage.pytest(*arguments, *chosen)
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+    """One run per launcher, when it is first asked for."""
+
+    @cache
+    def play(launcher: str) -> Played:
+        stage = Stage(tmp_path_factory.mktemp(launcher) / "stage")
+        stage.bring("gloo_workloads.py")
+        script = ("--aorta-trials", str(len(PARTS[launcher])), "--aorta-config", f"script={'.'.join(PARTS[launcher])}")
+        done = launch(stage, launcher, "gloo_workloads.py", *script, "--aorta-timeout", DEADLINES[launcher])
+        stage.close()
+        return Played(launcher, stage, done)
+
+    return play
+
+
+@pytest.fixture
+def played(plays: Callable[[str], Played], request: pytest.FixtureRequest) -> Played:
+    """The run of the launcher that the test asks for."""
+    return plays(request.getfixturevalue("launcher"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_file_per_trial_and_one_terminal(played: Played, launcher: str) -> None:
+    parts = PARTS[launcher]
+    assert played.stage.files() == [f"Gloo/trial_{index}.json" for index in range(len(parts))]
+    assert played.done.returncode == 1
+    errors = {"error": 1} if "setup_raises" in parts else {}
+    assert played.done.counts == {"failed": len(parts) - 1 - len(errors), "passed": 1, **errors}
+    assert played.done.text.count("test session starts") == 1
+    if launcher != "torchrun":
+        assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in played.done.stdout
+    assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in played.done.stdout
+
+
+@pytest.mark.parametrize(("launcher", "part"), CASES)
+def test_status_and_root_cause(played: Played, launcher: str, part: str) -> None:
+    trial = played.trial(part)
+    status, cause, more = EXPECTED[part]
+    failure = trial["failure"]
+    found = failure and (failure["phase"], failure["kind"])
+    assert (trial["exit_status"], found) == (status, cause), failure
+    if part == "hangs":
+        # The other rank waits for it, so neither is to blame; unless it was ended first and the other one noticed.
+        assert failure["rank"] in ((None, 0, 1) if launcher == "external" else (None,))
+    elif cause is not None:
+        assert failure["rank"] == 1
+        assert failure["message"].startswith("rank 1: ")
+    if more is not None:
+        assert failure[more[0]] == more[1]
+
+
+@pytest.mark.parametrize(("launcher", "part"), CASES)
+def test_every_rank_has_a_record(played: Played, launcher: str, part: str) -> None:
+    first, second = played.trial(part)["ranks"]
+    assert (first["rank"], second["rank"]) == (0, 1)
+    cause = EXPECTED[part][1]
+    if cause is None:
+        for rank in (first, second):
+            assert (rank["passed"], rank["exit_code"], rank["failure"]) == (True, 0, None)
+    else:
+        assert (second["failure"]["phase"], second["failure"]["kind"]) == cause
+        assert not second["collateral"]
+    if part == "segfaults":
+        assert (second["signal"], second["exit_code"]) == ("SIGSEGV", None)
+    if part in ("returns_false", "hangs_alone"):
+        assert (first["passed"], first["failure"]) == (True, None)
+        assert second["passed"] is (False if part == "returns_false" else None)
+
+
+@pytest.mark.parametrize(("launcher", "part"), CASES)
+def test_every_rank_has_logs(played: Played, launcher: str, part: str) -> None:
+    folder = played.stage.results / "Gloo"
+    for rank in played.trial(part)["ranks"]:
+        if part != "setup_raises":
+            assert f"rank {rank['rank']} begins\n" in (folder / rank["stdout"]).read_text()
+        assert (folder / rank["stderr"]).exists()
+    if part == "segfaults":
+        assert "Fatal Python error: Segmentation fault" in (folder / rank["stderr"]).read_text()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> None:
+    trial = played.trial("hangs_alone")
+    folder = played.stage.results / "Gloo"
+    own = trial["failure"]["stacks"]
+    # Under an outer launcher, every rank has a folder of its own.
+    path = "trial_3.rank_1/stacks.log" if launcher == "external" else own
+    assert "gloo_workloads.py" in (folder / path).read_text()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_rank_0_found_is_kept(played: Played, launcher: str) -> None:
+    assert played.trial("nothing")["result"]["metrics"]["total"] == 3.0
+    assert played.trial("hangs_alone")["result"]["passed"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stage]]:
+    """Two trials of ``fsdp``, run by every launcher."""
+    stages = {}
+    for launcher in LAUNCHERS:
+        stage = stages[launcher] = Stage(tmp_path_factory.mktemp(f"fsdp_{launcher}") / "stage")
+        done = launch(stage, launcher, "--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-steps", "8")
+        assert (done.returncode, done.counts) == (0, {"passed": 2}), done.text
+    yield stages
+    for stage in stages.values():
+        stage.close()
+
+
+def test_trials_of_fsdp_are_the_same_under_every_launcher(trained: dict[str, Stage]) -> None:
+    """The second trial of an external run included, which needs a rendezvous of its own."""
+    for stage in trained.values():
+        assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
+    trials = [trial for stage in trained.values() for trial in stage.trials().values()]
+    assert [trial["exit_status"] for trial in trials] == ["ok"] * 6
+    first = trials[0]
+    for trial in trials[1:]:
+        assert list(trial) == list(first)
+        assert list(trial["result"]["metrics"]) == list(first["result"]["metrics"])
+        assert trial["result"]["metrics"]["losses"] == first["result"]["metrics"]["losses"]
+        assert trial["result"]["metrics"]["weights_checksum"] == first["result"]["metrics"]["weights_checksum"]
+        assert trial["env"]["process"]["torch_threads"] == first["env"]["process"]["torch_threads"]
+        assert [sorted(record) for record in trial["ranks"]] == [sorted(record) for record in first["ranks"]]
+
+
+def test_every_trial_has_a_rendezvous_of_its_own(trained: dict[str, Stage]) -> None:
+    for stage in trained.values():
+        ports = [trial["env"]["env_vars"]["MASTER_PORT"] for trial in stage.trials().values()]
+        assert len(set(ports)) == 2, ports

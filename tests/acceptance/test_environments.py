@@ -1,0 +1,149 @@
+"""Environments: the trial runs in them, and what cannot run says what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance_stage import Finished, Stage, make_venv
+
+import pytest_aorta
+
+pytest_plugins = ["acceptance_fixtures"]
+
+IMAGE = "aorta.invalid/no-such-image:0"
+
+#: Seen by trials of every environment.
+SHOWN = ("FOO", "BAR", "VIRTUAL_ENV", "PYTHONHASHSEED")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished, dict[str, dict[str, Any]]]]:
+    """One run in all environments, good and bad: the stage, pytest's end, and the trials by environment."""
+    stage = Stage(tmp_path_factory.mktemp("environments") / "stage")
+    stage.bring("simple_workloads.py")
+    make_venv(stage.path / "good", with_ours=True)
+    make_venv(stage.path / "bare", with_ours=False)
+    environments: dict[str, dict[str, Any]] = {
+        "good": {"venv": "good", "env": {"FOO": "from the environment", "PYTHONHASHSEED": "7"}},
+        "bare": {"venv": "bare"},
+        "missing": {"venv": "no/such/venv"},
+        "with_env": {"launcher": "env FOO=bar", "env": {"BAR": "from the environment"}},
+        "with_nice": {"launcher": ["nice", "-n", "5"]},
+        "stays_between": {"launcher": ["timeout", "600"]},
+        "no_launcher": {"launcher": ["no-such-launcher", "--with", "options"]},
+        "bad_launcher": {"launcher": ["sh", "-c", "echo the queue is closed; exit 3"]},
+        "image": {"docker": IMAGE},
+        "perturbed": {"env": {"MALLOC_PERTURB_": "165"}},
+    }
+    registry = stage.registry(environments=environments)
+    axis = [word for name in environments for word in ("--aorta-environment", name)]
+    options = ("--aorta-registry-file", registry, "--aorta-config", f"show={','.join(SHOWN)}")
+    done = stage.pytest("simple_workloads.py", "-k", "Tells", *options, *axis, env={"PYTHONHASHSEED": "3"})
+    trials = {trial["execution_env"]["name"]: trial for trial in stage.trials().values()}
+    assert set(trials) == set(environments), done.text
+    yield stage, done, trials
+    stage.close()
+
+
+Ran = tuple[Stage, Finished, dict[str, dict[str, Any]]]
+
+
+def metrics(ran: Ran, name: str) -> dict[str, Any]:
+    """What a trial in an environment saw."""
+    trial = ran[2][name]
+    assert trial["exit_status"] == "ok", trial["failure"]
+    found = trial["result"]["metrics"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_bad_environment_does_not_stop_the_others(ran: Ran) -> None:
+    _, done, trials = ran
+    bad = {"bare", "missing", "no_launcher", "bad_launcher"}
+    assert {name for name, trial in trials.items() if trial["exit_status"] != "ok"} == bad
+    assert (done.returncode, done.counts["error"], done.counts["passed"]) == (1, len(bad), len(trials) - len(bad))
+
+
+def test_a_venv_is_the_interpreter_of_the_trial(ran: Ran) -> None:
+    stage, _, trials = ran
+    path = str(stage.path / "good")
+    seen = metrics(ran, "good")
+    assert (seen["prefix"], seen["executable"]) == (path, f"{path}/bin/python")
+    assert seen["variables"]["VIRTUAL_ENV"] == path
+    trial = trials["good"]
+    assert (trial["execution_env"]["kind"], trial["execution_env"]["venv"]) == ("venv", path)
+    assert (trial["env"]["python"]["prefix"], trial["env"]["python"]["executable"]) == (path, f"{path}/bin/python")
+    assert metrics(ran, "image")["prefix"] == sys.prefix
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing", ["no interpreter at {path}/no/such/venv/bin/python", "python -m venv {path}/no/such/venv"]),
+        (
+            "bare",
+            ["pytest-aorta is not installed for {path}/bare/bin/python", "-m pip install pytest-aorta=={version}"],
+        ),
+        ("no_launcher", ["cannot start 'no-such-launcher'"]),
+        ("bad_launcher", ["exit code 3", "the queue is closed"]),
+    ],
+)
+def test_what_cannot_run_says_what_to_do(ran: Ran, name: str, says: list[str]) -> None:
+    stage, done, trials = ran
+    trial = trials[name]
+    assert trial["exit_status"] == "infrastructure_failed"
+    assert trial["failure"]["phase"] == "launch"
+    for text in says:
+        text = text.format(path=stage.path, version=pytest_aorta.__version__)
+        assert text in trial["failure"]["message"]
+        assert text in done.stdout
+    assert trial["env"]["partial"]
+
+
+def test_a_launcher_prefix_is_honoured(ran: Ran) -> None:
+    assert metrics(ran, "with_env")["variables"]["FOO"] == "bar"
+    assert metrics(ran, "with_env")["variables"]["BAR"] == "from the environment"
+    assert metrics(ran, "with_nice")["niceness"] == min(19, metrics(ran, "image")["niceness"] + 5)
+    assert metrics(ran, "stays_between")["variables"]["FOO"] is None
+
+
+def test_variables_are_in_place_before_the_interpreter_starts(ran: Ran) -> None:
+    """Python reads ``PYTHONHASHSEED`` once, glibc ``MALLOC_PERTURB_`` when it is loaded."""
+
+    def hash_with(seed: str) -> int:
+        code = "print(hash('aorta'))"
+        command = [sys.executable, "-c", code]
+        return int(subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout)
+
+    assert metrics(ran, "good")["hash"] == hash_with("7")
+    assert metrics(ran, "image")["hash"] == hash_with("3")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").read_text().count("libc.so.6"), reason="a variable of glibc's")
+def test_variables_of_the_c_library_take_effect(ran: Ran) -> None:
+    assert metrics(ran, "perturbed")["malloc_fills_with_0x5a"]  # 165 with all bits inverted
+    assert not metrics(ran, "image")["malloc_fills_with_0x5a"]
+
+
+def test_an_image_without_an_engine_is_a_label(ran: Ran) -> None:
+    there = ran[2]["image"]["execution_env"]
+    assert (there["kind"], there["image"], there["digest"]) == ("docker", IMAGE, None)
+    assert ran[2]["image"]["exit_status"] == "ok"
+
+
+def test_the_path_of_docker_does_not_matter(stage: Stage) -> None:
+    """An engine that answers with an error, and one that is not there at all: the trial runs, the digest is null."""
+    stage.bring("simple_workloads.py")
+    registry = stage.registry(environments={"image": {"docker": IMAGE}})
+    docker = stage.write("bin/docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    options = ("-k", "Tells", "--aorta-environment", "image", "--aorta-registry-file", registry)
+    done = stage.pytest("simple_workloads.py", *options, env={"PATH": f"{docker.parent}:/usr/bin:/bin"})
+    assert done.returncode == 0, done.text
+    assert stage.trial("Tells/trial_0.json")["execution_env"]["digest"] is None
+    assert "Docker daemon" not in done.text

@@ -1,0 +1,212 @@
+"""What is left when somebody kills: a worker, a zygote, pytest itself. And what trials leave behind on their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+
+import psutil
+import pytest
+from acceptance_stage import Stage, pytest_command, torchrun_command, wait_for
+
+pytest_plugins = ["acceptance_fixtures"]
+
+
+@pytest.fixture
+def held(stage: Stage) -> Callable[[], psutil.Process]:
+    """Waits for a trial of ``Held`` to be in the middle of ``run()``; its process."""
+    stage.bring("simple_workloads.py")
+
+    def wait() -> psutil.Process:
+        def pid() -> int | None:
+            try:
+                text = (stage.path / "held").read_text()
+            except OSError:
+                return None
+            return int(text) if text.endswith("\n") else None
+
+        return psutil.Process(wait_for(pid, "a trial that is held"))
+
+    return wait
+
+
+def trials_of_held(number: int, *options: str) -> tuple[str, ...]:
+    """Arguments of pytest."""
+    return ("simple_workloads.py", "-k", "Held", "--aorta-trials", str(number), *options)
+
+
+def ancestor(process: psutil.Process, is_it: Callable[[psutil.Process], bool]) -> psutil.Process:
+    """The closest one of that kind."""
+    return next(parent for parent in process.parents() if is_it(parent))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """An orphan that nobody collects, in a container without an init, has ended as well."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_zygote(process: psutil.Process) -> bool:
+    """By the command that it was started with."""
+    return "pytest_aorta.runtime.processes.zygote_main" in " ".join(process.cmdline())
+
+
+def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process]) -> None:
+    running = stage.start(*pytest_command(), *trials_of_held(8, "-n", "2"))
+    zygote = ancestor(held(), is_zygote)
+    worker = ancestor(zygote, lambda process: process.pid != running.pid)
+    assert worker.ppid() == running.pid
+    worker.kill()
+    done = stage.finish(running)
+    assert done.returncode == 1
+    # xdist tells of the crash as of a failed test, and does not run it again.
+    assert done.counts == {"failed": 1, "passed": 7}
+    statuses = stage.statuses()
+    assert list(statuses) == [f"Held/trial_{index}.json" for index in range(8)]
+    assert sorted(statuses.values()) == ["infrastructure_failed"] + ["ok"] * 7
+    lost = next(trial for trial in stage.trials().values() if trial["exit_status"] != "ok")
+    assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
+    assert lost["env"]["partial"]
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["plain", "xdist", "spawn"])
+def test_a_killed_pytest(stage: Stage, held: Callable[[], psutil.Process], options: tuple[str, ...]) -> None:
+    # Trial 0 of both workloads first: one is held, the other one's file is there before or after.
+    running = stage.start(*pytest_command(), "simple_workloads.py", "-k", "Held or Second", *options)
+    trial = held()
+    assert len(trial.children()) == 2
+    before = stage.trials()
+    running.kill()
+    running.wait(60)
+    stage.wait_until_alone()
+    assert has_ended(trial)
+    assert stage.trials() | before == stage.trials()
+    assert "Held/trial_0.json" not in stage.files()
+    # And the next run in the same folder is not disturbed by what is left.
+    done = stage.pytest(*trials_of_held(2))
+    assert (done.returncode, done.counts) == (0, {"passed": 2})
+
+
+def start_a_pair_that_hangs(stage: Stage, command: list[str]) -> subprocess.Popen[str]:
+    """Start two trials of two ranks; returns in the middle of the second one, which hangs."""
+    stage.bring("gloo_workloads.py")
+    options = ("--aorta-trials", "2", "--aorta-config", "script=nothing.hangs")
+    running = stage.start(*command, "gloo_workloads.py", *options)
+    asked = [stage.path / f"asked_by_rank_{rank}" for rank in (0, 1)]
+
+    def both_have_begun() -> bool | None:
+        return True if all(path.exists() and path.read_text() == "xx" for path in asked) else None
+
+    wait_for(both_have_begun, "two ranks")
+    return running
+
+
+def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
+    running = start_a_pair_that_hangs(stage, pytest_command())
+    running.kill()
+    running.wait(60)
+    stage.wait_until_alone()
+    assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
+
+
+def test_killed_pytests_that_are_ranks(stage: Stage) -> None:
+    """All of them and their torchrun at once, as the kernel does when a job is over its limit of memory."""
+    running = start_a_pair_that_hangs(stage, torchrun_command(2))
+    ranks = psutil.Process(running.pid).children()
+    assert len(ranks) == 2
+    running.kill()
+    for rank in ranks:
+        rank.kill()
+    running.wait(60)
+    stage.wait_until_alone()
+    assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
+
+
+def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:
+    running = stage.start(*pytest_command(), *trials_of_held(3))
+    trial = held()
+    ancestor(trial, is_zygote).kill()
+    done = stage.finish(running)
+    assert (done.returncode, done.counts) == (1, {"error": 1, "passed": 2})
+    assert list(stage.statuses().values()) == ["infrastructure_failed", "ok", "ok"]
+    failure = stage.trial("Held/trial_0.json")["failure"]
+    assert failure["phase"] == "run"
+    assert "the zygote" in failure["message"]
+    assert "SIGKILL" in failure["message"]
+    assert has_ended(trial)
+
+
+def test_a_killed_trial(stage: Stage, held: Callable[[], psutil.Process]) -> None:
+    running = stage.start(*pytest_command(), *trials_of_held(3))
+    held().kill()
+    done = stage.finish(running)
+    assert (done.returncode, done.counts) == (1, {"failed": 1, "passed": 2})
+    first = stage.trial("Held/trial_0.json")
+    assert first["exit_status"] == "workload_failed"
+    assert (first["failure"]["kind"], first["failure"]["signal"]) == ("signal", "SIGKILL")
+
+
+def test_a_terminated_pytest_leaves_nothing(stage: Stage, held: Callable[[], psutil.Process]) -> None:
+    """SIGTERM, as from a batch system: Python ends at once, without any of pytest's own endings."""
+    running = stage.start(*pytest_command(), *trials_of_held(3))
+    trial = held()
+    running.terminate()
+    running.wait(60)
+    stage.wait_until_alone()
+    assert has_ended(trial)
+
+
+def test_an_interrupted_pytest_tells_of_the_trial(stage: Stage, held: Callable[[], psutil.Process]) -> None:
+    """Ctrl-C: SIGINT."""
+    running = stage.start(*pytest_command(), *trials_of_held(3))
+    held()
+    running.send_signal(signal.SIGINT)
+    done = stage.finish(running)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert stage.statuses() == {"Held/trial_0.json": "infrastructure_failed"}
+    assert "KeyboardInterrupt" in stage.trial("Held/trial_0.json")["failure"]["message"]
+
+
+def test_trials_that_resist_their_deadline(stage: Stage) -> None:
+    stage.bring("simple_workloads.py")
+    parts = ["stops_itself", "ignores_sigterm", "passes"]
+    options = ("--aorta-trials", "3", "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
+    done = stage.pytest("simple_workloads.py", "-k", "Plays", *options)
+    assert (done.returncode, done.counts) == (1, {"failed": 2, "passed": 1})
+    assert list(stage.statuses().values()) == ["timeout", "timeout", "ok"]
+    failures = [trial["failure"] for trial in stage.trials().values()]
+    assert [failure["phase"] for failure in failures[:2]] == ["run", "run"]
+
+
+def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
+    stage.bring("simple_workloads.py")
+    options = ("--aorta-trials", "2", "--aorta-config", "script=leaves_a_daemon.passes")
+    done = stage.pytest("simple_workloads.py", "-k", "Plays", *options)
+    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    first, second = stage.trials().values()
+    assert first["exit_status"] == second["exit_status"] == "ok"
+    (note,) = first["result"]["failure_details"]
+    assert note["note"].startswith("sleep (pid ")
+    assert note["note"].endswith(") was left running, and ended")
+    assert second["result"]["failure_details"] == []
+
+
+def test_two_pytests_at_once(stage: Stage) -> None:
+    """In one folder, with results directories of their own."""
+    stage.bring("simple_workloads.py")
+    processes = []
+    for name in ("left", "right"):
+        (stage.path / name).mkdir()
+        command = (*pytest_command(), "simple_workloads.py", "-k", "Tells", "--aorta-trials", "20")
+        variables = {"NAME": name}
+        options = ("--aorta-config", "show=NAME", "--aorta-results-dir", f"{name}/results")
+        processes.append(stage.start(*command, *options, env=variables))
+    for process in processes:
+        assert process.wait(120) == 0
+    for name in ("left", "right"):
+        trials = stage.trials(f"{name}/results")
+        assert len(trials) == 20
+        assert {trial["result"]["metrics"]["variables"]["NAME"] for trial in trials.values()} == {name}

@@ -1,0 +1,115 @@
+"""However trials are run, their files are the same, but for what says when, where and in which process it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from acceptance_stage import Finished, Stage
+
+pytest_plugins = ["acceptance_fixtures"]
+
+#: All that may differ, as paths into a trial file, with all that is below; ``*`` is any index of a list.
+MAY_DIFFER = (
+    "started_at",
+    "wall_clock_sec",
+    "phases_sec",
+    "env.captured_at",
+    "env.process.pid",
+    "env.process.ppid",
+    "env.process.memory_available_bytes",
+    "env.process.load_average",
+    "env.env_vars.MASTER_PORT",
+    "result.elapsed_sec",
+    "result.step_times_ms",
+    "result.metrics.pid",
+    "result.metrics.gflops",
+    "result.metrics.tokens_per_sec",
+    "ranks.*.pid",
+)
+
+#: In addition, between isolations.
+MAY_DIFFER_BETWEEN_ISOLATIONS = ("request_fingerprint",)
+
+#: Trials that pass and trials that fail, in two cells.
+WORKLOADS = ("--aorta-workload", "tells", "--aorta-workload", "gemm", "--aorta-workload", "broken")
+CELLS = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,malloc_perturb")
+
+
+def facts(node: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every leaf of a trial file by its path; of what may differ, only its type."""
+    if isinstance(node, dict | list) and node:
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        return {name: leaf for key, value in items for name, leaf in facts(value, (*path, str(key))).items()}
+    return {".".join(path): node}
+
+
+def comparable(trial: dict[str, Any], may_differ: tuple[str, ...]) -> dict[str, Any]:
+    """The leaves of a trial file, with the names of types for those that may differ."""
+    free = re.compile("|".join(re.escape(path).replace(r"\*", r"[^.]+") + r"(\..*)?" for path in may_differ))
+    return {path: type(leaf) if free.fullmatch(path) else leaf for path, leaf in facts(trial).items()}
+
+
+def run(stage: Stage, results: str, *options: str) -> tuple[Finished, dict[str, dict[str, Any]]]:
+    """Run all workloads in the same folder; pytest's end and the trial files."""
+    where = ("--aorta-results-dir", results)
+    done = stage.pytest(*WORKLOADS, *CELLS, *where, *options, env={"PYTHONHASHSEED": "1"})
+    assert done.returncode == 1, done.text
+    return done, stage.trials(results)
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One folder for all runs, since tracebacks name files."""
+    stage = Stage(tmp_path_factory.mktemp("theatre") / "stage")
+    stage.bring("simple_workloads.py")
+    stage.register(tells="simple_workloads:Tells", broken="simple_workloads:Breaks")
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(scope="module")
+def plain(theatre: Stage) -> tuple[Finished, dict[str, dict[str, Any]]]:
+    """What a plain run writes."""
+    return run(theatre, "plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "may_differ"),
+    [
+        ("again", (), MAY_DIFFER),
+        ("xdist", ("-n", "2"), MAY_DIFFER),
+        ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+    ],
+)
+def test_the_files_are_the_same(
+    theatre: Stage,
+    plain: tuple[Finished, dict[str, dict[str, Any]]],
+    name: str,
+    options: tuple[str, ...],
+    may_differ: tuple[str, ...],
+) -> None:
+    done, trials = run(theatre, name, *options)
+    assert done.counts == plain[0].counts == {"passed": 4, "failed": 2}
+    assert list(trials) == list(plain[1])
+    for path, trial in trials.items():
+        assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path
+
+
+def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
+    found = {}
+    for isolation in ("fork", "spawn"):
+        options = ("--aorta-steps", "4", "--aorta-isolation", isolation, "--aorta-results-dir", f"ranks_{isolation}")
+        assert theatre.pytest("--aorta-workload", "fsdp", *options).returncode == 0
+        found[isolation] = theatre.trial("fsdp/trial_0.json", f"ranks_{isolation}")
+    may_differ = MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS
+    assert comparable(found["fork"], may_differ) == comparable(found["spawn"], may_differ)
+
+
+def test_what_may_differ_does_occur(plain: tuple[Finished, dict[str, dict[str, Any]]]) -> None:
+    """No path above is a mistake: each is in some trial file, of these or of a run with ranks."""
+    of_ranks = {"env.env_vars.MASTER_PORT", "result.metrics.tokens_per_sec", "ranks.*.pid"}
+    for path in set(MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS) - of_ranks:
+        assert any(comparable(trial, (path,)) != facts(trial) for trial in plain[1].values()), path

@@ -1,0 +1,637 @@
+"""Seed 000: AORTA's ``aorta run`` (B1.0, the contract, and B1.1, the implementation), criterion by criterion.
+
+Everywhere, ``aorta run --workload X --trials N --environment E --mitigations a,b --extra-env K=V --collect r --steps S
+--results-dir D`` is ``pytest --aorta-workload X --aorta-trials N --aorta-environment E --aorta-mitigations a,b ...``.
+
+Adapted, because the thing is called otherwise here:
+
+- ``aorta.run.dispatcher.run_trials``, ``RunRequest`` and ``aorta.run.results.TrialResult`` are names of
+  ``pytest_aorta``; ``aorta.registry`` is ``pytest_aorta.registry``; ``collect_env`` is in ``pytest_aorta.probe``.
+- ``source_package`` of what is built in says ``pytest-aorta``, not ``aorta``.
+- "Exits non-zero" is pytest's exit code 4 (usage) for what prevents every trial, and 1 when trials failed.
+- Criteria that the seed verifies by grep are verified by what a run does, and by reading imports where that says more.
+- The union order has a fourth layer: the variables of the environment come first, so mitigations win over them.
+
+Replaced by design.md:
+
+- B1.0's "``run_trials()`` is exactly ``raise NotImplementedError``" and "no subprocess code, no probe call, no entry
+  points yet": there is no stub any more. Its signature and its docstring are tested.
+- "No ``--dockers`` flag, a single ``--environment``": there is no ``--aorta-dockers``, but ``--aorta-environment`` may
+  be repeated: a plan has as many cells as environments times mitigation sets, each with its own folder.
+- "The Click handler has under 30 lines and no loop over trials": there is no Click handler. pytest's own loop runs
+  items; ``plugin.py`` holds hooks only.
+- "Bare ``aorta run`` against a distributed workload raises": it starts the ranks itself. The rule, its message and
+  "before ``setup()``" hold where pytest is a rank already (``torchrun``, or ``--aorta-launcher external``).
+- "Environments are labels, the user is inside already": a ``venv`` or a ``launcher`` is acted on (see
+  ``test_environments.py``). Docker images and ROCm versions are labels still.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance_stage import Finished, Stage, make_venv, torchrun_command
+
+import pytest_aorta
+from pytest_aorta import RunRequest, TrialResult, run_trials
+from pytest_aorta.launch.rules import LaunchModeError
+from pytest_aorta.registry import RegistryError
+from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
+
+pytest_plugins = ["acceptance_fixtures"]
+
+PACKAGE = Path(pytest_aorta.__file__).parent
+PLUGIN_PACKAGE = Path(__file__).parents[1] / "plugin_package"
+
+#: A complete record, in the words of the seed and ours.
+RECORD: dict[str, Any] = {
+    "schema_version": "0.1",
+    "trial_id": "fsdp_d0_m0_t0",
+    "workload": "fsdp",
+    "cell": "image-tf32_off+xnack",
+    "trial_index": 0,
+    "execution_env": {
+        "kind": "docker",
+        "name": "image",
+        "image": "rocm/pytorch:7.0",
+        "digest": "sha256:0123",
+        "venv": None,
+        "rocm": "7.0",
+        "source_package": "somebody",
+    },
+    "mitigations_applied": ["tf32_off", "xnack"],
+    "config": {"steps": 5000, "tolerance": "NaN", "nested": {"list": [1, 2.5, None, True, "Infinity"]}},
+    "env": {
+        "schema_version": "1.0",
+        "partial": True,
+        "partial_reasons": ["git: OSError: gone"],
+        "env_vars": {"A": "1"},
+    },
+    "result": {
+        "passed": False,
+        "failure_count": 2,
+        "first_failure_iteration": 17,
+        "failure_details": [{"iteration": 17, "error": "-Infinity"}, {"iteration": 23, "bits": [1, 0]}],
+        "total_iterations": 5000,
+        "step_times_ms": [1.25, "NaN", 3.5],
+        "elapsed_sec": 412.5,
+        "metrics": {"loss": "Infinity", "text": "\\NaN", "unicode": "größe"},
+        "main_work_started": True,
+        "executed_iterations": 4999,
+        "configured_iterations": 5000,
+    },
+    "wall_clock_sec": 425.1,
+    "exit_status": "workload_failed",
+    "failure": {
+        "phase": "run",
+        "kind": "signal",
+        "type": None,
+        "message": "rank 1: ended by SIGSEGV in run()",
+        "traceback": None,
+        "signal": "SIGSEGV",
+        "exit_code": None,
+        "rank": 1,
+        "stacks": "trial_0/stacks.log",
+    },
+    "ranks": [
+        {
+            "rank": 0,
+            "local_rank": 0,
+            "pid": 11,
+            "exit_code": 0,
+            "signal": None,
+            "passed": True,
+            "failure": None,
+            "collateral": False,
+            "stdout": "trial_0/rank_0.stdout.log",
+            "stderr": None,
+        }
+    ],
+    "phases_sec": {"launch": 0.5, "setup": 1.5, "run": 412.5},
+    "started_at": "2026-01-02T03:04:05.678+00:00",
+    "host": "node7",
+    "request_fingerprint": "ab" * 32,
+    "artifacts": {"stdout": "trial_0/stdout.log"},
+}
+
+
+@pytest.fixture
+def simple(stage: Stage) -> Stage:
+    """A stage that offers the workloads of ``simple_workloads.py`` by name."""
+    stage.bring("simple_workloads.py")
+    names = ("Tells", "Plays", "Second", "Solo", "Pair", "Quartet")
+    stage.register(**{name.lower(): f"simple_workloads:{name}" for name in names})
+    return stage
+
+
+@pytest.fixture
+def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The same for ``run_trials()`` in this process."""
+    monkeypatch.syspath_prepend(simple.path)
+    monkeypatch.chdir(simple.path)
+    for name in set(os.environ) - set(simple.environ()):
+        monkeypatch.delenv(name)
+    for name, value in simple.environ().items():
+        monkeypatch.setenv(name, value)
+    return simple
+
+
+@pytest.fixture(scope="module")
+def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished]]:
+    """``fsdp`` with ``tf32_off``, and with a collector that is known."""
+    stage = Stage(tmp_path_factory.mktemp("tf32") / "stage")
+    options = ("--aorta-trials", "2", "--aorta-environment", "local", "--aorta-mitigations", "tf32_off")
+    yield stage, stage.pytest("--aorta-workload", "fsdp", *options, "--aorta-collect", "rocprof")
+    stage.close()
+
+
+# --- B1.0 ---
+
+
+def test_run_trials_and_run_request_import_cleanly(stage: Stage) -> None:
+    done = stage.run(sys.executable, "-c", "from pytest_aorta import run_trials, RunRequest")
+    assert (done.returncode, done.text.strip()) == (0, "")
+    assert inspect.getdoc(run_trials)
+    assert list(inspect.signature(run_trials).parameters) == ["request"]
+
+
+def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
+    request = RunRequest(workload="fsdp", trials=2)
+    assert (request.environment, request.mitigations, dict(request.extra_env)) == ("local", ("none",), {})
+    assert (request.steps, dict(request.config_overrides), request.results_dir) == (None, {}, Path("results"))
+    with pytest.raises(AttributeError):
+        request.trials = 3  # type: ignore[misc]
+
+
+def test_trial_result_imports_cleanly(stage: Stage) -> None:
+    done = stage.run(sys.executable, "-c", "from pytest_aorta import TrialResult")
+    assert (done.returncode, done.text.strip()) == (0, "")
+
+
+def test_trial_result_round_trips_without_loss() -> None:
+    there = TrialResult.from_dict(RECORD)
+    assert there.to_dict() == RECORD
+    assert TrialResult.from_dict(json.loads(json.dumps(there.to_dict(), allow_nan=False))).to_dict() == RECORD
+    assert there.result.step_times_ms[1] != there.result.step_times_ms[1]
+    assert there.result.metrics == {"loss": float("inf"), "text": "NaN", "unicode": "größe"}
+
+
+# --- B1.1: files, mitigations, environments ---
+
+
+def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
+    done = stage.pytest("--aorta-workload", "fsdp", "--aorta-trials", "2")
+    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
+    for index, trial in enumerate(stage.trials().values()):
+        assert trial["trial_id"] == f"fsdp_d0_m0_t{index}"
+        assert (trial["workload"], trial["exit_status"]) == ("fsdp", "ok")
+        assert trial["execution_env"]["name"] == "local"
+        assert trial["mitigations_applied"] == ["none"]
+        assert trial["result"]["passed"]
+        assert len(trial["result"]["step_times_ms"]) == trial["result"]["total_iterations"] > 0
+
+
+def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Stage, Finished]) -> None:
+    stage, done = with_tf32_off
+    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
+    for trial in stage.trials().values():
+        assert trial["mitigations_applied"] == ["tf32_off"]
+        assert trial["env"]["env_vars"]["DISABLE_TF32"] == "1"
+        assert trial["execution_env"]["name"] == "local"
+        assert trial["execution_env"]["source_package"] == "pytest-aorta"
+
+
+def test_mitigation_injection_end_to_end(simple: Stage) -> None:
+    options = ("--aorta-mitigations", "tf32_off", "--aorta-config", "show=DISABLE_TF32")
+    assert simple.pytest("--aorta-workload", "tells", *options).returncode == 0
+    assert simple.trial("tells/trial_0.json")["result"]["metrics"]["variables"] == {"DISABLE_TF32": "1"}
+
+
+def test_there_is_no_option_for_several_images(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-dockers", "a,b")
+    assert done.returncode == 4
+    assert "unrecognized arguments: --aorta-dockers" in done.stderr
+    assert not simple.results.exists()
+
+
+def test_several_environments_are_cells_with_a_folder_each(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-environment", "local", "--aorta-environment", "default")
+    assert done.counts == {"passed": 2}
+    assert simple.files() == ["tells/default-none/trial_0.json", "tells/local-none/trial_0.json"]
+    assert [trial["execution_env"]["name"] for trial in simple.trials().values()] == ["default", "local"]
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (("--aorta-mitigations", "first,second"), {"A": "second", "B": "first", "C": "second", "D": "environment"}),
+        (("--aorta-mitigations", "second,first"), {"A": "first", "B": "first", "C": "second", "D": "environment"}),
+        (
+            ("--aorta-mitigations", "first,second", "--aorta-extra-env", "A=extra,D=x,y"),
+            {"A": "extra", "B": "first", "C": "second", "D": "x,y"},
+        ),
+    ],
+    ids=["a-then-b", "b-then-a", "extra-env-over-both"],
+)
+def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen: dict[str, str]) -> None:
+    registry = simple.registry(
+        mitigations={"first": {"A": "first", "B": "first"}, "second": {"A": "second", "C": "second"}},
+        environments={"here": {"env": {"A": "environment", "B": "environment", "D": "environment"}}},
+    )
+    where = ("--aorta-registry-file", registry, "--aorta-environment", "here", "--aorta-config", "show=A,B,C,D")
+    done = simple.pytest("--aorta-workload", "tells", *where, *options)
+    assert done.returncode == 0, done.text
+    trial = simple.trial("tells/trial_0.json")
+    assert trial["result"]["metrics"]["variables"] == seen
+    assert {name: trial["env"]["env_vars"][name] for name in seen} == seen
+    assert trial["mitigations_applied"] == options[1].split(",")
+    assert trial["execution_env"]["source_package"] == "sidecar:registry.json"
+
+
+@pytest.mark.parametrize(
+    ("option", "listed"),
+    [
+        ("--aorta-mitigations", ["none", "tf32_off", "xnack"]),
+        ("--aorta-environment", ["local"]),
+        ("--aorta-workload", ["allreduce", "determinism", "fsdp", "gemm", "tells"]),
+    ],
+    ids=["mitigation", "environment", "workload"],
+)
+def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, listed: list[str]) -> None:
+    workload = () if option == "--aorta-workload" else ("--aorta-workload", "tells")
+    done = simple.pytest(*workload, option, "not_a_real_thing")
+    assert done.returncode == 4
+    message = next(line for line in done.stderr.splitlines() if "not_a_real_thing" in line)
+    assert message.startswith("ERROR: unknown ")
+    available = message.partition("available: ")[2].partition(";")[0].split(", ")
+    assert set(listed) <= set(available)
+    assert available == sorted(available)
+    assert "Traceback" not in done.text
+    assert not simple.results.exists()
+
+
+def test_unknown_names_raise_in_python(here: Stage) -> None:
+    with pytest.raises(UnknownWorkloadError, match=r"'nonexistent'; available: .*tells"):
+        run_trials(RunRequest(workload="nonexistent", trials=1))
+    with pytest.raises(UnknownMitigationError, match=r"'not_a_real_thing'; available: .*tf32_off"):
+        run_trials(RunRequest(workload="tells", trials=1, mitigations=("not_a_real_thing",)))
+    with pytest.raises(UnknownEnvironmentError, match="'not_a_real_env'; available: default, local"):
+        run_trials(RunRequest(workload="tells", trials=1, environment="not_a_real_env"))
+    assert issubclass(UnknownWorkloadError, RegistryError)
+    assert not here.results.exists()
+
+
+def test_names_of_workloads_are_case_sensitive(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "Tells")
+    assert done.returncode == 4
+    assert "unknown workload 'Tells'" in done.stderr
+    assert "did you mean 'tells'?" in done.stderr
+    assert not simple.results.exists()
+
+
+def test_results_are_kept_per_workload(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-workload", "second", "--aorta-trials", "2")
+    assert done.counts == {"passed": 4}
+    assert simple.files() == [f"{name}/trial_{index}.json" for name in ("second", "tells") for index in (0, 1)]
+    assert {path: trial["workload"] for path, trial in simple.trials().items()} == {
+        path: path.partition("/")[0] for path in simple.files()
+    }
+    assert sorted(path.name for path in simple.results.iterdir()) == ["second", "tells"]
+
+
+def test_lookups_go_through_the_registry_alone() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if "registry" not in path.relative_to(PACKAGE).parts:
+            assert "entry_points(" not in path.read_text(), path
+    assert "pytest_aorta.registry" in imports_of(PACKAGE / "plan.py")
+
+
+# --- B1.1: trials ---
+
+
+def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
+    parts = ["passes", "returns_false", "raises", "hangs", "segfaults", "setup_raises", "exits", "passes"]
+    options = ("--aorta-trials", str(len(parts)), "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
+    done = simple.pytest("--aorta-workload", "plays", *options)
+    assert done.returncode == 1
+    assert done.counts == {"failed": 5, "passed": 2, "error": 1}
+    expected = {
+        "passes": "ok",
+        "hangs": "timeout",
+        "setup_raises": "infrastructure_failed",
+    }
+    assert list(simple.statuses().values()) == [expected.get(part, "workload_failed") for part in parts]
+    failures = [trial["failure"] for trial in simple.trials().values()]
+    assert [failure and (failure["phase"], failure["kind"]) for failure in failures] == [
+        None,
+        ("run", "result"),
+        ("run", "exception"),
+        ("run", "timeout"),
+        ("run", "signal"),
+        ("setup", "exception"),
+        ("run", "exception"),
+        None,
+    ]
+    assert failures[4]["signal"] == "SIGSEGV"
+    assert failures[6]["exit_code"] == 3
+    for trial in simple.trials().values():
+        assert trial["env"]["process"]["pid"]
+
+
+def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
+    assert simple.pytest("--aorta-workload", "tells", "--aorta-trials", "3").returncode == 0
+    trials = list(simple.trials().values())
+    probed = [trial["env"]["process"]["pid"] for trial in trials]
+    assert probed == [trial["result"]["metrics"]["pid"] for trial in trials]
+    assert len(set(probed)) == 3
+    assert len({trial["env"]["captured_at"] for trial in trials}) == 3
+    assert not any(trial["env"]["partial"] for trial in trials)
+
+
+def test_collect_env_is_the_one_probe_and_no_command() -> None:
+    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "living.py")
+    for path in (PACKAGE / "launch").rglob("*.py"):
+        assert "pytest_aorta.probe.tool" not in imports_of(path), path
+        assert "pytest-aorta env" not in path.read_text(), path
+
+
+def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
+    done = stage.pytest(stage.bring("vanished_folder_workload.py"))
+    assert (done.returncode, done.counts) == (0, {"passed": 1})
+    trial = stage.trial("Vanished/trial_0.json")
+    assert trial["exit_status"] == "ok"
+    assert trial["env"]["partial"]
+    assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
+    assert trial["env"]["process"]["cwd"] is None
+    assert trial["env"]["process"]["pid"]
+
+
+def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> None:
+    registry = simple.registry(environments={"gone": {"venv": "no/such/venv"}})
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
+    assert (done.returncode, done.counts) == (1, {"error": 1})
+    env = simple.trial("tells/trial_0.json")["env"]
+    assert env["partial"]
+    assert env["partial_reasons"]
+
+
+@pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
+def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
+    assert simple.pytest("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").returncode == 0
+    assert not simple.results.exists()
+
+
+def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, Finished], simple: Stage) -> None:
+    stage, _ = with_tf32_off
+    folder = stage.results / "fsdp" / "trial_0"
+    logs = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    ranks = [f"attempt_0/rank_{rank}.{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")]
+    assert logs == [*ranks, "stderr.log", "stdout.log"]
+
+    assert simple.pytest("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").returncode == 0
+    files = sorted(path.relative_to(simple.results).as_posix() for path in simple.results.rglob("*") if path.is_file())
+    assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
+
+
+def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
+    assert done.returncode == 4
+    assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr
+    assert not simple.results.exists()
+
+
+def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
+    environments = {
+        "image": {"docker": "aorta.invalid/no-such-image:0"},
+        "rocm7": {"rocm": "7.0.1"},
+        "both": {"docker": "aorta.invalid/no-such-image:0", "rocm": "6.4"},
+    }
+    axis = [word for name in ("local", *environments) for word in ("--aorta-environment", name)]
+    registry = simple.registry(environments=environments)
+    done = simple.pytest("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
+    assert done.counts == {"passed": 4}
+    found = {}
+    for trial in simple.trials().values():
+        assert "docker" not in trial
+        there = trial["execution_env"]
+        assert sorted(there) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
+        assert TrialResult.from_dict(trial).to_dict() == trial
+        name = there.pop("name")
+        found[name] = {key: value for key, value in there.items() if value is not None}
+    sidecar = {"source_package": "sidecar:registry.json"}
+    assert found == {
+        "local": {"kind": "local", "source_package": "pytest-aorta"},
+        "image": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", **sidecar},
+        "rocm7": {"kind": "rocm", "rocm": "7.0.1", **sidecar},
+        "both": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", "rocm": "6.4", **sidecar},
+    }
+
+
+def test_config_is_the_workloads_defaults_and_the_overrides(stage: Stage) -> None:
+    done = stage.pytest("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
+    assert done.returncode == 0
+    config = stage.trial("gemm/trial_0.json")["config"]
+    assert (config["steps"], config["dtypes"], config["seed"]) == (1, ["float64"], 0)
+
+
+# --- B1.1: the Python API ---
+
+
+def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
+    before = dict(os.environ)
+    request = RunRequest(
+        workload="tells",
+        trials=2,
+        mitigations=("tf32_off",),
+        extra_env={"EXTRA": "1"},
+        config_overrides={"show": "DISABLE_TF32,EXTRA", "size": 7},
+        results_dir=here.path / "elsewhere",
+    )
+    results = run_trials(request)
+    assert [type(result) for result in results] == [TrialResult, TrialResult]
+    assert [result.trial_id for result in results] == ["tells_d0_m0_t0", "tells_d0_m0_t1"]
+    assert here.files("elsewhere") == ["tells/trial_0.json", "tells/trial_1.json"]
+    assert [result.to_dict() for result in results] == list(here.trials("elsewhere").values())
+    assert results[0].result.metrics["variables"] == {"DISABLE_TF32": "1", "EXTRA": "1"}
+    assert results[0].config == {"show": "DISABLE_TF32,EXTRA", "size": 7}
+    assert dict(os.environ) == before
+
+
+def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
+    parts = ["raises", "returns_false", "hangs", "segfaults", "setup_raises", "passes"]
+    request = RunRequest("plays", len(parts), timeout=2, config_overrides={"script": ".".join(parts)})
+    statuses = [result.exit_status for result in run_trials(request)]
+    failed = "workload_failed"
+    assert statuses == [failed, failed, "timeout", failed, "infrastructure_failed", "ok"]
+    assert list(here.statuses().values()) == statuses
+
+
+def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchModeError, match="workload pair requires WORLD_SIZE >= 2"):
+        run_trials(RunRequest("pair", 1, launcher="external"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchModeError, match="workload solo is single_process; do not wrap with torchrun"):
+        run_trials(RunRequest("solo", 1))
+    assert not list(here.path.glob("setup_*"))
+    assert not here.results.exists()
+
+
+# --- B1.1: launch modes ---
+
+
+def refused(stage: Stage, done: Finished, message: str) -> None:
+    """Refused before ``setup()``, without a file, in one line."""
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if message in line], done.text
+    assert "Traceback (most recent call last)" not in done.stdout
+    assert not list(stage.path.glob("setup_*"))
+    assert stage.files() == []
+
+
+def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
+    done = simple.pytest("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
+    refused(simple, done, message)
+    assert done.returncode == 4
+    assert simple.pytest("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).returncode == 0
+
+
+def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
+    def message(name: str, needed: int, got: int) -> str:
+        return (
+            f"workload {name} requires WORLD_SIZE >= {needed} (got {got}); launch with "
+            f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
+        )
+
+    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message("quartet", 4, 2))
+    done = simple.pytest("--aorta-workload", "pair", "--aorta-launcher", "external")
+    refused(simple, done, message("pair", 2, 1))
+    assert done.returncode == 4
+    done = simple.pytest("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
+    refused(simple, done, message("pair", 2, 1))
+    done = simple.pytest("--aorta-workload", "quartet", "--aorta-nproc", "2")
+    refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
+
+
+def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
+    done = simple.pytest("--aorta-workload", "pair", "--aorta-workload", "solo")
+    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    assert len(list(simple.path.glob("setup_*"))) == 3
+    assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
+    assert simple.trial("solo/trial_0.json")["ranks"] == []
+
+
+def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
+    """As the seed has it: no rendezvous of its own, so on torchrun's static port, but a free one."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = f"--master-port={probe.getsockname()[1]}"
+    command = [port if word == "--standalone" else word for word in torchrun_command(2)]
+    done = stage.run(*command, "--aorta-workload", "fsdp", "--aorta-trials", "1")
+    assert done.returncode == 0, done.text
+    assert stage.files() == ["fsdp/trial_0.json"]
+    assert_written_by_rank_0(stage, done)
+
+
+def test_only_rank_0_writes_and_prints_several_trials(simple: Stage) -> None:
+    done = simple.torchrun(2, "--aorta-workload", "pair", "--aorta-trials", "2")
+    assert done.returncode == 0, done.text
+    assert simple.files() == ["pair/trial_0.json", "pair/trial_1.json"]
+    assert_written_by_rank_0(simple, done)
+    assert len(list(simple.path.glob("setup_*"))) == 4
+
+
+def assert_written_by_rank_0(stage: Stage, done: Finished) -> None:
+    """All trials passed, in two ranks; rank 0 wrote, and the terminal shows one run."""
+    trials = stage.trials()
+    assert done.counts == {"passed": len(trials)}
+    for line in ("test session starts", "aorta: plan ", "results: results"):
+        assert done.text.count(line) == 1
+    for trial in trials.values():
+        assert trial["exit_status"] == "ok"
+        assert trial["env"]["env_vars"]["RANK"] == "0"
+        assert trial["env"]["env_vars"]["WORLD_SIZE"] == "2"
+        assert [record["passed"] for record in trial["ranks"]] == [True, True]
+
+
+def test_without_rank_a_process_is_rank_0(simple: Stage) -> None:
+    assert "RANK" not in simple.environ()
+    assert simple.pytest("--aorta-workload", "solo").returncode == 0
+    assert simple.files() == ["solo/trial_0.json"]
+
+
+# --- B1.1: across the boundaries of packages ---
+
+
+@pytest.fixture(scope="module")
+def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Path]]:
+    """An interpreter that has pytest-aorta and a second package, which pip has installed; without the network."""
+    stage = Stage(tmp_path_factory.mktemp("packages") / "stage")
+    python = make_venv(stage.path / "venv", with_ours=True)
+    source = stage.path / "source"  # setuptools builds in the source's folder
+    for path in PLUGIN_PACKAGE.rglob("*"):
+        if path.suffix in (".py", ".toml") and "build" not in path.parts:
+            stage.write(f"source/{path.relative_to(PLUGIN_PACKAGE)}", path.read_text())
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    done = stage.run(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
+    assert done.returncode == 0, done.text
+    assert list((stage.path / "venv").rglob("site-packages/aorta_test_plugin"))
+    yield stage, python
+    stage.close()
+
+
+def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stage, Path]) -> None:
+    stage, python = two_packages
+    options = ("--aorta-mitigations", "plugin_mode_fast", "--aorta-environment", "plugin_env", "--aorta-steps", "2")
+    workloads = ("--aorta-workload", "plugin_echo", "--aorta-workload", "plugin_legacy")
+    done = stage.run(python, "-m", "pytest", "-p", "no:cacheprovider", *workloads, *options)
+    assert (done.returncode, done.counts) == (0, {"passed": 2}), done.text
+    assert stage.files() == ["plugin_echo/trial_0.json", "plugin_legacy/trial_0.json"]
+    for path, trial in stage.trials().items():
+        assert trial["workload"] == path.partition("/")[0]
+        assert trial["mitigations_applied"] == ["plugin_mode_fast"]
+        assert trial["execution_env"]["name"] == "plugin_env"
+        assert trial["execution_env"]["source_package"] == "aorta-test-plugin"
+        assert trial["env"]["env_vars"] | {"PLUGIN_MODE": "fast", "PLUGIN_ENV": "1"} == trial["env"]["env_vars"]
+        assert trial["result"]["metrics"]["PLUGIN_MODE"] == "fast"
+    legacy = stage.trial("plugin_legacy/trial_0.json")["result"]
+    assert (legacy["total_iterations"], legacy["step_times_ms"], legacy["main_work_started"]) == (2, [1.0, 1.0], True)
+
+
+def test_that_package_imports_nothing_of_ours() -> None:
+    for path in (PLUGIN_PACKAGE / "aorta_test_plugin").glob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith(("pytest_aorta", "aorta_workloads"))]
+
+
+def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
+    for option, kind in (("--aorta-environment", "environment"), ("--aorta-mitigations", "mitigation")):
+        done = stage.pytest("--aorta-workload", "gemm", option, "plugin_env")
+        assert done.returncode == 4
+        assert f"unknown {kind} 'plugin_env'" in done.stderr
+    for path in PACKAGE.rglob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith("aorta_test_plugin")]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules, and names of modules, that a file imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found.add(module)
+            found.update(f"{module}.{alias.name}" for alias in node.names)
+    return found

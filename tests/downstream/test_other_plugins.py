@@ -1,0 +1,166 @@
+"""The test suites of other pytest plugins end the same, test by test, with and without pytest-aorta installed.
+
+Slow, and in need of a package index: `pytest tests/downstream -m downstream`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.downstream
+
+ROOT = Path(__file__).parents[2]
+
+SUITES = ("pytest-xdist", "pytest-timeout")
+
+#: What the suites ask for in their own configurations. Their optional plugins are part of what they test.
+REQUIREMENTS = ("pytest", *SUITES, "filelock", "pexpect", "psutil", "pytest-cov", "setproctitle")
+
+#: What pytest-aorta needs when it is installed but unused, so not torch: 200 MB more would prove less.
+AORTA_REQUIREMENTS = ("packaging", "psutil", "pydantic", "threadpoolctl")
+
+#: Longest run of a suite in seconds, for the case that something hangs.
+PATIENCE = 900
+
+#: How each test of a suite ended, by its node id; several words when both the test and its teardown have one.
+Outcomes = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two environments that are compared."""
+
+    python: Path
+    folder: Path
+
+    def pytest(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run pytest there."""
+        command = [str(self.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        return subprocess.run(
+            command, cwd=cwd, env=_environ(), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+
+    def outcomes(self, suite: Path, *arguments: str) -> Outcomes:
+        """Run a suite, or some tests of it; how each ended."""
+        report = self.folder / "report.xml"
+        # The old family of reports names the files, of which node ids are made.
+        done = self.pytest("-o", "junit_family=xunit1", f"--junitxml={report}", *arguments, cwd=suite)
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        return _read_outcomes(report)
+
+
+def _environ() -> dict[str, str]:
+    """Nothing of this very run, and no path on which one side could find what only the other has."""
+    ours = ("PYTEST_", "AORTA_", "COV_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        inherited.pop(name, None)
+    return inherited
+
+
+def _read_outcomes(report: Path) -> Outcomes:
+    found: dict[str, list[str]] = defaultdict(list)
+    for case in ElementTree.parse(report).iter("testcase"):
+        file, name = case.attrib["file"], case.attrib["name"]
+        module = file.removesuffix(".py").replace("/", ".")
+        classes = case.attrib["classname"].removeprefix(module).strip(".")
+        words = [child.get("type") or child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found["::".join([file, *classes.split("."), name] if classes else [file, name])] += words or ["passed"]
+    return {node_id: tuple(sorted(words)) for node_id, words in found.items()}
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check", "--retries", "1"]
+    done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
+    if "No matching distribution found" in done.stderr or "ConnectionError" in done.stderr:
+        pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def _copy_of_this_project(folder: Path) -> Path:
+    """What a wheel is built from; a build in place would leave its traces, and take up those of earlier ones."""
+    for name in ("pytest_aorta", "workloads"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
+    """Two equal environments, but that one has pytest-aorta."""
+    constraints = ("-c", str(ROOT / "constraints.txt"))
+    found = {}
+    for name in ("without", "with"):
+        folder = tmp_path_factory.mktemp(name)
+        venv.create(folder / "venv", with_pip=True)
+        side = found[name] = Side(folder / "venv" / "bin" / "python", folder)
+        _pip(side.python, "install", *constraints, *REQUIREMENTS)
+    _pip(side.python, "install", *constraints, *AORTA_REQUIREMENTS)
+    _pip(side.python, "install", "--no-deps", str(_copy_of_this_project(tmp_path_factory.mktemp("project"))))
+    for name, side in found.items():
+        options = side.pytest("--help", cwd=side.folder).stdout
+        assert ("--aorta-workload" in options) == (name == "with")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The source archives of the other plugins, in the versions of constraints.txt."""
+    folder = tmp_path_factory.mktemp("sources")
+    constraints = (ROOT / "constraints.txt").read_text()
+    found = {}
+    for suite in SUITES:
+        pinned = re.search(rf"^{suite}==\S+", constraints, re.MULTILINE)
+        assert pinned is not None, f"constraints.txt does not pin {suite}"
+        target = folder / suite
+        _pip(Path(sys.executable), "download", "--no-binary", ":all:", "--no-deps", "-d", str(target), pinned[0])
+        (found[suite],) = target.glob("*.tar.gz")
+    return found
+
+
+def _unpack(archive: Path, target: Path) -> Path:
+    with tarfile.open(archive) as file:
+        file.extractall(target, filter="data")
+    (suite,) = target.iterdir()
+    return suite
+
+
+def _differences(without: Outcomes, with_it: Outcomes) -> dict[str, dict[str, tuple[str, ...] | None]]:
+    """Tests that ended differently; ``None`` where one was not there at all."""
+    return {
+        node_id: {"without": without.get(node_id), "with": with_it.get(node_id)}
+        for node_id in sorted(without.keys() | with_it.keys())
+        if without.get(node_id) != with_it.get(node_id)
+    }
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_suite_ends_the_same_with_and_without_us(name: str, sides: dict[str, Side], sources: dict[str, Path]) -> None:
+    suites = {key: _unpack(sources[name], side.folder / name) for key, side in sides.items()}
+    ended = {key: side.outcomes(suites[key], "-n", "2") for key, side in sides.items()}
+    assert any(outcome == ("passed",) for outcome in ended["without"].values())
+
+    for key, outcomes in ended.items():
+        print(key, dict(Counter(" and ".join(words) for words in outcomes.values())))
+
+    different = _differences(ended["without"], ended["with"])
+    if again := [node_id for node_id, words in different.items() if None not in words.values()]:
+        # These suites time things; what failed on one side only may have failed by chance.
+        print("once more:", *again)
+        for key, side in sides.items():
+            ended[key].update(side.outcomes(suites[key], *again))
+        different = _differences(ended["without"], ended["with"])
+    assert different == {}

@@ -1,0 +1,222 @@
+"""``--aorta-devices``: a trial has devices of its own for as long as it runs, whoever else runs trials on this host.
+
+No machine that runs these tests need have a GPU: the ids are names only, and what is shown is who holds which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from neighbourhood import metrics, notes, settle, workloads
+
+from pytest_aorta.runtime.devices import are_named_only, find_devices
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+pytestmark = pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+#: Both pytest processes begin at the same time; the hook is no reason not to launch ahead.
+BEGIN_TOGETHER = """
+import neighbours
+
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):
+        neighbours.note("begun")
+        assert neighbours.wait_for("begun", {number})
+"""
+
+
+@pytest.fixture
+def devices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return settle(bench, monkeypatch)
+
+
+def test_trial_finds_its_devices_in_its_variables(devices: Bench) -> None:
+    options = ("--aorta-devices", "2,4-5", "--aorta-slots", "auto")
+    result = devices.run(*workloads("tells", "pair"), "--aorta-trials", "3", *options)
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["aorta: plan *, 3 slots, devices 2,4-5 (names only: there is no GPU), results in *"])
+    single = [trial for path, trial in devices.trials().items() if path.startswith("tells")]
+    for trial in single:
+        seen = trial["result"]["metrics"]
+        assert seen["CUDA_VISIBLE_DEVICES"] in ("2", "4", "5")
+        assert len({seen[name] for name in VARIABLES}) == 1
+        assert trial["env"]["env_vars"]["ROCR_VISIBLE_DEVICES"] == seen["CUDA_VISIBLE_DEVICES"]
+    pairs = [trial for path, trial in devices.trials().items() if path.startswith("pair")]
+    assert {trial["result"]["metrics"]["HIP_VISIBLE_DEVICES"] for trial in pairs} <= {"2,4", "2,5", "4,5"}
+    assert devices.left_running() == []
+
+
+def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
+    devices: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "7")
+    devices.write_registry(mitigations={"mine": {"HIP_VISIBLE_DEVICES": "8"}})
+    options = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "mine", "--aorta-devices", "3")
+    devices.run(*workloads("tells"), *options, "--aorta-extra-env", "CUDA_VISIBLE_DEVICES=9").assert_outcomes(passed=1)
+    assert [metrics(devices)[0][name] for name in VARIABLES] == ["9", "8", "3"]
+    # Without the option, devices are left alone.
+    devices.run(*workloads("tells")).assert_outcomes(passed=1)
+    assert [metrics(devices)[0][name] for name in VARIABLES] == ["7", "7", "7"]
+
+
+def test_none(devices: Bench) -> None:
+    result = devices.run(*workloads("tells"), "--aorta-trials", "2", "--aorta-devices", "none", "--aorta-slots", "2")
+    result.assert_outcomes(passed=2)
+    assert [metrics(devices)[0][name] for name in VARIABLES] == [None] * 3  # there is nothing to be hidden
+    assert not (devices.path / "leases").exists()
+
+
+def test_two_pytest_processes_never_hold_one_device_together(devices: Bench) -> None:
+    devices.write(conftest=BEGIN_TOGETHER.format(number=2))
+    options = (*workloads("holds"), "--aorta-trials", "8", "--aorta-devices", "0-1", "--aorta-slots", "2")
+    runs = [devices.start(*options, "--aorta-results-dir", f"results/{name}") for name in ("one", "two")]
+    outputs = [run.communicate(timeout=60)[0].decode() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    statuses = devices.statuses()
+    assert len(statuses) == 16
+    assert set(statuses.values()) == {"ok"}
+    assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} <= {"0", "1"}
+    assert devices.left_running() == []
+
+
+def test_workers_of_xdist_share(devices: Bench) -> None:
+    pytest.importorskip("xdist")
+    devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
+    assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
+
+
+def test_devices_of_a_killed_pytest_are_free(devices: Bench) -> None:
+    options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
+    first = devices.start(*workloads("keeps"), *options)
+    devices.wait_until(lambda: notes(devices, "keeps") == 2)
+    devices.write(conftest=BEGIN_TOGETHER.format(number=1))
+    second = devices.start(*workloads("holds"), *options)
+    devices.wait_until(lambda: notes(devices, "begun") == 1)
+    assert notes(devices, "started-Holds") == 0
+    first.kill()
+    first.communicate(timeout=60)
+    # It gets them when those who used them have gone, and not before.
+    output = second.communicate(timeout=60)[0].decode()
+    assert second.returncode == pytest.ExitCode.OK, output
+    assert devices.statuses() == {"holds/trial_0.json": "ok", "holds/trial_1.json": "ok"}
+    devices.wait_until(lambda: not devices.left_running())
+
+
+def test_ctrl_c_while_it_waits_for_devices(devices: Bench) -> None:
+    first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
+    devices.wait_until(lambda: notes(devices, "keeps") == 1)
+    devices.write(conftest=BEGIN_TOGETHER.format(number=1))
+    second = devices.start(*workloads("holds"), "--aorta-devices", "0", "--aorta-results-dir", "second")
+    devices.wait_until(lambda: notes(devices, "begun") == 1)
+    devices.press_ctrl_c(second)
+    assert second.returncode == pytest.ExitCode.INTERRUPTED
+    assert not (devices.path / "second" / "holds").exists()
+    devices.press_ctrl_c(first)
+    assert devices.left_running() == []
+
+
+IMPORTS_SLOWLY = """
+import os
+import time
+
+import neighbours
+
+if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
+    neighbours.note("importing")
+    time.sleep(neighbours.FOREVER)
+
+class Slow(neighbours.Stays):
+    def setup(self): pass
+    def run(self): return super().run()
+"""
+
+
+def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Bench) -> None:
+    """Variables of a device have to be there before the import, so each has its own."""
+    devices.write(slow=IMPORTS_SLOWLY)
+    run = devices.start("slow.py", "--aorta-trials", "4", "--aorta-devices", "0-1", "--aorta-slots", "2")
+    devices.wait_until(lambda: notes(devices, "importing") and notes(devices, "stays"))
+    devices.press_ctrl_c(run)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert devices.statuses() == {f"Slow/trial_{index}.json": "infrastructure_failed" for index in range(2)}
+    assert {trial["failure"]["message"] for trial in devices.trials().values()} == {"interrupted: KeyboardInterrupt"}
+    assert devices.left_running() == []
+
+
+def test_small_trials_pass_a_big_one_that_waits(devices: Bench) -> None:
+    first = devices.start(*workloads("keeps"), "--aorta-devices", "0", "--aorta-results-dir", "first")
+    devices.wait_until(lambda: notes(devices, "keeps") == 1)
+    options = ("--aorta-devices", "0-1", "--aorta-slots", "2")
+    second = devices.start(*workloads("pair", "tells"), *options)
+    devices.wait_until(lambda: notes(devices, "started-Tells") == 1)
+    assert notes(devices, "started-Pair") == 0
+    devices.press_ctrl_c(first)
+    output = second.communicate(timeout=60)[0].decode()
+    assert second.returncode == pytest.ExitCode.OK, output
+    assert devices.statuses() == {"pair/trial_0.json": "ok", "tells/trial_0.json": "ok"}
+
+
+@pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")])
+def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Bench, others: tuple[str, ...]) -> None:
+    result = devices.run(*workloads("tells", "pair"), "--aorta-devices", "0", *others)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.errlines == [
+        "ERROR: workload pair needs 2 devices, one per rank, but --aorta-devices 0 gives 1",
+        "",
+    ]
+    assert devices.files() == []
+    assert not list((devices.path / "notes").glob("started*"))
+    assert devices.left_running() == []
+
+
+#: Arguments, and what the one line of the error says.
+BAD = {
+    "x": (("--aorta-devices", "x"), "--aorta-devices: 'x' is not valid; expected a list such as 0-3 or 0,2-4, or none"),
+    "backwards": (("--aorta-devices", "3-1"), "--aorta-devices: '3-1' is not valid; expected a list such as 0-3"),
+    "twice": (("--aorta-devices", "0-2,1"), "--aorta-devices: '0-2,1' is not valid; expected a list such as 0-3"),
+    "without isolation": (
+        ("--aorta-devices", "0", "--aorta-isolation", "none"),
+        "--aorta-devices 0 and --aorta-isolation none: a trial in pytest's own process has that process's devices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(devices: Bench, name: str) -> None:
+    arguments, message = BAD[name]
+    result = devices.run(*workloads("tells"), *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.errlines[0].startswith(f"ERROR: {message}")
+    assert devices.files() == []
+
+
+def test_leases_that_cannot_be_kept(devices: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only tests start trials."""
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
+    devices.write(test_it="def test_it(aorta_run): aorta_run('tells')")
+    for arguments in (workloads("tells"), (*workloads("tells"), "-n", "2"), ("test_it.py",)):
+        result = devices.run(*arguments, "--aorta-devices", "0")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: --aorta-devices 0: *'/proc/nowhere'*"])
+        assert devices.files() == []
+
+
+def test_a_rank_of_an_outer_launcher_has_its_devices_from_there(
+    devices: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would wait for the devices of all of them."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    result = devices.run(*workloads("tells"), "--aorta-devices", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    message = "--aorta-devices 0: pytest is a rank of an outer launcher, which gives out the devices"
+    assert result.errlines[0] == f"ERROR: {message}"
+    devices.run(*workloads("tells"), "--aorta-devices", "none").assert_outcomes(passed=1)

@@ -1,0 +1,281 @@
+"""Trials take part in fixtures like any test: conftest.py files run around them, and can change what they see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+#: Tells the variables that it sees, and writes down when it runs.
+SEER = """
+import os
+from pathlib import Path
+
+class Seer:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        with open(os.environ["STORY"], "a") as story:
+            story.write("trial\\n")
+        return {"passed": True, "metrics": {k: v for k, v in os.environ.items() if k.startswith("SEEN_")}}
+    def cleanup(self):
+        with open(os.environ["STORY"], "a") as story:
+            story.write("cleanup\\n")
+"""
+
+#: An autouse fixture that tells of itself.
+TELLER = """
+import pytest
+
+@pytest.fixture(autouse=True)
+def {name}(request):
+    with open({story!r}, "a") as story:
+        story.write("{name} before " + request.node.name + "\\n")
+    yield
+    with open({story!r}, "a") as story:
+        story.write("{name} after " + request.node.name + "\\n")
+"""
+
+
+@pytest.fixture
+def seer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench.write(seer=SEER)
+    bench.register(seer="seer:Seer")
+    monkeypatch.setenv("STORY", str(bench.path / "story"))
+    return bench
+
+
+def story(bench: Bench) -> list[str]:
+    return (bench.path / "story").read_text().splitlines()
+
+
+def metrics(bench: Bench, path: str = "seer/trial_0.json") -> dict[str, str]:
+    found = bench.trial(path)["result"]["metrics"]
+    assert isinstance(found, dict)
+    return found
+
+
+SEEN = ("--aorta-workload", "seer")
+
+
+def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
+    seer: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = seer.path / "below"
+    below.mkdir()
+    (seer.path / "pytest.ini").write_text("[pytest]\n")
+    (seer.path / "conftest.py").write_text(TELLER.format(name="outer", story=str(seer.path / "story")))
+    (below / "conftest.py").write_text(TELLER.format(name="inner", story=str(seer.path / "story")))
+    (below / "test_one.py").write_text("def test_one(): pass\n")
+    around = [
+        "outer before seer[local-none-0]",
+        "inner before seer[local-none-0]",
+        "trial",
+        "cleanup",
+        "inner after seer[local-none-0]",
+        "outer after seer[local-none-0]",
+    ]
+    monkeypatch.syspath_prepend(seer.path)
+    monkeypatch.setenv("PYTHONPATH", str(seer.path))
+    monkeypatch.chdir(below)
+    seer.run(*SEEN).assert_outcomes(passed=1)
+    assert story(seer) == around
+    (seer.path / "story").unlink()
+    # The same when tests are collected as well, whichever directory is named.
+    monkeypatch.chdir(seer.path)
+    seer.run(*SEEN, "below").assert_outcomes(passed=2)
+    one = [f"{name} test_one" for name in ("outer before", "inner before", "inner after", "outer after")]
+    assert story(seer) == [*one, *(line for line in around if not line.startswith("inner"))]
+    (seer.path / "story").unlink()
+    monkeypatch.chdir(below)
+    seer.run(*SEEN, ".").assert_outcomes(passed=2)
+    assert story(seer) == [*one, *around]
+
+
+def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture
+        def aorta_extra_env(aorta_extra_env, tmp_path, request):
+            return {**aorta_extra_env, "SEEN_ITEM": request.node.name, "SEEN_A": "conftest", "SEEN_TMP": str(tmp_path)}
+        """
+    )
+    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-extra-env", "SEEN_A=option,SEEN_B=option, with comma")
+    result.assert_outcomes(passed=2)
+    for index in range(2):
+        path = f"seer/trial_{index}.json"
+        seen = metrics(seer, path)
+        temporary = seen.pop("SEEN_TMP")
+        item = f"seer[local-none-{index}]"
+        assert seen == {"SEEN_ITEM": item, "SEEN_A": "conftest", "SEEN_B": "option, with comma"}
+        # What the overlay says is recorded, as the trial's own process saw it.
+        assert seer.trial(path)["env"]["env_vars"].items() >= {**seen, "SEEN_TMP": temporary}.items()
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
+def test_variables_that_a_fixture_sets_reach_the_trial(
+    seer: Bench, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    seer.write(
+        conftest="""
+        import os
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def variables(monkeypatch, request):
+            monkeypatch.setenv("SEEN_BY_FIXTURE", request.node.name)
+            monkeypatch.delenv("SEEN_OUTSIDE")
+
+        def pytest_unconfigure():
+            assert os.environ["SEEN_OUTSIDE"] == "1"
+            assert "SEEN_BY_FIXTURE" not in os.environ
+        """
+    )
+    monkeypatch.setenv("SEEN_OUTSIDE", "1")
+    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-isolation", isolation)
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.OK
+    for index in range(2):
+        assert metrics(seer, f"seer/trial_{index}.json") == {"SEEN_BY_FIXTURE": f"seer[local-none-{index}]"}
+
+
+def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def licence(request):
+            if request.node.name.endswith("-1]"):
+                raise RuntimeError("no licence left")
+        """
+    )
+    result = seer.run(*SEEN, "--aorta-trials", "3")
+    result.assert_outcomes(passed=2, errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*RuntimeError: no licence left*", "ERROR aorta::seer?local-none-1?*"])
+    assert list(seer.statuses().values()) == ["ok", "infrastructure_failed", "ok"]
+    failure = seer.trial("seer/trial_1.json")["failure"]
+    assert (failure["phase"], failure["kind"], failure["type"]) == ("launch", "exception", "RuntimeError")
+    assert failure["message"] == "a fixture failed: no licence left"
+    assert story(seer).count("trial") == 2
+
+
+def test_fixture_that_skips_leaves_nothing(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def device(request):
+            if request.node.name.endswith("-0]"):
+                pytest.skip("no device")
+        """
+    )
+    result = seer.run(*SEEN, "--aorta-trials", "2", "-rs")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["SKIPPED *no device"])
+    assert seer.files() == ["seer/trial_1.json"]
+
+
+def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def device():
+            yield
+            raise RuntimeError("cannot be released")
+        """
+    )
+    result = seer.run(*SEEN)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of seer?local-none-0?*", "*RuntimeError: cannot be released*"])
+    assert seer.statuses() == {"seer/trial_0.json": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("None", "expected a mapping of variables to texts, not NoneType"),
+        ("{'A': 1234567}", "the value of 'A' must be a text, not int"),
+        ("{'RANK': '1'}", "RANK is set by the launcher of the ranks and cannot be overlaid"),
+    ],
+)
+def test_override_that_makes_no_sense_is_told_without_its_values(seer: Bench, value: str, message: str) -> None:
+    seer.write(
+        conftest=f"""
+        import pytest
+
+        @pytest.fixture
+        def aorta_extra_env():
+            return {value}
+        """
+    )
+    result = seer.run(*SEEN)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"the fixture aorta_extra_env: {message}"])
+    result.stdout.no_fnmatch_line("*1234567*")
+    assert seer.statuses() == {"seer/trial_0.json": "infrastructure_failed"}
+    assert message in seer.trial("seer/trial_0.json")["failure"]["message"]
+    # It is not looked at where no fixture runs.
+    assert seer.run(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
+
+
+def test_fixtures_of_wider_scopes_are_set_up_once(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(scope="session", autouse=True)
+        def server(tmp_path_factory):
+            with open("story", "a") as story:
+                story.write("up\\n")
+            yield "here"
+            with open("story", "a") as story:
+                story.write("down\\n")
+
+        @pytest.fixture
+        def aorta_extra_env(server):
+            return {"SEEN_SERVER": server}
+        """
+    )
+    seer.run(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
+    assert story(seer) == ["up", "trial", "cleanup", "trial", "cleanup", "down"]
+    assert metrics(seer) == {"SEEN_SERVER": "here"}
+
+
+def test_fixtures_run_around_the_workloads_of_a_file(seer: Bench) -> None:
+    (seer.path / "conftest.py").write_text(TELLER.format(name="around", story=str(seer.path / "story")))
+    seer.run("seer.py").assert_outcomes(passed=1)
+    name = "Seer[local-none-0]"
+    assert story(seer) == [f"around before {name}", "trial", "cleanup", f"around after {name}"]
+
+
+def test_hooks_of_a_conftest_see_trials_as_items(seer: Bench) -> None:
+    seer.write(
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items.reverse()
+            items[0].add_marker(pytest.mark.skip(reason="not today"))
+
+        def pytest_runtest_setup(item):
+            marker = item.get_closest_marker("aorta")
+            assert marker is not None
+            print("set up", item.name)
+        """
+    )
+    result = seer.run(*SEEN, "--aorta-trials", "3", "-v", "-rP")
+    result.assert_outcomes(passed=2, skipped=1)
+    assert list(seer.words(result)) == [f"seer[local-none-{index}]" for index in (2, 1, 0)]
+    assert seer.files() == ["seer/trial_0.json", "seer/trial_1.json"]
+    result.stdout.fnmatch_lines(["set up seer?local-none-1?"])

@@ -1,0 +1,295 @@
+"""``--aorta-host``: trials on hosts that execnet reaches; here, ``popen`` ones, which are processes of this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from neighbourhood import leave, metrics, notes, settle, workloads
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+ONE = ("--aorta-host", "popen")
+TWO = (*ONE, *ONE)
+
+
+@pytest.fixture
+def hosts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return settle(bench, monkeypatch)
+
+
+def host_processes(run: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The hosts of a run of pytest, as processes of this machine."""
+    return [child for child in psutil.Process(run.pid).children() if any("import sys" in it for it in child.cmdline())]
+
+
+def essence(bench: Bench) -> dict[str, Any]:
+    """Of every trial, what does not depend on where it ran: its logs, too."""
+    found = {}
+    for path, trial in bench.trials().items():
+        folder = (bench.results / path).parent
+        logs = {name: (folder / log).read_text() for name, log in trial["artifacts"].items()}
+        keys = ("trial_id", "exit_status", "request_fingerprint", "cell", "config", "mitigations_applied", "artifacts")
+        failure = trial["failure"] or {}
+        # Stacks and tracebacks have addresses in them.
+        found[path] = {
+            **{key: trial[key] for key in keys},
+            "failure": {key: failure.get(key) for key in ("phase", "kind", "type", "message", "signal", "stacks")},
+            "stdout": logs.get("stdout"),
+            "stacks": "stacks" in logs and "File" in logs["stacks"],
+        }
+    return found
+
+
+# What comes back
+
+
+def test_trials_run_on_all_hosts(hosts: Bench) -> None:
+    """Each has one slot, so the two trials meet only when they are on different ones."""
+    result = hosts.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: plan *, 1 slot on each of popen, popen, results in results"])
+    assert hosts.left_running() == []
+
+
+def test_several_slots_of_one_host(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_AORTA_HOST", "popen")
+    hosts.run(*workloads("meets"), "--aorta-trials", "2", "--aorta-slots", "2").assert_outcomes(passed=2)
+
+
+def test_files_are_those_of_a_run_without_hosts(hosts: Bench) -> None:
+    hosts.copy(FAULTY)
+    hosts.write_registry(mitigations={"one": {"SEEN": "1"}})
+    names = ("Passes", "HangsPolitelyInRun", "SegfaultsInRun", "RaisesInSetup", "RaisesInCleanup")
+    options = (
+        *(f"faulty_workloads.py::{name}" for name in names),
+        *("--aorta-registry-file", "registry.json", "--aorta-mitigations", "one", "--aorta-mitigations", "none"),
+        *("--aorta-config", "size=3", "-v"),
+    )
+    alone = hosts.run(*options, "--aorta-results-dir", "alone")
+    hosts.results = hosts.path / "alone"
+    expected = essence(hosts)
+    away = hosts.run(*options, *TWO, "--aorta-results-dir", "away")
+    hosts.results = hosts.path / "away"
+    assert essence(hosts) == expected
+    assert len(expected) == 10
+    assert expected["HangsPolitelyInRun/local-one/trial_0.json"]["exit_status"] == "timeout"
+    assert expected["Passes/local-one/trial_0.json"]["stdout"] == "cleaned up\n"
+    assert hosts.words(away) == hosts.words(alone)
+    assert hosts.left_running() == []
+    # Nothing is left of the rooms in which the trials wrote their files there.
+    assert not [path for path in hosts.everything() if "pytest-aorta-" in path]
+
+
+def test_trials_of_tests(hosts: Bench) -> None:
+    hosts.write(
+        test_it="""
+        import pytest
+        from neighbours import Tells
+
+        @pytest.mark.aorta(trials=2)
+        def test_marked(aorta_trial):
+            assert aorta_trial(Tells).exit_status == "ok"
+
+        def test_two(aorta_run):
+            first, second = aorta_run(Tells), aorta_run(Tells)
+            assert first.artifacts != second.artifacts
+        """
+    )
+    hosts.run("test_it.py", *ONE).assert_outcomes(passed=3)
+    assert [list(trial["artifacts"]) for trial in hosts.trials().values()] == [["stderr", "stdout"]] * 4
+
+
+def test_devices_of_a_host(hosts: Bench) -> None:
+    """Names only, on a machine without a GPU."""
+    hosts.run(*workloads("tells", "pair"), *ONE, "--aorta-devices", "0-1").assert_outcomes(passed=2)
+    assert [seen["HIP_VISIBLE_DEVICES"] for seen in metrics(hosts)] == ["0,1", "0"]
+
+
+def test_cell_that_cannot_be_imported(hosts: Bench) -> None:
+    hosts.write(broken="raise ImportError('no such driver')")
+    hosts.register(broken="broken:Broken", tells="neighbours:Tells")
+    result = hosts.run(*workloads("broken", "tells"), "--aorta-trials", "2", *TWO)
+    result.assert_outcomes(passed=2, errors=2)
+    failures = [hosts.trial(f"broken/trial_{index}.json")["failure"] for index in range(2)]
+    assert [(it["phase"], it["type"], it["message"]) for it in failures] == [
+        ("import", "ImportError", "no such driver")
+    ] * 2
+
+
+# Deaths
+
+
+def test_death_of_one_host_loses_no_trial(hosts: Bench) -> None:
+    run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO, "-v")
+    hosts.wait_until(lambda: notes(hosts, "waits") == 2)
+    host_processes(run)[0].kill()
+    leave(hosts, "go")
+    output = run.communicate(timeout=60)[0].decode()
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
+    assert sorted(hosts.statuses().values()) == ["infrastructure_failed", *["ok"] * 5]
+    (lost,) = [trial["failure"] for trial in hosts.trials().values() if trial["exit_status"] != "ok"]
+    assert lost["phase"] == "run"
+    assert "the host that ran this trial died: " in lost["message"]
+    assert "signal SIGKILL" in lost["message"]
+    hosts.wait_until(lambda: not hosts.left_running())
+
+
+def test_death_of_all_hosts_ends_the_run(hosts: Bench) -> None:
+    run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO)
+    hosts.wait_until(lambda: notes(hosts, "waits") == 2)
+    for process in host_processes(run):
+        process.kill()
+    output = run.communicate(timeout=60)[0].decode()
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
+    assert hosts.statuses() == {f"waits/trial_{index}.json": "infrastructure_failed" for index in range(6)}
+    failures = [trial["failure"] for trial in hosts.trials().values()]
+    phases = [failure["phase"] for failure in failures]
+    assert sorted(phases) == ["launch"] * 4 + ["run"] * 2
+    for failure in failures:
+        started = failure["phase"] == "run"
+        assert ("the host that ran this trial died" if started else "there is no host left") in failure["message"]
+    hosts.wait_until(lambda: not hosts.left_running())
+
+
+# The ends of pytest
+
+
+def test_ctrl_c(hosts: Bench) -> None:
+    run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
+    hosts.wait_until(lambda: notes(hosts, "stays") == 2)
+    hosts.press_ctrl_c(run)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert hosts.statuses() == {f"stays/trial_{index}.json": "infrastructure_failed" for index in range(2)}
+    assert {trial["failure"]["message"] for trial in hosts.trials().values()} == {"interrupted: KeyboardInterrupt"}
+    assert notes(hosts, "started-Stays") == 2
+    assert hosts.left_running() == []
+
+
+def test_ctrl_c_while_it_connects(hosts: Bench) -> None:
+    silent = hosts.path / "silent"
+    silent.write_text(f"#!/bin/sh\ntouch {hosts.path}/notes/silent_\nsleep 1000\n")
+    silent.chmod(0o755)
+    run = hosts.start(*workloads("tells"), *ONE, "--aorta-host", f"popen//python={silent}")
+    hosts.wait_until(lambda: notes(hosts, "silent"))
+    hosts.press_ctrl_c(run)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert hosts.left_running() == []
+
+
+def test_ctrl_c_while_a_host_imports_the_workload(hosts: Bench) -> None:
+    hosts.write(slow="import neighbours, time\nneighbours.note('importing')\ntime.sleep(1000)")
+    hosts.register(slow="slow:Slow")
+    run = hosts.start(*workloads("slow"), *ONE)
+    hosts.wait_until(lambda: notes(hosts, "importing"))
+    output = hosts.press_ctrl_c(run)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert "Traceback" not in output
+    assert hosts.files() == []
+    assert hosts.left_running() == []
+
+
+def test_nothing_survives_pytest(hosts: Bench) -> None:
+    run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
+    hosts.wait_until(lambda: notes(hosts, "stays") == 2)
+    run.send_signal(signal.SIGKILL)
+    run.communicate(timeout=60)
+    hosts.wait_until(lambda: not hosts.left_running())
+
+
+def test_first_failure_ends_what_runs(hosts: Bench) -> None:
+    result = hosts.run(*workloads("fails", "stays"), "--aorta-trials", "2", *TWO, "--aorta-slots", "2", "-x")
+    result.assert_outcomes(failed=1)
+    statuses = hosts.statuses()
+    assert statuses["fails/trial_0.json"] == "workload_failed"
+    assert statuses["stays/trial_0.json"] == "infrastructure_failed"
+    assert hosts.left_running() == []
+
+
+# Hosts that cannot be used
+
+#: Arguments, and what the error says.
+BAD = {
+    "no interpreter": (
+        "popen//python=/no/such/python",
+        "ERROR: host popen//python=/no/such/python *cannot start /no/*",
+    ),
+    "not python": ("popen//python=/bin/false", "ERROR: host popen//python=/bin/false *is /bin/false a Python interp*"),
+    "no host": ("nonsense", "ERROR: --aorta-host: 'nonsense' is not a host: it does not say how to reach it; valid *"),
+    "unknown key": ("popen//pyhton=x", "ERROR: --aorta-host: 'popen//pyhton=x' is not a host: 'pyhton' is unknown *"),
+    "too late": ("popen//env:PYTHONPATH=x", "ERROR: --aorta-host: *'env:PYTHONPATH' comes after the interpreter has *"),
+    "no number": ("0*popen", "ERROR: --aorta-host: '0[*]popen' is no host at all: the number before [*] must be *"),
+    "nobody there": ("socket=localhost:1", "ERROR: host socket=localhost:1 *cannot connect: *"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_host_is_one_message_before_anything_starts(hosts: Bench, name: str) -> None:
+    spec, message = BAD[name]
+    result = hosts.run(*workloads("tells"), *ONE, "--aorta-host", spec)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    result.stderr.fnmatch_lines([message])
+    assert not any(word in result.stdout.str() + line for word in ("Traceback", "INTERNALERROR", "child_worker"))
+    assert hosts.files() == []
+    assert hosts.left_running() == []
+
+
+def test_other_code_is_refused_by_the_name_of_its_file(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, value in (("here", 1), ("there", 2)):
+        package = hosts.path / place / "twofaced"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("from neighbours import Tells\n")
+        (package / "numbers.py").write_text(f"VALUE = {value}\n")
+    hosts.register(twofaced="twofaced:Tells")
+    monkeypatch.setenv("PYTHONPATH", f"{hosts.path}:{hosts.path}/here")
+    hosts.run(*workloads("twofaced"), *ONE).assert_outcomes(passed=1)
+    python = hosts.path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={hosts.path}:{hosts.path}/there exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    away = f"popen//python={python}"
+    result = hosts.run(*workloads("twofaced"), *ONE, "--aorta-host", away, "--aorta-results-dir", "away")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: host popen//python=*it would run other code: twofaced/numbers.py differs from *"]
+    )
+    assert not (hosts.path / "away" / "twofaced").exists()
+    assert hosts.left_running() == []
+
+
+def test_devices_that_a_host_cannot_lease(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
+    result = hosts.run(*workloads("tells"), *ONE, "--aorta-devices", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith("ERROR: host popen: --aorta-devices 0: ")
+
+
+def test_beside_other_ways_to_run_several(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xdist")
+    result = hosts.run(*workloads("tells"), *ONE, "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.errlines[0] == "ERROR: --aorta-host and -n both run trials side by side; use one of them"
+
+
+def test_run_trials(hosts: Bench) -> None:
+    hosts.write(
+        script="""
+        from pytest_aorta import RunRequest, run_trials
+
+        first, second = run_trials(RunRequest("meets", 2, hosts=("2*popen",)))
+        assert first.exit_status == second.exit_status == "ok"
+        assert (first.trial_index, second.trial_index) == (0, 1)
+        """
+    )
+    assert hosts.pytester.runpython(Path("script.py")).ret == 0
+    assert len([path for path in hosts.everything() if path.endswith("stdout.log")]) == 2
+    assert hosts.left_running() == []

@@ -1,0 +1,160 @@
+"""Ctrl-C, and the end of pytest itself, while a trial runs."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+#: The third trial waits for ever in the phase that is named in the environment.
+WAITS = """
+import os
+import subprocess
+import time
+from pathlib import Path
+
+class Waits:
+    def __init__(self, config): pass
+    def phase(self, name):
+        if name == "setup":
+            self.index = len(list(Path.cwd().glob("seen_*")))
+            Path(f"seen_{self.index}").touch()
+        if self.index == 2 and name == os.environ["WAIT_IN"]:
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            time.sleep(0.3)  # by then, pytest waits for it
+            Path("waiting").touch()
+            time.sleep(1000)
+    def setup(self):
+        self.phase("setup")
+    def run(self):
+        self.phase("run")
+        return {"passed": True, "metrics": {"index": self.index}}
+    def cleanup(self):
+        self.phase("cleanup")
+"""
+
+
+@pytest.fixture
+def waits(bench: Bench) -> Bench:
+    bench.write(waits=WAITS)
+    return bench
+
+
+@pytest.mark.parametrize("phase", ["setup", "run", "cleanup"])
+def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
+    waits: Bench, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    monkeypatch.setenv("WAIT_IN", phase)
+    process = waits.start("waits.py", "--aorta-trials", "5")
+    waits.wait_until((waits.path / "waiting").exists)
+    output = waits.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "! KeyboardInterrupt !" in output
+    assert "results: results" in output
+    assert waits.files() == [f"Waits/trial_{index}.json" for index in range(3)]
+    trial = waits.trial("Waits/trial_2.json")
+    failure = trial["failure"]
+    assert (failure["phase"], failure["kind"]) == (phase, "signal")
+    assert failure["message"].startswith("interrupted")
+    assert trial["artifacts"].keys() >= {"stdout", "stderr"}
+    # What was there already is not taken back.
+    assert trial["exit_status"] == ("ok" if phase == "cleanup" else "infrastructure_failed")
+    assert trial["result"]["metrics"] == ({"index": 2} if phase == "cleanup" else {})
+    assert [waits.trial(f"Waits/trial_{index}.json")["exit_status"] for index in range(2)] == ["ok", "ok"]
+    assert waits.left_running() == []
+
+
+@pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"])
+def test_interrupt_between_two_phases(waits: Bench, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+    monkeypatch.setenv("WAIT_IN", "run" if hook == "pytest_runtest_call" else "nothing")
+    waits.write(
+        conftest=f"""
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def {hook}(item):
+            if item.name.endswith("-2]"):
+                raise KeyboardInterrupt
+        """
+    )
+    result = waits.run("waits.py", "--aorta-trials", "4")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    interrupted = hook != "pytest_runtest_teardown"  # by then, it has its result
+    assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed" if interrupted else "ok"]
+    if interrupted:
+        assert waits.trial("Waits/trial_2.json")["failure"]["message"] == "interrupted: KeyboardInterrupt"
+    assert waits.left_running() == []
+
+
+def test_interrupt_under_xdist(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAIT_IN", "run")
+    process = waits.start("waits.py", "--aorta-trials", "5", "-n", "2")
+    waits.wait_until((waits.path / "waiting").exists)
+    waits.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    statuses = waits.statuses()
+    assert set(statuses.values()) <= {"ok", "infrastructure_failed"}
+    waiting = [trial for trial in waits.trials().values() if trial["exit_status"] != "ok"]
+    assert len(waiting) >= 1
+    assert all("interrupted" in trial["failure"]["message"] for trial in waiting)
+    waits.wait_until(lambda: not waits.left_running())
+
+
+def test_interrupt_in_a_trial_of_a_test(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAIT_IN", "run")
+    waits.write(
+        test_it="""
+        from waits import Waits
+
+        def test_it(aorta_run):
+            for _ in range(5):
+                aorta_run(Waits)
+        """
+    )
+    process = waits.start("test_it.py")
+    waits.wait_until((waits.path / "waiting").exists)
+    waits.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
+    assert waits.left_running() == []
+
+
+def test_exit_in_a_fixture_ends_the_run(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAIT_IN", "nothing")
+    waits.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def licence(request):
+            if request.node.name.endswith("-2]"):
+                pytest.exit("licence lost", returncode=7)
+        """
+    )
+    result = waits.run("waits.py", "--aorta-trials", "4")
+    assert result.ret == 7
+    statuses = waits.statuses()
+    assert [statuses[f"Waits/trial_{index}.json"] for index in range(2)] == ["ok", "ok"]
+    assert "Waits/trial_3.json" not in statuses
+    assert waits.left_running() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_nothing_survives_the_end_of_pytest(waits: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setenv("WAIT_IN", "run")
+    process = waits.start("waits.py", "--aorta-trials", "5")
+    waits.wait_until((waits.path / "waiting").exists)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    waits.wait_until(lambda: not waits.left_running())
+    # Whatever is there is complete.
+    assert waits.statuses().items() >= {"Waits/trial_0.json": "ok", "Waits/trial_1.json": "ok"}.items()
+    assert not [path for path in waits.everything() if path.endswith(".tmp")]
+    # And the next run puts things in order.
+    (waits.path / "waiting").unlink()
+    waits.run("waits.py", "--aorta-trials", "5").assert_outcomes(passed=5)
+    assert set(waits.statuses().values()) == {"ok"}

@@ -1,0 +1,135 @@
+"""Which trials run: by name, keyword, marker and earlier failure, and when the run stops early."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+pytestmark = pytest.mark.usefixtures("gemm_and_fsdp")
+
+#: Two workloads with the names of real ones, of which the second fails in its trials 1 and 3 unless FIXED is set.
+SOURCE = """
+import os
+from pathlib import Path
+
+class Gemm:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        return {"passed": True}
+
+class Fsdp(Gemm):
+    def setup(self):
+        self.index = len(list(Path.cwd().glob("seen_*")))
+        Path(f"seen_{self.index}").touch()
+    def run(self):
+        return {"passed": self.index not in (1, 3) or "FIXED" in os.environ}
+"""
+
+
+@pytest.fixture
+def gemm_and_fsdp(bench: Bench) -> None:
+    bench.write(steady=SOURCE)
+    bench.register(steady="steady:Gemm", shaky="steady:Fsdp")
+    bench.write_registry(mitigations={"fix": {"FIXED": "1"}})
+
+
+STEADY = ("--aorta-workload", "steady", "--aorta-trials", "3")
+BOTH = (*STEADY, "--aorta-workload", "shaky", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off")
+
+
+def collected(result: pytest.RunResult) -> list[str]:
+    """Names of the items of a ``--collect-only -q``."""
+    return [line.removeprefix("aorta::") for line in result.outlines if line.endswith("]")]
+
+
+ALL = [
+    f"{workload}[local-{mitigations}-{index}]"
+    for index in range(3)
+    for workload in ("steady", "shaky")
+    for mitigations in ("none", "omp_1+tf32_off")
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((), ALL),
+        (("-m", "aorta"), ALL),
+        (("-m", "not aorta"), []),
+        (("-k", "shaky and omp_1"), [name for name in ALL if "shaky" in name and "omp_1" in name]),
+        (("-k", "tf32_off-2"), ["steady[local-omp_1+tf32_off-2]", "shaky[local-omp_1+tf32_off-2]"]),
+        (("aorta::steady[local-none-1]",), ["steady[local-none-1]"]),
+        (("::steady[local-none-1]",), ["steady[local-none-1]"]),
+        (("steady[local-none-1]",), ["steady[local-none-1]"]),
+        (
+            ("steady[local-none-1]", "aorta::shaky[local-omp_1+tf32_off-0]"),
+            ["shaky[local-omp_1+tf32_off-0]", "steady[local-none-1]"],
+        ),
+        (("::steady[local-none-1]", "-k", "shaky"), []),
+        (("--deselect", "aorta::steady[local-none-0]", "-k", "steady and not omp_1"), ALL[4:12:4]),
+    ],
+)
+def test_selection(bench: Bench, arguments: tuple[str, ...], names: list[str]) -> None:
+    result = bench.run("--collect-only", "-q", *BOTH, *arguments)
+    assert collected(result) == names
+    assert result.ret == (pytest.ExitCode.OK if names else pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+@pytest.mark.parametrize(
+    "argument", ["aorta::steady[local-none-3]", "::steady[local-none-3]", "steady[local-none-3]", "aorta::nothing"]
+)
+def test_unknown_trial_is_an_error_that_names_it(bench: Bench, argument: str) -> None:
+    result = bench.run(*STEADY, argument)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    name = re.escape(argument.rpartition("::")[2])
+    result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has steady\[local-none-0\], .*"])
+    assert not bench.results.exists()
+
+
+def test_unknown_path_is_still_reported_by_pytest(bench: Bench) -> None:
+    result = bench.run(*STEADY, "nowhere.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: file or directory not found: nowhere.py"])
+
+
+def test_trials_of_a_selected_name_only_are_run_and_written(bench: Bench) -> None:
+    result = bench.run(*STEADY, "steady[local-none-1]")
+    result.assert_outcomes(passed=1)
+    assert bench.files() == ["steady/trial_1.json"]
+    assert bench.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"
+
+
+def test_last_failed_reruns_only_what_failed(bench: Bench) -> None:
+    options = ("--aorta-workload", "shaky", "--aorta-trials", "5")
+    bench.run(*options).assert_outcomes(passed=3, failed=2)
+    result = bench.run(*options, "--lf", "-v")
+    result.assert_outcomes(passed=2)
+    assert list(bench.words(result)) == ["shaky[local-none-1]", "shaky[local-none-3]"]
+    assert bench.earlier() == ["shaky/trial_1.json", "shaky/trial_3.json"]
+    assert set(bench.statuses().values()) == {"ok"}
+
+
+@pytest.mark.parametrize(("option", "ran", "failed"), [("-x", 2, 1), ("--maxfail=1", 2, 1), ("--maxfail=2", 4, 2)])
+def test_run_stops_after_the_given_number_of_failures(bench: Bench, option: str, ran: int, failed: int) -> None:
+    result = bench.run("--aorta-workload", "shaky", "--aorta-trials", "6", option)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=ran - failed, failed=failed)
+    assert bench.files() == [f"shaky/trial_{index}.json" for index in range(ran)]
+    assert bench.left_running() == []
+
+
+def test_registry_file_offers_a_mitigation_that_helps(bench: Bench) -> None:
+    result = bench.run(
+        *("--aorta-workload", "shaky", "--aorta-trials", "4", "--aorta-mitigations", "fix"),
+        *("--aorta-registry-file", "registry.json", "--aorta-environment", "local"),
+    )
+    result.assert_outcomes(passed=4)
+    trial = bench.trial("shaky/trial_3.json")
+    assert trial["mitigations_applied"] == ["fix"]
+    assert trial["env"]["env_vars"]["FIXED"] == "1"

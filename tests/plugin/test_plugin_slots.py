@@ -1,0 +1,674 @@
+"""``--aorta-slots``: several trials at a time in one pytest process, and nothing else is any different."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+from neighbourhood import leave, metrics, notes, settle, workloads
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+TWO = ("--aorta-slots", "2")
+
+
+@pytest.fixture
+def beside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Offers workloads that care what runs beside them."""
+    return settle(bench, monkeypatch)
+
+
+@pytest.fixture
+def faulty(bench: Bench) -> Bench:
+    bench.copy(FAULTY)
+    bench.register(
+        passes="faulty_workloads:Passes",
+        raises="faulty_workloads:RaisesInRun",
+        crashes="faulty_workloads:SegfaultsInRun",
+        hangs="faulty_workloads:HangsPolitelyInRun",
+        unset="faulty_workloads:RaisesInSetup",
+        unclean="faulty_workloads:RaisesInCleanup",
+    )
+    return bench
+
+
+def lines(result: pytest.RunResult) -> list[str]:
+    """What a run has printed, without times and process ids."""
+    return [re.sub(r"\d+\.\d+s\b|0x[0-9a-f]+|\bpid \d+", "#", line).rstrip("= ") for line in result.outlines]
+
+
+# What they are for
+
+
+def test_trials_run_at_the_same_time(beside: Bench) -> None:
+    result = beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: plan * 2 trials in 1 cell, 2 slots, results in results"])
+    assert beside.left_running() == []
+
+
+def test_so_do_those_of_run_trials(beside: Bench) -> None:
+    beside.write(
+        script="""
+        from pytest_aorta import RunRequest, run_trials
+
+        records = run_trials(RunRequest("meets", 4, slots=2))
+        assert [record.exit_status for record in records] == ["ok"] * 4
+        assert [record.trial_index for record in records] == [0, 1, 2, 3]
+        """
+    )
+    assert beside.pytester.runpython(Path("script.py")).ret == 0
+    assert set(beside.statuses().values()) == {"ok"}
+    assert len(beside.files()) == 4
+    assert beside.left_running() == []
+
+
+TAKES_TURNS = """
+import os
+import neighbours
+
+LATE = os.environ.get("SEEN") == "late"
+if LATE:
+    assert neighbours.wait_for("started-quick", 3)
+
+class Turns(neighbours.Tells):
+    def setup(self):
+        neighbours.note("started-late" if LATE else "started-quick")
+    def run(self):
+        # From the third one on, it is the other cell's turn.
+        return {"passed": LATE or neighbours.count("started-quick") < 3 or neighbours.wait_for("started-late")}
+"""
+
+
+def test_cells_take_turns_however_long_their_preparation_takes(beside: Bench) -> None:
+    beside.write(turns=TAKES_TURNS)
+    beside.write_registry(mitigations={"late": {"SEEN": "late"}})
+    cells = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "late")
+    beside.run("turns.py", *cells, "--aorta-trials", "8", *TWO).assert_outcomes(passed=16)
+
+
+def test_gemm_gives_the_same_files(bench: Bench) -> None:
+    options = (*workloads("gemm"), "--aorta-trials", "64", "--aorta-steps", "1", "--aorta-config", "sizes=16x16x16")
+    found = []
+    for slots in ("1", "2"):
+        bench.results = bench.path / f"slots_{slots}"
+        result = bench.run(*options, "--aorta-slots", slots, "--aorta-results-dir", bench.results.name)
+        result.assert_outcomes(passed=64)
+        found.append(
+            {
+                path: {
+                    **{key: trial[key] for key in ("trial_id", "exit_status", "request_fingerprint", "config")},
+                    **{key: trial[key] for key in ("cell", "trial_index", "mitigations_applied", "artifacts")},
+                    "failures": trial["result"]["failure_count"],
+                    "metrics": {k: v for k, v in trial["result"]["metrics"].items() if not _is_of_time(k)},
+                }
+                for path, trial in bench.trials().items()
+            }
+        )
+    assert sorted(found[0]) == sorted(f"gemm/trial_{index}.json" for index in range(64))
+    assert found[0] == found[1]
+
+
+def _is_of_time(name: str) -> bool:
+    return any(part in name for part in ("ms", "sec", "flops", "time"))
+
+
+def test_reports_look_as_without(faulty: Bench) -> None:
+    """One trial that hangs, one that crashes, and so on, beside others that pass: in the order of the items."""
+    options = (
+        *workloads("passes", "hangs", "crashes", "raises", "unset", "unclean"),
+        *(
+            "--aorta-trials",
+            "2",
+            "-v",
+            "--durations",
+            "3",
+            "--durations-min",
+            "0",
+            "--junitxml",
+            "out.xml",
+            "-p",
+            "no:cacheprovider",
+        ),
+    )
+    alone = faulty.run(*options, "--aorta-results-dir", "alone")
+    report = junit(faulty)
+    several = faulty.run(*options, "--aorta-slots", "4")
+    # An item whose cleanup failed counts as passed and as an error.
+    for run in (alone, several):
+        run.assert_outcomes(passed=4, failed=6, errors=4)
+        assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert faulty.words(several) == faulty.words(alone)
+    assert list(faulty.words(several)) == list(faulty.words(alone))
+    assert faulty.words(several)["hangs[local-none-1]"] == ["TIMEOUT"]
+    assert junit(faulty) == report
+    # The same table, the same tracebacks and the same summary.
+    different = [line for line in lines(several) if line not in lines(alone)]
+    slowest = [line for line in different if re.match("#? *#? *(setup|call|teardown) ", line)]
+    assert sorted(line for line in different if line not in slowest) == sorted(
+        [
+            next(line for line in lines(several) if ", 4 slots, " in line),
+            "results: results",
+            *(line for line in different if line.startswith(("trial file: ", "run it again: "))),
+        ]
+    )
+    faulty.results = faulty.path / "alone"
+    expected = faulty.statuses()
+    faulty.results = faulty.path / "results"
+    assert faulty.statuses() == expected
+    assert faulty.left_running() == []
+
+
+def junit(bench: Bench) -> list[tuple[str | None, list[tuple[str, str | None]], list[tuple[str | None, ...]]]]:
+    """Of every item, in their order: name, what went wrong, properties."""
+    cases = ElementTree.parse(bench.path / "out.xml").iter("testcase")
+    return [
+        (
+            case.get("name"),
+            [(child.tag, child.get("message")) for child in case if child.tag != "properties"],
+            [(found.get("name"), found.get("value")) for found in case.iter("property")],
+        )
+        for case in cases
+    ]
+
+
+def test_quiet_run(faulty: Bench) -> None:
+    result = faulty.run(*workloads("passes", "raises"), "--aorta-trials", "2", *TWO, "-q")
+    result.stdout.fnmatch_lines([".F.F *100%*"])
+    result.stdout.no_fnmatch_line("aorta: plan*")
+
+
+def test_isolation(beside: Bench) -> None:
+    options = (*workloads("meets"), "--aorta-trials", "2", *TWO)
+    beside.run(*options, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
+    # Without isolation they run in this process, and so one after the other.
+    result = beside.run(
+        *workloads("tells"), "--aorta-trials", "3", *TWO, "--aorta-isolation", "none", "--aorta-results-dir", "alone"
+    )
+    result.assert_outcomes(passed=3)
+    beside.results = beside.path / "alone"
+    assert len({seen["pid"] for seen in metrics(beside)}) == 1
+    assert beside.left_running() == []
+
+
+def test_distributed_trials(bench: Bench) -> None:
+    bench.write(
+        pairs="""
+        import os
+
+        class Pair:
+            launch_mode = "distributed"
+            min_world_size = 2
+
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True, "metrics": {"rank": int(os.environ["RANK"])}}
+        """
+    )
+    bench.run("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
+    trials = bench.trials().values()
+    assert [[rank["rank"] for rank in trial["ranks"]] for trial in trials] == [[0, 1]] * 3
+    assert bench.left_running() == []
+
+
+# Ends
+
+
+def test_first_failure_ends_what_runs_and_starts_nothing(beside: Bench) -> None:
+    leave(beside, "calm")
+    options = (*workloads("fails", "stays"), "--aorta-trials", "4", "--aorta-slots", "3")
+    beside.run(*options).assert_outcomes(passed=8)
+    (beside.path / "notes" / "calm_").unlink()
+    for note in (beside.path / "notes").glob("started*"):
+        note.unlink()
+    result = beside.run(*options, "-x")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+    assert beside.left_running() == []
+    trials = beside.trials()
+    assert trials["fails/trial_0.json"]["exit_status"] == "workload_failed"
+    killed = [
+        trial["failure"]["message"] for trial in trials.values() if trial["exit_status"] == "infrastructure_failed"
+    ]
+    assert killed == ["interrupted: stopping after 1 failures"] * len(killed)
+    assert killed
+    # A trial has one new file, and its earlier one is in the history, exactly when it was started; and not all were,
+    # for those that stay hold all slots.
+    started = sorted(path for path, trial in trials.items() if trial["exit_status"] != "ok")
+    assert len(started) < 8
+    assert sorted(beside.earlier()) == started
+    # Some were ended before they could leave a note.
+    assert 2 <= notes(beside, "started-Fails") + notes(beside, "started-Stays") <= len(started)
+
+
+@pytest.mark.parametrize("option", ["--maxfail=2", "--stepwise"])
+def test_other_ways_to_stop(faulty: Bench, option: str) -> None:
+    result = faulty.run(*workloads("raises", "hangs"), "--aorta-trials", "20", *TWO, option)
+    assert result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+    result.assert_outcomes(failed=2 if option == "--maxfail=2" else 1)
+    assert "raises/trial_19.json" not in faulty.files()
+    assert set(faulty.statuses().values()) <= {"workload_failed", "timeout", "infrastructure_failed"}
+    assert faulty.left_running() == []
+
+
+def test_ctrl_c_records_all_that_runs(beside: Bench) -> None:
+    process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
+    beside.wait_until(lambda: notes(beside, "stays") == 3)
+    output = beside.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "! KeyboardInterrupt !" in output
+    assert beside.statuses() == {f"stays/trial_{index}.json": "infrastructure_failed" for index in range(3)}
+    failures = [trial["failure"] for trial in beside.trials().values()]
+    assert {(failure["phase"], failure["message"]) for failure in failures} == {
+        ("run", "interrupted: KeyboardInterrupt")
+    }
+    assert notes(beside, "started-Stays") == 3
+    assert beside.left_running() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_pytest(beside: Bench, number: int) -> None:
+    process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
+    beside.wait_until(lambda: notes(beside, "stays") == 3)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    beside.wait_until(lambda: not beside.left_running())
+    assert beside.files() == []
+
+
+def test_exit_from_a_test_beside_running_trials(beside: Bench) -> None:
+    beside.write(
+        first="""
+        import neighbours
+
+        class First(neighbours.Tells):
+            def setup(self): pass
+            def run(self): return {"passed": True}
+        """,
+        test_leaves="""
+        import neighbours
+        import pytest
+
+        def test_leaves():
+            assert neighbours.wait_for("stays", 2)
+            pytest.exit("enough", returncode=7)
+        """,
+        last="""
+        import neighbours
+
+        class Last(neighbours.Stays):
+            def run(self): return super().run()
+            def setup(self): pass
+        """,
+    )
+    result = beside.run("first.py", "test_leaves.py", "last.py", "--aorta-trials", "3", *TWO)
+    assert result.ret == 7
+    assert set(beside.statuses().items()) >= {
+        ("First/trial_0.json", "ok"),
+        ("Last/trial_1.json", "infrastructure_failed"),
+    }
+    assert "Last/trial_2.json" not in beside.files()
+    assert beside.left_running() == []
+
+
+# Selection
+
+
+def test_only_what_is_selected_is_started(faulty: Bench) -> None:
+    options = (*workloads("passes", "raises"), "--aorta-trials", "3", *TWO)
+
+    def run(*arguments: str) -> list[str]:
+        faulty.results = faulty.path / f"run_{len(list(faulty.path.glob('run_*')))}"
+        faulty.run(*options, *arguments, "--aorta-results-dir", faulty.results.name)
+        return faulty.files() if faulty.results.exists() else ["nothing at all"]
+
+    assert run("-k", "passes and 2") == ["passes/trial_2.json"]
+    assert run("aorta::raises[local-none-1]", "::passes[local-none-0]") == [
+        "passes/trial_0.json",
+        "raises/trial_1.json",
+    ]
+    assert run("--lf") == ["raises/trial_1.json"]
+    assert run("--deselect", "aorta::raises[local-none-0]", "-k", "raises") == [
+        "raises/trial_1.json",
+        "raises/trial_2.json",
+    ]
+    for arguments in (("--collect-only",), ("--setup-plan",)):
+        assert run(*arguments) == ["nothing at all"]
+
+
+def test_skipped_items_leave_nothing(faulty: Bench) -> None:
+    faulty.write(
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[1].add_marker(pytest.mark.skip(reason="of a mark"))
+        """
+    )
+    options = (*workloads("passes"), "--aorta-trials", "5", *TWO)
+    faulty.run(*options).assert_outcomes(passed=4, skipped=1)
+    assert not [path for path in faulty.everything() if "trial_1" in path]
+    # A hook of the user may do anything before its item. A trial that has a result keeps it when its item is skipped.
+    faulty.write(
+        conftest="""
+        import pytest
+
+        def pytest_runtest_setup(item):
+            if "-3]" in item.name:
+                pytest.skip("of a hook")
+        """
+    )
+    result = faulty.run(*options)
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.fnmatch_lines(["one after the other, *: pytest_runtest_setup (conftest.py)"])
+    assert sorted(faulty.earlier()) == [f"passes/trial_{index}.json" for index in (0, 2, 4)]
+    assert len(faulty.files()) == 5
+
+
+def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Bench) -> None:
+    """Its trial may have run already."""
+    faulty.write(
+        skipper="""
+        import pytest
+
+        def pytest_runtest_setup(item):
+            if "-3]" in item.name:
+                pytest.skip("says the plugin")
+        """
+    )
+    info = faulty.path / "skipper-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skipper\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nskipper = skipper\n")
+    result = faulty.run(*workloads("passes"), "--aorta-trials", "5", *TWO)
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.no_fnmatch_line("one after the other*")
+    assert len(faulty.files()) == 4
+    assert not [path for path in faulty.everything() if "trial_3" in path]
+
+
+# What an item does before its trial
+
+
+@pytest.mark.parametrize("where", ["conftest", "helper"])
+def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Bench, where: str) -> None:
+    beside.write(
+        **{
+            where: """
+            import neighbours
+            import pytest
+
+            @pytest.fixture
+            def aorta_extra_env(request):
+                return {"SEEN": request.node.name}
+
+            @pytest.fixture(autouse=True)
+            def around():
+                neighbours.note("around")
+                assert neighbours.count("started-Tells") == neighbours.count("around") - 1
+                yield
+                assert neighbours.count("started-Tells") == neighbours.count("around")
+            """
+        }
+    )
+    arguments = ("-p", "helper") if where == "helper" else ()
+    result = beside.run(*workloads("tells"), "--aorta-trials", "4", *TWO, *arguments)
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines([f"one after the other, because of what runs before each trial: *({where}.py)*"])
+    if where == "conftest":  # a plugin cannot override the fixture of another one that is loaded after it
+        assert [seen["SEEN"] for seen in metrics(beside)] == [f"tells[local-none-{index}]" for index in range(4)]
+
+
+BETWEEN = """
+import os
+
+import neighbours
+from neighbours import Tells
+
+def test_patches(monkeypatch, tmp_path):
+    (tmp_path / "patched").mkdir()
+    monkeypatch.setenv("SEEN", "patched")
+    monkeypatch.syspath_prepend(tmp_path / "patched")
+    monkeypatch.chdir(tmp_path / "patched")
+    neighbours.note("one")
+    # The next ones start only now.
+    assert neighbours.wait_for("started-Last", 3)
+
+def test_runs_a_trial_of_its_own(aorta_run, monkeypatch):
+    monkeypatch.setenv("SEEN", "by its own")
+    neighbours.note("go")
+    record = aorta_run(Tells)
+    assert record.exit_status == "ok"
+    assert record.result.metrics["SEEN"] == "by its own"
+    assert not neighbours.count("late")
+"""
+
+
+def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Bench) -> None:
+    beside.write(
+        first="""
+        import neighbours
+
+        class First(neighbours.Tells):
+            def setup(self): pass
+            def run(self): return {"passed": True, "metrics": self.seen()}
+        """,
+        test_between=BETWEEN,
+        last="""
+        import neighbours
+
+        class Last(neighbours.Tells):
+            def setup(self): super().setup()
+            def run(self):
+                # The first one ends once the test has patched; all others stay until it has ended.
+                kind = "one" if neighbours.count("started-Last") == 1 else "go"
+                return {"passed": neighbours.wait_for(kind), "metrics": self.seen()}
+        """,
+    )
+    result = beside.run("first.py", "test_between.py", "last.py", "--aorta-trials", "5", *TWO)
+    result.assert_outcomes(passed=12)
+    found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
+    assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
+
+
+def test_trials_of_a_test_on_threads_of_its_own(beside: Bench) -> None:
+    """Also when the very first one of the run is not started by pytest's own thread."""
+    beside.write(
+        test_threads="""
+        from concurrent.futures import ThreadPoolExecutor
+        from neighbours import Meets
+
+        def test_threads(aorta_run):
+            with ThreadPoolExecutor(2) as threads:
+                first, second = threads.map(lambda _: aorta_run(Meets), range(2))
+            assert first.exit_status == second.exit_status == "ok"
+        """
+    )
+    result = beside.run("test_threads.py", *TWO)
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK
+    assert result.errlines == []
+    assert len(beside.files()) == 2
+    assert beside.left_running() == []
+
+
+# Values
+
+
+def test_bad_values(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "not valid; expected a whole number of at least 1, or auto"
+    for value in ("0", "x"):
+        result = faulty.run(*workloads("passes"), "--aorta-slots", value)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert result.errlines[0] == f"ERROR: --aorta-slots: '{value}' is {expected}"
+    monkeypatch.setenv("PYTEST_AORTA_SLOTS", "-2")
+    result = faulty.run(*workloads("passes"))
+    assert result.errlines[0] == f"ERROR: the environment variable PYTEST_AORTA_SLOTS: '-2' is {expected}"
+    assert faulty.files() == []
+
+
+def test_sources(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def header(*arguments: str) -> str:
+        result = faulty.run(*workloads("passes"), "--collect-only", *arguments)
+        return next(line for line in result.outlines if line.startswith("aorta: plan"))
+
+    (faulty.path / "pytest.ini").write_text("[pytest]\naorta_slots = 2\naorta_devices = 4-6\n")
+    assert ", 2 slots, devices 4-6" in header()
+    monkeypatch.setenv("PYTEST_AORTA_SLOTS", "3")
+    assert ", 3 slots, " in header()
+    assert ", 5 slots, " in header("--aorta-slots", "5")
+    # One per device.
+    assert ", 3 slots, " in header("--aorta-slots", "auto")
+
+
+def test_beside_xdist(faulty: Bench) -> None:
+    pytest.importorskip("xdist")
+    options = (*workloads("passes"), "--aorta-trials", "4")
+    for others in (("-n", "2"), ("--tx", "2*popen", "--dist", "load")):
+        result = faulty.run(*options, *others, *TWO)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        (message,) = [line for line in result.errlines if line]
+        assert message == "ERROR: --aorta-slots 2 and -n both run trials side by side; use one of them"
+        assert faulty.files() == []
+    faulty.run(*options, "-n", "2", "--aorta-slots", "auto").assert_outcomes(passed=4)
+    faulty.run(*options, "--tx", "2*popen", "--dist", "load", "--aorta-slots", "auto").assert_outcomes(passed=4)
+
+
+def test_cores_and_threads(beside: Bench, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    import os
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO).assert_outcomes(passed=2)
+    first, second = metrics(beside)
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) > 1:
+        assert sorted(first["cores"] + second["cores"]) == mine
+    else:  # too few: they share
+        assert first["cores"] == second["cores"] == mine
+    for seen in (first, second):
+        assert 1 <= int(seen["OMP_NUM_THREADS"]) <= len(seen["cores"])
+        assert seen["OPENBLAS_NUM_THREADS"] == seen["OMP_NUM_THREADS"]
+        assert seen["MKL_NUM_THREADS"] == "7"  # the user's own
+    # One slot is not restricted in any way; and whatever is said for trials comes last.
+    beside.run(*workloads("tells"), *TWO, "--aorta-extra-env", "OMP_NUM_THREADS=5")
+    assert beside.trial("tells/trial_0.json")["result"]["metrics"]["OMP_NUM_THREADS"] == "5"
+    beside.run(*workloads("tells"))
+    seen = beside.trial("tells/trial_0.json")["result"]["metrics"]
+    assert (seen["cores"], seen["OMP_NUM_THREADS"]) == (mine, None)
+
+
+# Cells that cannot be prepared, workloads that cannot be forked, time limits
+
+
+def test_cell_that_cannot_be_imported(faulty: Bench) -> None:
+    faulty.write(
+        broken="""
+        import os
+        if os.path.exists("break"):
+            raise ImportError("no such driver")
+        from faulty_workloads import Passes
+        class Broken(Passes):
+            pass
+        """
+    )
+    faulty.register(passes="faulty_workloads:Passes", broken="broken:Broken")
+    options = (*workloads("broken", "passes"), "--aorta-trials", "3", *TWO)
+    faulty.run(*options).assert_outcomes(passed=6)
+    (faulty.path / "break").touch()
+    result = faulty.run(*options)
+    result.assert_outcomes(passed=3, errors=3)
+    trials = [faulty.trial(f"broken/trial_{index}.json") for index in range(3)]
+    assert [trial["exit_status"] for trial in trials] == ["infrastructure_failed"] * 3
+    assert {(trial["failure"]["phase"], trial["failure"]["type"]) for trial in trials} == {("import", "ImportError")}
+    assert {trial["failure"]["message"] for trial in trials} == {"no such driver"}
+    # None was started; earlier results were not overwritten all the same.
+    assert [trial["artifacts"] for trial in trials] == [{}] * 3
+    assert len(faulty.earlier()) == 6
+
+
+UNFORKABLE = """
+import threading
+import time
+import neighbours
+
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+class Threaded(neighbours.Meets):
+    def setup(self): pass
+    def run(self): return super().run()
+"""
+
+
+def test_workload_that_cannot_be_forked(beside: Bench) -> None:
+    beside.write(threaded=UNFORKABLE)
+    # On devices, because it is imported anew for each; without a GPU, they are names only.
+    options = ("--aorta-trials", "4", *TWO, "--aorta-devices", "0-1")
+    result = beside.run("threaded.py", *options)
+    result.assert_outcomes(passed=4, warnings=1)
+    result.stdout.fnmatch_lines(["*importing */threaded.py * a fork would not be safe*"])
+    # As an error, it is one item's, whose trial is ended, unless it is over by then.
+    result = beside.run("threaded.py", *options, "-W", "error")
+    assert result.parseoutcomes()["passed"] == 3
+    result.stdout.fnmatch_lines(["*ERROR at setup of Threaded*", "E *PytestWarning: importing *"])
+    assert sorted(beside.statuses().values())[1:] == ["ok", "ok", "ok"]
+    assert beside.left_running() == []
+
+
+def test_time_limits(faulty: Bench) -> None:
+    pytest.importorskip("pytest_timeout")
+    faulty.write(
+        slow="""
+        import time
+
+        class Slow:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                time.sleep(self.seconds)
+                return {"passed": True}
+
+        class Short(Slow):
+            seconds = 0.1
+            def setup(self): pass
+            def run(self): return super().run()
+
+        class Long(Slow):
+            seconds = 1000
+            def setup(self): pass
+            def run(self): return super().run()
+        """,
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "Long[" in item.name:
+                    item.add_marker(pytest.mark.timeout(0.5))
+                if item.name == "Short[local-none-1]":
+                    item.add_marker(pytest.mark.timeout(0))  # none at all
+        """,
+    )
+    faulty.register(long="slow:Long")
+    result = faulty.run("slow.py", "-k", "Short or Long", "--aorta-trials", "2", *TWO, "--timeout", "30", "-v")
+    assert faulty.words(result) == {
+        "Short[local-none-0]": ["PASSED"],
+        "Long[local-none-0]": ["TIMEOUT"],
+        "Short[local-none-1]": ["PASSED"],
+        "Long[local-none-1]": ["TIMEOUT"],
+    }
+    # The general limit counts, too, as does ours.
+    for limit in (("--timeout", "0.5"), ("--aorta-timeout", "0.5", "--timeout", "30")):
+        faulty.write(conftest="")
+        result = faulty.run(*workloads("long"), "--aorta-trials", "2", *TWO, *limit)
+        result.assert_outcomes(failed=2)
+        assert {faulty.trial(path)["exit_status"] for path in faulty.files() if path.startswith("long")} == {"timeout"}
+    assert faulty.left_running() == []

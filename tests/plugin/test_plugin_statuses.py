@@ -1,0 +1,241 @@
+"""What became of a trial: its exit status and failure in its file, and what pytest shows of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+
+class Seen(NamedTuple):
+    """Of one trial.
+
+    ``failure`` is phase, kind and what is known beyond; ``shown`` the words of ``-v`` and the sections of its reports.
+    """
+
+    status: str
+    failure: str
+    shown: str
+
+
+PASSED = "PASSED"
+FAILED = "FAILED in FAILURES"
+ERROR = "ERROR in ERRORS at setup"
+UNCLEAN = "PASSED ERROR in ERRORS at teardown"
+
+TABLE = {
+    "Passes": Seen("ok", "", PASSED),
+    "ReturnsFalse": Seen("workload_failed", "run result", FAILED),
+    "ReturnsNothing": Seen("workload_failed", "run result NotAResult", FAILED),
+    "RaisesInRun": Seen("workload_failed", "run exception ValueError", FAILED),
+    "ExitsInRun": Seen("workload_failed", "run exception SystemExit code 3", FAILED),
+    "ExitsWithZeroInRun": Seen("workload_failed", "run exception SystemExit code 0", FAILED),
+    "InterruptsInRun": Seen("workload_failed", "run exception KeyboardInterrupt", FAILED),
+    "SegfaultsInRun": Seen("workload_failed", "run signal SIGSEGV", FAILED),
+    "AbortsInRun": Seen("workload_failed", "run signal SIGABRT", FAILED),
+    "VanishesInRun": Seen("workload_failed", "run exit_code code 0", FAILED),
+    "VanishesWithThreeInRun": Seen("workload_failed", "run exit_code code 3", FAILED),
+    "HangsInRun": Seen("timeout", "run timeout stacks", "TIMEOUT in FAILURES"),
+    "HangsPolitelyInRun": Seen("timeout", "run timeout stacks", "TIMEOUT in FAILURES"),
+    "RaisesInConstructor": Seen("infrastructure_failed", "setup exception RuntimeError", ERROR),
+    "RaisesInSetup": Seen("infrastructure_failed", "setup exception RuntimeError", ERROR),
+    "ExitsInSetup": Seen("infrastructure_failed", "setup exception SystemExit code 1", ERROR),
+    "SegfaultsInSetup": Seen("infrastructure_failed", "setup signal SIGSEGV", ERROR),
+    "VanishesInSetup": Seen("infrastructure_failed", "setup exit_code code 0", ERROR),
+    "HangsInSetup": Seen("timeout", "setup timeout stacks", "TIMEOUT in ERRORS at setup"),
+    "RaisesInCleanup": Seen("ok", "cleanup exception OSError", UNCLEAN),
+    "SegfaultsInCleanup": Seen("ok", "cleanup signal SIGSEGV", UNCLEAN),
+    "VanishesInCleanup": Seen("ok", "cleanup exit_code code 3", UNCLEAN),
+    "HangsInCleanup": Seen("ok", "cleanup timeout stacks", UNCLEAN),
+    "FailsInRunAndCleanup": Seen("workload_failed", "run exception ValueError", FAILED),
+    "LeavesThingsBehind": Seen("ok", "", PASSED),
+}
+
+#: One of every kind, for modes in which a trial costs more.
+SOME = (
+    *("Passes", "ReturnsFalse", "RaisesInRun", "SegfaultsInRun", "VanishesInRun", "HangsInRun"),
+    *("RaisesInConstructor", "SegfaultsInSetup", "HangsInSetup", "RaisesInCleanup", "HangsInCleanup"),
+)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "arguments"),
+    [(tuple(TABLE), ()), (SOME, ("--aorta-isolation", "spawn", "-n", "2")), (SOME, ("-n", "2"))],
+    ids=["fork", "spawn-xdist", "fork-xdist"],
+)
+def test_every_ending_has_its_status_and_its_word(
+    bench: Bench, workloads: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    bench.copy(FAULTY)
+    result = bench.run("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
+    seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in bench.trials().values()}
+    shown = shown_in(bench, result)
+    expected = {name: TABLE[name] for name in workloads}
+    assert {name: Seen(*found, shown[f"{name}[local-none-0]"]) for name, found in seen.items()} == expected
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert bench.left_running() == []
+
+
+def test_letters_and_totals(bench: Bench) -> None:
+    bench.copy(FAULTY)
+    names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")
+    result = bench.run(*(f"faulty_workloads.py::{name}" for name in names))
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    # A timeout stays among the failed or the errors: with a category of its own, it would be missing from both.
+    result.assert_outcomes(passed=2, failed=2, errors=3)
+    result.stdout.fnmatch_lines(["faulty_workloads.py .TFTE.E*"])
+    result.stdout.fnmatch_lines(
+        [
+            "TIMEOUT faulty_workloads.py::HangsInRun*",
+            "FAILED faulty_workloads.py::ReturnsFalse*",
+            "TIMEOUT faulty_workloads.py::HangsInSetup*",
+            "ERROR faulty_workloads.py::RaisesInSetup*",
+            "ERROR faulty_workloads.py::RaisesInCleanup*",
+        ]
+    )
+
+
+def test_failure_says_what_where_and_how_to_run_it_again(bench: Bench) -> None:
+    bench.copy(FAULTY)
+    names = ("ReturnsFalse", "RaisesInRun", "HangsInRun", "FailsInRunAndCleanup", "RaisesInCleanup")
+    result = bench.run("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
+    text = {name: section(result, f"{name}[local-none-1]") for name in names}
+    assert "run() returned passed=False, 2 failure(s), first at iteration 7" in text["ReturnsFalse"]
+    assert 'in run\n    raise ValueError("loss is nan")\nValueError: loss is nan' in text["RaisesInRun"]
+    assert "the deadline of 0.5 s passed in run()" in text["HangsInRun"]
+    assert "in hang_with_the_gil_held" in text["HangsInRun"]
+    assert "OSError" in text["FailsInRunAndCleanup"]
+    assert "device busy" in text["FailsInRunAndCleanup"]
+    for name in names:
+        # The workload's own frames, and none of those that called it.
+        assert "/pytest_aorta/" not in text[name]
+        assert f"trial file: {bench.results / name / 'trial_1.json'}" in text[name]
+        assert f"run it again: pytest --aorta-trials 2 'faulty_workloads.py::{name}[local-none-1]'" in text[name]
+
+
+def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(bench: Bench) -> None:
+    bench.copy(FAULTY)
+    bench.register(broken="faulty_workloads:RaisesInRun")
+    options = ("--aorta-workload", "broken", "--aorta-trials", "2", "--aorta-mitigations", "none,omp_1")
+    first = bench.run(*options)
+    again = re.findall(r"^run it again: pytest (.*)$", first.stdout.str(), re.MULTILINE)
+    assert len(again) == 2
+    second = bench.run(*(word.strip("'") for word in again[1].split()))
+    second.assert_outcomes(failed=1)
+    second.stdout.fnmatch_lines(["*broken?local-none+omp_1-1?*"])
+
+
+IMPORTS = {
+    "raises": ("raise ImportError('libfoo.so')", "import exception ImportError"),
+    "exits": ("import sys; sys.exit(0)", "import exception SystemExit"),
+    "segfaults": ("import os; os.kill(os.getpid(), 11)", "import signal SIGSEGV"),
+    "vanishes": ("import os; os._exit(0)", "import exit_code code 0"),
+}
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_import_that_fails_is_no_fault_of_the_workload(bench: Bench, isolation: str) -> None:
+    for name, (line, _) in IMPORTS.items():
+        bench.write(
+            **{
+                name: f"""
+                {line}
+
+                class {name.title()}:
+                    def __init__(self, config): pass
+                    def setup(self): pass
+                    def run(self): pass
+                """
+            }
+        )
+    files = [f"{name}.py" for name in IMPORTS]
+    result = bench.run("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=2 * len(IMPORTS))
+    shown = shown_in(bench, result)
+    for name, (_, failure) in IMPORTS.items():
+        for index in range(2):
+            trial = bench.trial(f"{name.title()}/trial_{index}.json")
+            assert (trial["exit_status"], failure_of(trial)) == ("infrastructure_failed", failure)
+            assert shown[f"{name.title()}[local-none-{index}]"] == ERROR
+    assert "libfoo.so" in bench.trial("Raises/trial_0.json")["failure"]["message"]
+    # The crash shows where it happened.
+    result.stdout.fnmatch_lines(['*File "*segfaults.py", line 1 in <module>*'])
+    assert bench.left_running() == []
+
+
+def test_one_bad_trial_does_not_touch_its_neighbours(bench: Bench) -> None:
+    bench.write(
+        flaky="""
+        import os
+        from pathlib import Path
+
+        class Flaky:
+            timeout_sec = 20
+
+            def __init__(self, config): pass
+            def setup(self):
+                self.index = len(list(Path.cwd().glob("seen_*")))
+                Path(f"seen_{self.index}").touch()
+            def run(self):
+                if self.index == 1:
+                    os.kill(os.getpid(), 9)
+                if self.index == 3:
+                    raise ValueError(self.index)
+                return {"passed": True, "metrics": {"index": self.index}}
+        """
+    )
+    result = bench.run("flaky.py", "--aorta-trials", "6")
+    result.assert_outcomes(passed=4, failed=2)
+    assert list(bench.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
+    assert bench.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
+    assert bench.trial("Flaky/trial_1.json")["failure"]["signal"] == "SIGKILL"
+
+
+def test_what_a_trial_leaves_running_is_ended_and_noted(bench: Bench) -> None:
+    bench.copy(FAULTY)
+    bench.run("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
+    notes = bench.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
+    assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
+    # A failure of the cleanup does not hide the one of the run, nor the other way round.
+    details = bench.trial("FailsInRunAndCleanup/trial_0.json")["result"]["failure_details"]
+    assert [(detail["phase"], detail["message"]) for detail in details] == [("cleanup", "device busy")]
+    assert bench.left_running() == []
+
+
+def failure_of(trial: dict[str, Any]) -> str:
+    """A trial's failure in words."""
+    failure = trial["failure"]
+    if failure is None:
+        return ""
+    parts = [failure["phase"], failure["kind"], failure["type"], failure["signal"]]
+    if failure["exit_code"] is not None:
+        parts.append(f"code {failure['exit_code']}")
+    if failure["stacks"] is not None:
+        parts.append("stacks")
+    return " ".join(part for part in parts if part)
+
+
+def shown_in(bench: Bench, result: pytest.RunResult) -> dict[str, str]:
+    """Of a run with ``-v``: the words of every item, and the section that its report is in, by its name."""
+    shown = {name: " ".join(found) for name, found in bench.words(result).items()}
+    section = ""
+    for line in result.outlines:
+        if match := re.fullmatch(r"=+ (ERRORS|FAILURES|.*) =+", line):
+            section = match[1]
+        elif section in ("ERRORS", "FAILURES") and (match := re.fullmatch(r"_+ (?:ERROR (.*) of )?(\S+\]) _+", line)):
+            shown[match[2]] += f" in {section}" + (f" {match[1]}" if match[1] else "")
+    return shown
+
+
+def section(result: pytest.RunResult, name: str) -> str:
+    """What the report of an item says below its title."""
+    text = re.split(r"(?m)^(?:_+ .* _+|=+ .* =+)$", result.stdout.str().split(f"{name} _", 1)[1])[0]
+    return text.partition("\n")[2]

@@ -1,0 +1,194 @@
+"""Deadlines: where they come from, which one wins, and that a hang costs its own trial and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+pytest.importorskip("pytest_timeout")
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+#: Hangs, without a deadline of its own or with a generous one, in a C call that holds the GIL.
+HANGS = """
+import ctypes
+
+class Hangs:
+    timeout_sec = {timeout}
+
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): ctypes.PyDLL(None).sleep(1000)
+
+class Passes(Hangs):
+    def run(self): return {{"passed": True}}
+"""
+
+
+def limits(bench: Bench) -> list[str]:
+    """The deadline that ended each trial of ``Hangs``, as its message tells."""
+    trials = [trial for path, trial in bench.trials().items() if path.startswith("Hangs/")]
+    assert {trial["exit_status"] for trial in trials} == {"timeout"}
+    return [
+        re.findall(r"the deadline of (\S+) s passed in run\(\)", trial["failure"]["message"])[0] for trial in trials
+    ]
+
+
+def test_pytest_timeout_limits_the_trial_and_not_pytest(bench: Bench) -> None:
+    """Its own timer would wait for the GIL for ever, or end pytest and with it the trials that follow."""
+    bench.write(hangs=HANGS.format(timeout=None))
+    for method in ("signal", "thread"):
+        result = bench.run("hangs.py", "--timeout", "0.6", "--timeout-method", method, "-v")
+        assert bench.words(result) == {"Hangs[local-none-0]": ["TIMEOUT"], "Passes[local-none-0]": ["PASSED"]}
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert limits(bench) == ["0.6"]
+        result.stdout.no_fnmatch_line("*+ Timeout +*")
+        assert bench.left_running() == []
+
+
+def test_pytest_timeout_still_guards_tests(bench: Bench) -> None:
+    bench.write(
+        hangs=HANGS.format(timeout=None),
+        test_slow="""
+        import time
+
+        def test_slow():
+            time.sleep(1000)
+        """,
+    )
+    result = bench.run("test_slow.py", "hangs.py::Passes", "--timeout", "1", "-v")
+    assert bench.words(result) == {"Passes[local-none-0]": ["PASSED"]}
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*test_slow FAILED*", "*Failed: Timeout*1*"])
+
+
+def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(bench: Bench) -> None:
+    bench.write(
+        hangs=HANGS.format(timeout=50),
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[0].add_marker(pytest.mark.aorta(timeout=0.3))
+            items[0].add_marker(pytest.mark.timeout(40))
+            items[1].add_marker(pytest.mark.timeout(0.4))
+        """,
+    )
+    result = bench.run("hangs.py::Hangs", "--aorta-trials", "3", "--aorta-timeout", "0.5", "--timeout", "30")
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["hangs.py TTT*"])
+    assert limits(bench) == ["0.3", "0.4", "0.5"]
+    # A limit for all tests comes before the workload's own, and after what names trials.
+    bench.run("hangs.py::Hangs", "--timeout", "0.6", "--noconftest").assert_outcomes(failed=1)
+    assert limits(bench)[0] == "0.6"
+
+
+def test_workload_has_a_deadline_of_its_own(bench: Bench) -> None:
+    bench.write(hangs=HANGS.format(timeout=0.7))
+    bench.run("hangs.py::Hangs", "-p", "no:timeout").assert_outcomes(failed=1)
+    assert limits(bench) == ["0.7"]
+    # Even where pytest-timeout is switched off for it.
+    bench.run("hangs.py::Hangs", "--timeout", "0").assert_outcomes(failed=1)
+    assert limits(bench) == ["0.7"]
+
+
+def test_without_isolation_pytest_timeout_is_in_charge(bench: Bench) -> None:
+    bench.write(
+        sleeps="""
+        import time
+
+        class Sleeps:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): time.sleep(1000)
+
+        class Passes(Sleeps):
+            def run(self): return {"passed": True}
+        """
+    )
+    result = bench.run("sleeps.py", "--aorta-isolation", "none", "--timeout", "1", "--timeout-method", "signal")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*Failed: Timeout*"])
+
+
+def test_timeout_shows_where_every_process_of_the_trial_was(bench: Bench) -> None:
+    bench.copy(FAULTY)
+    bench.write(
+        stubborn="""
+        import os
+        import signal
+        import time
+
+        def wait_for_the_others():
+            time.sleep(1000)
+
+        class Stubborn:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                if os.fork() == 0:
+                    os.setsid()
+                    wait_for_the_others()
+                for step in range(3):
+                    self.progress(step + 1, 10)
+                    time.sleep(0.15)
+                time.sleep(1000)
+        """
+    )
+    result = bench.run("stubborn.py", "faulty_workloads.py::Passes", "--aorta-timeout", "1")
+    result.assert_outcomes(failed=1, passed=1)
+    trial = bench.trial("Stubborn/trial_0.json")
+    failure = trial["failure"]
+    assert (failure["phase"], failure["kind"], failure["stacks"]) == ("run", "timeout", "trial_0/stacks.log")
+    assert failure["message"] == "the deadline of 1 s passed in run(), after step 3 of 10"
+    assert trial["artifacts"]["stacks"] == "trial_0/stacks.log"
+    stacks = (bench.results / "Stubborn" / "trial_0" / "stacks.log").read_text()
+    assert "in wait_for_the_others" in stacks
+    assert stacks.count("most recent call first") == 2
+    assert bench.left_running() == []
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(bench: Bench, isolation: str) -> None:
+    bench.write(
+        slow="""
+        import time
+
+        time.sleep(1)
+
+        class Slow:
+            timeout_sec = 0.8
+
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True}
+        """
+    )
+    bench.run("slow.py", "--aorta-isolation", isolation).assert_outcomes(passed=1)
+
+
+def test_trial_that_has_ended_in_time_is_no_timeout(bench: Bench) -> None:
+    """Also when it leaves a process behind that holds its output open."""
+    bench.write(
+        leaves="""
+        import subprocess
+
+        class Leaves:
+            timeout_sec = 30
+
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                subprocess.Popen(["sleep", "1000"])
+                return {"passed": True}
+        """
+    )
+    bench.run("leaves.py", "--aorta-trials", "2").assert_outcomes(passed=2)
+    assert bench.left_running() == []

@@ -1,0 +1,152 @@
+"""Under pytest-xdist: the same files as without it, written by the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+pytest.importorskip("xdist")
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+
+@pytest.fixture
+def faulty(bench: Bench) -> Bench:
+    bench.copy(FAULTY)
+    bench.register(passes="faulty_workloads:Passes", fails="faulty_workloads:RaisesInRun")
+    return bench
+
+
+def essence(bench: Bench) -> dict[str, Any]:
+    """Of every trial file, what a run must not change."""
+    keys = ("trial_id", "exit_status", "request_fingerprint", "cell", "trial_index", "mitigations_applied", "artifacts")
+    return {path: {key: trial[key] for key in keys} for path, trial in bench.trials().items()}
+
+
+@pytest.mark.parametrize("mode", ["load", "worksteal"])
+def test_same_files_as_without(faulty: Bench, mode: str) -> None:
+    options = (
+        *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off", "--aorta-config", "size=3"),
+        *("faulty_workloads.py::SegfaultsInRun", "faulty_workloads.py::RaisesInSetup", "--aorta-order", "random"),
+    )
+    alone = faulty.run(*options)
+    alone.assert_outcomes(passed=4, failed=8, errors=4)
+    expected = essence(faulty)
+    several = faulty.run(*options, "-n", "2", "--dist", mode)
+    several.assert_outcomes(passed=4, failed=8, errors=4)
+    assert essence(faulty) == expected
+    assert len(faulty.earlier()) == len(expected) == 16
+    # One header, one table, and the same plan.
+    headers = [[line for line in run.outlines if line.startswith("aorta: plan")] for run in (alone, several)]
+    assert headers[0] == headers[1]
+    assert len(headers[1]) == 1
+    tables = [
+        sorted(line for line in run.outlines if " local-" in line and "-  " not in line) for run in (alone, several)
+    ]
+    assert tables[0] == tables[1]
+    assert faulty.left_running() == []
+
+
+def test_selection_works_as_without(faulty: Bench) -> None:
+    options = ("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "4", "-n", "2", "-v")
+    assert sorted(faulty.words(faulty.run(*options, "-k", "passes and 3"))) == ["passes[local-none-3]"]
+    named = faulty.run(*options, "aorta::fails[local-none-1]", "passes[local-none-0]")
+    assert sorted(faulty.words(named)) == ["fails[local-none-1]", "passes[local-none-0]"]
+    # What failed is remembered by the controller.
+    assert sorted(faulty.words(faulty.run(*options, "--lf"))) == ["fails[local-none-1]"]
+    assert sorted(faulty.files()) == [
+        "fails/trial_1.json",
+        "passes/trial_0.json",
+        "passes/trial_3.json",
+    ]
+
+
+def test_it_stops_at_the_first_failure(faulty: Bench) -> None:
+    result = faulty.run("--aorta-workload", "fails", "--aorta-trials", "20", "-n", "2", "-x")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    # Every trial that was started has its file; most were not.
+    assert 1 <= len(faulty.files()) < 20
+    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+    faulty.wait_until(lambda: not faulty.left_running())
+
+
+def test_quiet_and_junit_and_durations(faulty: Bench) -> None:
+    arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
+    result = faulty.run(*arguments, "--durations", "3")
+    result.assert_outcomes(passed=3)
+    result.stdout.no_fnmatch_line("aorta: plan*")
+    text = (faulty.path / "out.xml").read_text()
+    assert text.count('<property name="aorta_trial_id" value="passes_d0_m0_t') == 3
+    assert text.count('<property name="aorta_exit_status" value="ok"') == 3
+
+
+def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Bench) -> None:
+    faulty.write(
+        conftest="""
+        import os
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def kill(request):
+            if request.node.name == "passes[local-none-2]":
+                os.kill(os.getpid(), 9)
+        """
+    )
+    result = faulty.run("--aorta-workload", "passes", "--aorta-trials", "5", "-n", "2")
+    result.assert_outcomes(passed=4, failed=1)
+    assert list(faulty.statuses().values()) == ["ok", "ok", "infrastructure_failed", "ok", "ok"]
+    trial = faulty.trial("passes/trial_2.json")
+    assert trial["failure"]["message"] == "the xdist worker that ran this trial died"
+    assert trial["trial_id"] == "passes_d0_m0_t2"
+    faulty.wait_until(lambda: not faulty.left_running())
+
+
+def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Bench) -> None:
+    faulty.write(
+        typed="""
+        import pydantic
+
+        class Typed:
+            class Config(pydantic.BaseModel):
+                size: int = 1
+
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True}
+        """
+    )
+    faulty.register(typed="typed:Typed")
+    result = faulty.run("--aorta-workload", "typed", "-n", "2", "--aorta-config", "siez=3")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.errlines == ["ERROR: Typed has no option 'siez'; valid: size", ""]
+    assert faulty.files() == []
+    # The workloads of a file are known to the workers only; there, each trial says so.
+    result = faulty.run("typed.py", "-n", "2", "--aorta-config", "siez=3")
+    result.assert_outcomes(errors=1)
+    assert faulty.statuses() == {"Typed/trial_0.json": "infrastructure_failed"}
+    assert faulty.trial("Typed/trial_0.json")["failure"]["message"] == "Typed has no option 'siez'; valid: size"
+
+
+def test_marked_tests_under_xdist(faulty: Bench) -> None:
+    faulty.write(
+        test_it="""
+        import pytest
+        from faulty_workloads import Passes, RaisesInRun
+
+        @pytest.mark.aorta(trials=3, mitigations=["none", "omp_1"])
+        def test_all(aorta_trial):
+            assert aorta_trial(Passes).exit_status == "ok"
+
+        def test_two(aorta_run):
+            assert aorta_run(Passes).exit_status == "ok"
+            assert aorta_run(RaisesInRun).exit_status == "workload_failed"
+        """
+    )
+    faulty.run("test_it.py", "-n", "2").assert_outcomes(passed=7)
+    assert len(faulty.files()) == 8

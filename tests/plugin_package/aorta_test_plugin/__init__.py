@@ -1,0 +1,1 @@
+"""What a package outside pytest-aorta looks like: it imports nothing of pytest-aorta."""

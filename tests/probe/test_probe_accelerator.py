@@ -1,0 +1,278 @@
+"""GPUs and toolkits. No GPU is at hand: the tools are doubles, and file trees stand in for /proc, /sys and /opt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.probe import nvidia as nvidia_module
+from pytest_aorta.probe.accelerator import cuda_toolkit, rocm
+from pytest_aorta.probe.amd import amd, gfx_name
+from pytest_aorta.probe.guard import Guard
+from pytest_aorta.probe.nvidia import nvidia
+
+Double = Callable[[str, str], None]
+
+DRIVER = {
+    "proc/driver/nvidia/version": (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC version:  gcc 12.3.0\n"
+    ),
+    "proc/driver/nvidia/gpus/0000:18:00.0/information": (
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 11\nGPU UUID: \t GPU-1111\n"
+        "Video BIOS: \t 96.00\nBus Location: \t 0000:18:00.0\n"
+    ),
+}
+
+# A double of nvidia-smi on a machine with one H200; the unit of memory.total is MiB.
+ANSWERS_IN_FULL = """
+echo "0, NVIDIA H200, GPU-1111, 00000000:18:00.0, 550.54.15, 143771, 9.0, 96.00.A0, Disabled, [N/A]"
+"""
+# One of a driver that does not know compute_cap, and refuses the whole query for it.
+KNOWS_LESS = """
+case "$*" in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.' >&2; exit 2;; esac
+echo "0, Tesla V100, GPU-2222, 00000000:00:1E.0, 418.40, 16160"
+"""
+NO_DRIVER = 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9'
+
+MI300X = """\
+cpu_cores_count 0
+simd_count 1216
+simd_per_cu 4
+gfx_target_version 90402
+location_id 1280
+domain 0
+unique_id 1311768467294899695
+"""
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    """``root`` with these files in it, standing in for a machine's file system."""
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+@pytest.fixture
+def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Double:
+    """Puts a shell script in the place of a tool; the tools without a double are not installed."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    # The scripts use only what the shell has built in; sleep is called by its path.
+    monkeypatch.setenv("PATH", str(folder))
+
+    def make(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return Guard()
+
+
+@pytest.mark.usefixtures("double")
+def test_no_nvidia_driver_is_an_absence(tmp_path: Path, guard: Guard) -> None:
+    assert nvidia(guard, tmp_path) is None
+    assert guard.reasons == []
+
+
+def test_what_nvidia_smi_tells(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("nvidia-smi", ANSWERS_IN_FULL)
+    assert nvidia(guard, tree(tmp_path, DRIVER)) == {
+        "driver_version": "550.54.15",
+        "devices": [
+            {
+                "index": 0,
+                "name": "NVIDIA H200",
+                "uuid": "GPU-1111",
+                "pci_bus_id": "00000000:18:00.0",
+                "driver_version": "550.54.15",
+                "memory_total_bytes": 143771 * 2**20,
+                "compute_capability": "9.0",
+                "vbios_version": "96.00.A0",
+                "mig_mode": "Disabled",
+                "ecc_mode": None,
+            }
+        ],
+    }
+    assert guard.reasons == []
+
+
+def test_an_old_driver_is_asked_for_less(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("nvidia-smi", KNOWS_LESS)
+    found = nvidia(guard, tmp_path)
+    assert found is not None
+    assert (found["driver_version"], found["devices"][0]["name"]) == ("418.40", "Tesla V100")
+    assert guard.reasons == []
+
+
+@pytest.mark.usefixtures("double")
+def test_the_drivers_files_are_enough_where_nvidia_smi_is_missing(tmp_path: Path, guard: Guard) -> None:
+    assert nvidia(guard, tree(tmp_path, DRIVER)) == {
+        "driver_version": "550.54.15",
+        "devices": [
+            {"name": "NVIDIA H200", "uuid": "GPU-1111", "vbios_version": "96.00", "pci_bus_id": "0000:18:00.0"},
+        ],
+    }
+    assert guard.reasons == []
+
+
+def test_nvidia_smi_without_a_driver_is_an_absence(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("nvidia-smi", NO_DRIVER)
+    assert nvidia(guard, tmp_path) is None
+    assert guard.reasons == []
+
+
+def test_nvidia_smi_that_fails_beside_a_driver_is_a_reason(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("nvidia-smi", NO_DRIVER)
+    found = nvidia(guard, tree(tmp_path, DRIVER))
+    assert found is not None
+    assert found["devices"][0]["name"] == "NVIDIA H200"
+    assert guard.reasons == [
+        "accelerator.nvidia: ToolFailed: nvidia-smi exited with 9: "
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    ]
+
+
+def test_nvidia_smi_that_hangs_is_a_reason(
+    tmp_path: Path, guard: Guard, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double("nvidia-smi", "exec /bin/sleep 600")
+    monkeypatch.setattr(nvidia_module, "_TIMEOUT_SEC", 0.3)
+    found = nvidia(guard, tree(tmp_path, DRIVER))
+    assert found is not None
+    assert found["driver_version"] == "550.54.15"
+    assert [reason.split(": ")[:2] for reason in guard.reasons] == [["accelerator.nvidia", "ToolTimedOut"]]
+
+
+def test_a_driver_without_devices(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("nvidia-smi", "echo 'No devices were found'; exit 6")
+    found = nvidia(guard, tree(tmp_path, {"proc/driver/nvidia/version": DRIVER["proc/driver/nvidia/version"]}))
+    assert found == {"driver_version": "550.54.15", "devices": []}
+    assert guard.reasons == []
+
+
+def mi300x_host(root: Path) -> Path:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    return tree(
+        root,
+        {
+            f"{nodes}/0/gpu_id": "0\n",
+            f"{nodes}/0/properties": "cpu_cores_count 96\n",
+            f"{nodes}/1/gpu_id": "50432\n",
+            f"{nodes}/1/name": "ip discovery\n",
+            f"{nodes}/1/properties": MI300X,
+            f"{nodes}/1/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 206141652992\n",
+            f"{nodes}/1/mem_banks/1/properties": "heap_type 4\nsize_in_bytes 65536\n",
+            "sys/bus/pci/devices/0000:05:00.0/vbios_version": "113-M3000100-102\n",
+            "sys/bus/pci/devices/0000:05:00.0/current_compute_partition": "SPX\n",
+            "sys/module/amdgpu/version": "6.12.12\n",
+        },
+    )
+
+
+@pytest.mark.usefixtures("double")
+def test_what_the_kernel_tells_about_amd_devices(tmp_path: Path, guard: Guard) -> None:
+    assert amd(guard, mi300x_host(tmp_path)) == {
+        "driver_version": "6.12.12",
+        "devices": [
+            {
+                "node": 1,
+                "gfx": "gfx942",
+                "codename": "ip discovery",
+                "pci_bus_id": "0000:05:00.0",
+                "unique_id": "0x1234567890abcdef",
+                "compute_units": 304,
+                "memory_total_bytes": 206141652992,
+                "product_name": None,
+                "vbios_version": "113-M3000100-102",
+                "current_compute_partition": "SPX",
+                "current_memory_partition": None,
+            }
+        ],
+        "hidden_devices": 0,
+    }
+    assert guard.reasons == []
+
+
+@pytest.mark.usefixtures("double")
+def test_no_amd_driver_is_an_absence(tmp_path: Path, guard: Guard) -> None:
+    assert amd(guard, tmp_path) is None
+    assert guard.reasons == []
+
+
+@pytest.mark.usefixtures("double")
+def test_devices_that_a_container_may_not_see_are_counted(
+    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = mi300x_host(tmp_path)
+    read_text = Path.read_text
+
+    def forbidden(file: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        # What KFD answers for a device that the control group forbids. File modes would not do: root may read all.
+        if file.parent.name == "1" and file.name == "gpu_id":
+            raise PermissionError(1, "Operation not permitted", str(file))
+        return read_text(file, encoding, errors)
+
+    monkeypatch.setattr(Path, "read_text", forbidden)
+    found = amd(guard, root)
+    assert found == {"driver_version": "6.12.12", "devices": [], "hidden_devices": 1}
+    assert guard.reasons == []
+
+
+@pytest.mark.usefixtures("double")
+def test_one_unreadable_node_does_not_hide_the_others(tmp_path: Path, guard: Guard) -> None:
+    root = tree(mi300x_host(tmp_path), {"sys/class/kfd/kfd/topology/nodes/2/gpu_id": "rubbish"})
+    found = amd(guard, root)
+    assert found is not None
+    assert [device["gfx"] for device in found["devices"]] == ["gfx942"]
+    assert [reason.split(": ")[:2] for reason in guard.reasons] == [["accelerator.amd.node 2", "ValueError"]]
+
+
+def test_amd_smi_is_asked_where_the_kernel_shows_no_device(tmp_path: Path, guard: Guard, double: Double) -> None:
+    double("amd-smi", """echo '[{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}}]'""")
+    found = amd(guard, tree(tmp_path, {"dev/kfd": ""}))
+    assert found is not None
+    assert found["tool"] == {
+        "name": "amd-smi",
+        "answer": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90008, "gfx908"), (110000, "gfx1100"), (0, None)]
+)
+def test_names_of_architectures(version: int, name: str | None) -> None:
+    assert gfx_name(version) == name
+
+
+def test_the_cuda_toolkit_of_a_folder(tmp_path: Path) -> None:
+    assert cuda_toolkit(tmp_path) is None
+    tree(tmp_path, {"version.txt": "CUDA Version 10.2.89\n"})
+    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "10.2.89"}
+    tree(tmp_path, {"version.json": '{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}'})
+    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "12.4.1"}
+
+
+def test_the_rocm_release_of_a_folder_and_its_components(tmp_path: Path) -> None:
+    assert rocm(tmp_path) is None
+    tree(
+        tmp_path,
+        {
+            ".info/version": "7.0.1-42\n",
+            "lib/cmake/rccl/rccl-config-version.cmake": 'set(PACKAGE_VERSION "2.26.6")\n',
+            "lib/cmake/rccl/rccl-config.cmake": 'set(PACKAGE_VERSION "wrong file")\n',
+            "lib/cmake/composable_kernel/composable_kernelConfigVersion.cmake": 'set (PACKAGE_VERSION "1.1.0")\n',
+        },
+    )
+    assert rocm(tmp_path) == {
+        "path": str(tmp_path.resolve()),
+        "version": "7.0.1-42",
+        "components": {"rccl": "2.26.6", "composable_kernel": "1.1.0"},
+    }

@@ -1,0 +1,138 @@
+"""The state of the repository that holds a workload's source, in real repositories."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_aorta.probe.git import git_state
+from pytest_aorta.probe.guard import Facts, Guard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    """A committed file in a repository on the branch ``trunk``."""
+    source = tmp_path / "repo" / "pkg" / "workload.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n")
+    repository = tmp_path / "repo"
+    git(repository, "init", "--quiet", "--initial-branch=trunk")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "first")
+    return source
+
+
+def state(source: Path | None) -> Facts | None:
+    guard = Guard()
+    found = git_state(source, guard)
+    assert guard.reasons == []
+    return found
+
+
+def test_a_clean_checkout(workload: Path) -> None:
+    repository = workload.parents[1]
+    assert state(workload) == {
+        "root": str(repository.resolve()),
+        "commit": git(repository, "rev-parse", "HEAD"),
+        "branch": "trunk",
+        "dirty": False,
+        "source_tracked": True,
+    }
+
+
+def test_a_folder_is_a_source_too(workload: Path) -> None:
+    assert state(workload.parent) == state(workload)
+
+
+def test_a_changed_tracked_file_makes_it_dirty(workload: Path) -> None:
+    workload.write_text("x = 2\n")
+    found = state(workload)
+    assert found is not None
+    assert found["dirty"] is True
+
+
+def test_results_beside_the_source_do_not_make_it_dirty(workload: Path) -> None:
+    (workload.parent / "results.json").write_text("{}")
+    found = state(workload)
+    assert found is not None
+    assert found["dirty"] is False
+
+
+def test_a_source_that_was_never_added_is_told_apart(workload: Path) -> None:
+    new = workload.with_name("[new]*.py")
+    new.write_text("y = 1\n")
+    found = state(new)
+    assert found is not None
+    assert (found["dirty"], found["source_tracked"]) == (False, False)
+
+
+def test_a_detached_head_has_no_branch(workload: Path) -> None:
+    git(workload.parent, "checkout", "--quiet", "--detach")
+    found = state(workload)
+    assert found is not None
+    assert found["branch"] is None
+    assert found["commit"]
+
+
+def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--initial-branch=trunk")
+    found = state(tmp_path)
+    assert found is not None
+    assert (found["commit"], found["branch"], found["dirty"]) == (None, "trunk", False)
+
+
+def test_a_worktree_has_its_own_branch(workload: Path, tmp_path: Path) -> None:
+    git(workload.parent, "worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
+    found = state(tmp_path / "side" / "pkg" / "workload.py")
+    assert found is not None
+    assert (found["branch"], found["root"]) == ("side", str((tmp_path / "side").resolve()))
+
+
+def test_a_symbolic_link_leads_to_the_repository_of_its_target(workload: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.py"
+    link.symlink_to(workload)
+    assert state(link) == state(workload)
+
+
+def test_a_git_hook_does_not_redirect_the_question(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "--quiet")
+    before = state(workload)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert state(workload) == before
+
+
+def test_nothing_outside_of_a_repository(tmp_path: Path) -> None:
+    assert state(tmp_path / "workload.py") is None
+
+
+def test_nothing_without_a_source() -> None:
+    assert state(None) is None
+
+
+def test_nothing_without_git(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert state(workload) is None
+
+
+def test_a_broken_repository_is_a_reason_not_an_absence(workload: Path) -> None:
+    (workload.parents[1] / ".git" / "HEAD").write_text("rubbish")
+    guard = Guard()
+    found = git_state(workload, guard)
+    assert found is not None
+    assert found["commit"] is None
+    assert guard.reasons[0].startswith("git.commit: ToolFailed: git exited with 128: fatal: not a git repository")

@@ -1,0 +1,157 @@
+"""Which variables of a trial's environment are recorded, and which never are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pytest_aorta.probe import collect_env, collect_static
+from pytest_aorta.probe.variables import REDACTED, recorded_variables
+
+CANARY = "canary-9f3b"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HSA_XNACK",
+        "ROC_ENABLE_PRE_VEGA",
+        "GPU_MAX_HW_QUEUES",
+        "AMD_SERIALIZE_KERNEL",
+        "NCCL_DEBUG",
+        "TORCH_BLAS_PREFER_HIPBLASLT",
+        "TORCHINDUCTOR_MAX_AUTOTUNE",
+        "TRITON_DUMP_PASS_STAGES",
+        "OMP_NUM_THREADS",
+        "SLURM_JOB_ID",
+        "FI_PROVIDER",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "DISABLE_TF32",
+        "NVIDIA_TF32_OVERRIDE",
+        "LD_PRELOAD",
+    ],
+)
+def test_a_known_variable_is_recorded(name: str) -> None:
+    assert recorded_variables({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HOME", "PATH", "USER", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "NVIDIA_API_KEY"],
+)
+def test_an_unknown_variable_is_not_recorded(name: str) -> None:
+    assert recorded_variables({name: CANARY}) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["ROCKET_API", "GPUCLOUD_ID", "AMDAHL", "TORCHX", "FILE_X", "ranks", "cuda_home", "RANKING"]
+)
+def test_a_family_is_a_whole_word_not_the_start_of_one(name: str) -> None:
+    assert recorded_variables({name: CANARY}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_JWT",
+        "TORCH_HUB_TOKEN",
+        "GPU_CLOUD_SECRET",
+        "AMD_API_KEY",
+        "AMD_APIKEY",
+        "NCCL_token",
+        "TORCHINDUCTOR_REDIS_PASSWORD",
+        "UCX_DB_PASS",
+        "ROCM_AUTH",
+        "CUDA_MIRROR_CREDENTIALS",
+        "TRITON_ACCESSTOKEN",
+    ],
+)
+def test_a_known_family_does_not_cover_a_secret(name: str) -> None:
+    assert recorded_variables({name: CANARY}) == {}
+
+
+def test_the_export_list_of_a_slurm_job_is_never_recorded() -> None:
+    assert recorded_variables({"SLURM_EXPORT_ENV": f"ALL,HF_TOKEN={CANARY}"}) == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"redis://user:{CANARY}@cache:6379/0",
+        f"redis://:{CANARY}@cache",
+        f"verbose,HF_TOKEN={CANARY}",
+        f'{{"api_key": "{CANARY}"}}',
+    ],
+)
+def test_a_secret_inside_a_harmless_variable_is_redacted(value: str) -> None:
+    assert recorded_variables({"TORCH_REMOTE_CACHE": value}) == {"TORCH_REMOTE_CACHE": REDACTED}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "max_split_size_mb:128,expandable_segments:True",
+        "/opt/keys:/opt/token:/usr/lib",
+        "https://example.org/index.html",
+        "granularity=fine,compact,1,0",
+    ],
+)
+def test_a_harmless_value_is_recorded_as_it_is(value: str) -> None:
+    assert recorded_variables({"PYTORCH_CUDA_ALLOC_CONF": value}) == {"PYTORCH_CUDA_ALLOC_CONF": value}
+
+
+def test_a_variable_of_the_overlay_is_recorded_whatever_it_is_called() -> None:
+    environ = {"MY_SWITCH": "on", "AMD_MAGIC_TOKEN": "17", "OTHER": "x"}
+    assert recorded_variables(environ, ["MY_SWITCH", "AMD_MAGIC_TOKEN"]) == {"AMD_MAGIC_TOKEN": "17", "MY_SWITCH": "on"}
+
+
+def test_a_variable_of_the_overlay_that_is_not_set_is_not_recorded() -> None:
+    assert recorded_variables({}, ["HSA_XNACK"]) == {}
+
+
+def test_the_variables_are_sorted() -> None:
+    assert list(recorded_variables({"RANK": "0", "NCCL_DEBUG": "INFO", "CUDA_X": "1"})) == [
+        "CUDA_X",
+        "NCCL_DEBUG",
+        "RANK",
+    ]
+
+
+def test_bytes_that_are_not_utf8_are_recorded_as_text_that_is() -> None:
+    recorded = recorded_variables({"ROCM_PATH": os.fsdecode(b"/opt/\xff")})
+    assert recorded == {"ROCM_PATH": "/opt/\\udcff"}
+    json.dumps(recorded, ensure_ascii=False).encode("utf-8")
+
+
+def test_no_value_of_an_unrecorded_variable_is_anywhere_in_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "SLURM_JWT",
+        "ROCKET_X",
+        "KUBERNETES_SERVICE_HOST",
+        "VIRTUAL_ENV",
+    ):
+        monkeypatch.setenv(name, CANARY)
+    monkeypatch.setenv("TORCH_CACHE", f"redis://u:{CANARY}@host")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    snapshot = collect_env(collect_static())
+    assert snapshot.env_vars["NCCL_DEBUG"] == "INFO"
+    assert CANARY not in json.dumps(snapshot.to_dict())
+
+
+def test_the_rule_can_be_had_without_pydantic_or_torch() -> None:
+    code = (
+        "import sys, pytest_aorta.probe, pytest_aorta.probe.variables as v; v.recorded_variables({'RANK': '0'});"
+        "print([m for m in ('pydantic', 'torch', 'psutil') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,109 @@
+"""The mitigations that come with the package, and what those for CPUs do to a real torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from pytest_aorta.registry import Registry, get_mitigation
+from pytest_aorta.registry.mitigations import BUILTIN_MITIGATIONS
+from pytest_aorta.registry.payloads import mitigation_from
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+GLIBC = platform.libc_ver()[0] == "glibc"
+
+
+def seen_by_a_process_with(mitigation: str, code: str, **ambient: str) -> str:
+    """What ``code`` prints in an interpreter that was started with the mitigation's variables."""
+    controlled = {variable for env in BUILTIN_MITIGATIONS.values() for variable in env}
+    environ = {variable: value for variable, value in os.environ.items() if variable not in controlled}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environ, **ambient, **get_mitigation(mitigation).env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_every_builtin_mitigation_meets_the_rules_for_plugins() -> None:
+    registry = Registry.load()
+
+    for name, env in BUILTIN_MITIGATIONS.items():
+        checked = mitigation_from(env, name=name, source_package="pytest-aorta", where=name)
+        assert registry.mitigation(name) == checked
+
+
+def test_the_mitigation_none_sets_nothing_and_no_other_one_does_so() -> None:
+    assert [name for name, env in BUILTIN_MITIGATIONS.items() if not env] == ["none"]
+
+
+def test_no_two_builtin_mitigations_are_the_same_under_two_names() -> None:
+    counted = Counter(tuple(sorted(env.items())) for env in BUILTIN_MITIGATIONS.values())
+
+    assert [env for env, count in counted.items() if count > 1] == []
+
+
+def test_omp_1_makes_torch_single_threaded_whatever_the_host_exports() -> None:
+    code = "import torch; print(torch.get_num_threads())"
+
+    assert seen_by_a_process_with("omp_1", code, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2") == "1\n"
+    assert get_mitigation("omp_1").env["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.skipif(not X86, reason="the kernels that are switched off are those of x86 processors")
+def test_aten_cpu_default_turns_vector_instructions_off() -> None:
+    code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+
+    assert seen_by_a_process_with("aten_cpu_default", code) == "DEFAULT\n"
+
+
+@pytest.mark.skipif(not X86, reason="torch has no MKL on other processors")
+def test_mkl_cbwr_compatible_is_obeyed_by_matrix_products() -> None:
+    code = "import torch; print(torch.backends.mkl.is_available()); torch.ones(64, 64) @ torch.ones(64, 64)"
+
+    said = seen_by_a_process_with("mkl_cbwr_compatible", code, MKL_VERBOSE="1")
+    if "True" not in said:
+        pytest.skip("this torch was built without MKL")
+    assert "CNR:COMPATIBLE" in said
+
+
+@pytest.mark.skipif(not X86, reason="SSE4.1 is an instruction set of x86 processors")
+def test_onednn_isa_sse41_is_obeyed_by_convolutions() -> None:
+    code = "import torch; torch.nn.functional.conv2d(torch.ones(2, 8, 33, 33), torch.ones(16, 8, 3, 3))"
+
+    said = seen_by_a_process_with("onednn_isa_sse41", code, ONEDNN_VERBOSE="1")
+
+    assert "isa:Intel SSE4.1" in said
+    assert "avx" not in said
+
+
+@pytest.mark.skipif(not GLIBC, reason="a variable of glibc")
+def test_malloc_perturb_fills_fresh_memory() -> None:
+    code = (
+        "import ctypes; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p\n"
+        "print(ctypes.string_at(c.malloc(ctypes.c_size_t(5000)), 5000) == b'\\x5a' * 5000)"
+    )
+
+    assert seen_by_a_process_with("malloc_perturb", code) == "True\n"
+    assert seen_by_a_process_with("none", code) == "False\n"
+
+
+@pytest.mark.skipif(not GLIBC, reason="a variable of glibc")
+def test_mmap_always_gives_larger_blocks_a_mapping_of_their_own() -> None:
+    # glibc keeps the size of a block in the word before it, and there the bit for "this block is a mapping". The first
+    # blocks may still fit into what the heap has left, so one block alone says nothing.
+    code = (
+        "import ctypes; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; word = ctypes.c_size_t\n"
+        "blocks = [c.malloc(word(20_000)) for _ in range(60)]\n"
+        "print(sum(word.from_address(block - ctypes.sizeof(word)).value >> 1 & 1 for block in blocks))"
+    )
+
+    assert int(seen_by_a_process_with("mmap_always", code)) > 30
+    assert int(seen_by_a_process_with("none", code)) == 0

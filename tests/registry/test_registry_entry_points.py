@@ -1,0 +1,342 @@
+"""Names that installed distributions offer."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_distributions import install, use_site, write_distribution
+
+from pytest_aorta.registry import (
+    Registry,
+    RegistryCollisionError,
+    RegistryError,
+    UnknownMitigationError,
+    WorkloadEntry,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_workload_is_found_without_importing_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme-workloads",
+        {"aorta.workloads": {"acme": "acme_workload:Acme [gpu]"}},
+        {"acme_workload": "raise RuntimeError('imported')"},
+    )
+
+    entry = Registry.load().workload("acme")
+
+    assert entry == WorkloadEntry("acme", "acme_workload:Acme", "acme-workloads")
+    assert "acme_workload" not in sys.modules
+    assert "acme" in Registry.load().workload_names()
+
+
+@pytest.mark.parametrize("value", ["acme_workload", "acme-workload:Acme", "acme_workload:"])
+def test_a_workload_entry_that_names_no_class_is_refused_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    install(monkeypatch, tmp_path, "acme-workloads", {"aorta.workloads": {"acme": value}})
+    registry = Registry.load()
+
+    with pytest.raises(RegistryError, match=r"'acme'.*'acme-workloads'.*module:attribute"):
+        registry.workload("acme")
+    assert any("'acme'" in line for line in registry.problems())
+
+
+def test_a_plugin_is_imported_only_when_its_own_mitigation_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        install(
+            monkeypatch,
+            tmp_path,
+            f"acme-{name}",
+            {"aorta.mitigations": {name: f"acme_{name}:ENV"}},
+            {f"acme_{name}": f"ENV = {{'ACME': '{name}'}}"},
+        )
+
+    registry = Registry.load()
+    assert {"one", "two"} <= set(registry.mitigation_names())
+    registry.mitigation("xnack")
+    assert not {"acme_one", "acme_two"} & set(sys.modules)
+
+    assert registry.mitigation("two").env == {"ACME": "two"}
+    assert registry.mitigation("two").source_package == "acme-two"
+    assert "acme_one" not in sys.modules
+
+
+def test_an_environment_of_a_plugin_has_all_its_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = (
+        "ENV = {'docker': 'rocm/pytorch:latest', 'venv': '/opt/venv', 'rocm': '7.0.1',"
+        " 'launcher': \"numactl -C '0 1'\", 'env': {'A': '1'}}"
+    )
+    install(monkeypatch, tmp_path, "acme", {"aorta.environments": {"acme": "acme_env:ENV"}}, {"acme_env": source})
+
+    environment = Registry.load().environment("acme")
+
+    assert environment.docker == "rocm/pytorch:latest"
+    assert environment.venv == "/opt/venv"
+    assert environment.rocm == "7.0.1"
+    assert environment.launcher == ("numactl", "-C", "0 1")
+    assert environment.env == {"A": "1"}
+    assert environment.source_package == "acme"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import acme_is_not_installed", "ModuleNotFoundError: No module named 'acme_is_not_installed'"),
+        ("raise ImportError('two\\nlines')", "ImportError: two lines"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("OTHER = {}", "AttributeError: .*ENV"),
+        ("ENV: dict =", "SyntaxError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_hurts_only_those_who_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, reason: str
+) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme-broken",
+        {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
+        {"acme_broken": source},
+    )
+    registry = Registry.load()
+
+    assert registry.mitigation("xnack").env == {"HSA_XNACK": "1"}
+    assert "acme" in registry.mitigation_names()
+    with pytest.raises(RegistryError, match=f"'acme'.*'acme-broken'.*{reason}"):
+        registry.mitigation("acme")
+
+
+def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme-broken",
+        {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
+        {"acme_broken": "raise ImportError('no libacme.so')"},
+    )
+
+    with pytest.raises(UnknownMitigationError) as caught:
+        Registry.load().mitigation("nope")
+
+    assert "'acme'" in str(caught.value)
+    assert "'acme-broken'" in str(caught.value)
+    assert "ImportError: no libacme.so" in str(caught.value)
+
+
+def test_problems_has_one_line_for_each_payload_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = Registry.load().problems()
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme",
+        {
+            "aorta.mitigations": {"good": "acme_good:ENV", "bad": "acme_bad:ENV", "wrong": "acme_good:NUMBER"},
+            "aorta.environments": {"bad_env": "acme_bad:ENV"},
+            "aorta.workloads": {"never_imported": "acme_bad:Workload"},
+        },
+        {"acme_good": "ENV = {}; NUMBER = 3", "acme_bad": "raise ImportError('several\\nlines\\nof text')"},
+    )
+
+    problems = [line for line in Registry.load().problems() if line not in before]
+
+    assert len(problems) == 3
+    assert all(line == " ".join(line.split()) for line in problems)
+    assert {name for name in ("bad", "wrong", "bad_env") if any(f"{name!r}" in line for line in problems)} == {
+        "bad",
+        "wrong",
+        "bad_env",
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ("[('A', 'hunter2')]", "must be a mapping of environment variables"),
+        ("lambda: {'A': 'hunter2'}", "must be a mapping of environment variables, not function"),
+        ("{'A': 1234567}", r"\.A: the value must be a string, not int"),
+        ("{'A': None}", r"\.A: the value must be a string, not null"),
+        ("{1234567: 'x'}", "the name of a variable must be a string, not int"),
+        ("{'': 'hunter2'}", "'' is not the name of an environment variable"),
+        ("{'1A': 'hunter2'}", "'1A' is not the name of an environment variable"),
+        ("{'A\\n': 'hunter2'}", "is not the name of an environment variable"),
+        ("{'\\u00c4': 'hunter2'}", "is not the name of an environment variable"),
+        ("{'TOKEN=hunter2': ''}", "'TOKEN=...' is not the name of an environment variable"),
+        ("{'A': 'hunter2\\0'}", r"\.A: the value holds a character that no environment variable can hold"),
+        ("{'A': 'hunter2\\ud800'}", r"\.A: the value holds a character that no environment variable can hold"),
+    ],
+)
+def test_a_mitigation_that_is_no_bundle_of_variables_is_refused_without_showing_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, payload: str, reason: str
+) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme",
+        {"aorta.mitigations": {"acme": "acme_payload:ENV"}},
+        {"acme_payload": f"ENV = {payload}"},
+    )
+
+    with pytest.raises(RegistryError, match=reason) as caught:
+        Registry.load().mitigation("acme")
+    assert "distribution 'acme'" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "1234567" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ("'image'", "must be a mapping of fields, not str"),
+        ("{'image': 'x'}", "unknown field 'image'; valid fields: docker, venv, rocm, launcher, env"),
+        ("{'docker': 3}", r"\.docker: must be a string, not int"),
+        ("{'docker': ''}", r"\.docker: '' is empty"),
+        ("{'rocm': 7.0}", r"\.rocm: must be a string, not float"),
+        ("{'launcher': 'numactl \"'}", r"\.launcher: .* cannot be split into words: No closing quotation"),
+        ("{'launcher': ['numactl', 3]}", r"\.launcher: must be a string or a list of strings"),
+        ("{'launcher': ['a\\0']}", r"\.launcher: .* no command line can hold"),
+        ("{'env': {'A': 1}}", r"\.env\.A: the value must be a string, not int"),
+        ("{'env': None}", r"\.env: must be a mapping of environment variables, not null"),
+    ],
+)
+def test_an_environment_with_a_field_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, payload: str, reason: str
+) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme",
+        {"aorta.environments": {"acme": "acme_payload:ENV"}},
+        {"acme_payload": f"ENV = {payload}"},
+    )
+
+    with pytest.raises(RegistryError, match=reason) as caught:
+        Registry.load().environment("acme")
+    assert "distribution 'acme'" in str(caught.value)
+
+
+def test_the_registry_hands_out_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme",
+        {"aorta.mitigations": {"acme": "acme_payload:ENV"}},
+        {"acme_payload": "ENV = {'A': '1'}"},
+    )
+    mitigation = Registry.load().mitigation("acme")
+
+    sys.modules["acme_payload"].ENV["A"] = "2"
+
+    assert mitigation.env == {"A": "1"}
+
+
+@pytest.mark.parametrize("group", ["workloads", "mitigations", "environments", "collectors"])
+def test_a_name_offered_by_two_distributions_has_no_winner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str
+) -> None:
+    for name in ("acme-one", "acme-two"):
+        install(monkeypatch, tmp_path, name, {f"aorta.{group}": {"shared": "acme_not_there:THING"}})
+
+    with pytest.raises(RegistryCollisionError, match="'shared'") as caught:
+        Registry.load()
+    assert "'acme-one'" in str(caught.value)
+    assert "'acme-two'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [("mitigations", "none"), ("environments", "local"), ("collectors", "rocprof")]
+)
+def test_a_plugin_cannot_replace_what_is_built_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, name: str
+) -> None:
+    install(monkeypatch, tmp_path, "acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
+
+    with pytest.raises(RegistryCollisionError, match=rf"{name!r}.*pytest-aorta \(built in\).*'acme'"):
+        Registry.load()
+
+
+def test_one_name_in_two_groups_is_no_collision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(
+        monkeypatch,
+        tmp_path,
+        "acme",
+        {"aorta.workloads": {"acme": "acme_not_there:A"}, "aorta.collectors": {"acme": "acme_not_there:B"}},
+    )
+
+    assert Registry.load().collector("acme") == "acme"
+
+
+def test_a_distribution_that_is_twice_on_the_path_is_no_collision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    entry_points = {"aorta.mitigations": {"acme": "acme_twice:ENV"}}
+    write_distribution(old, "acme-twice", entry_points, {"acme_twice": "ENV = {'A': 'old'}"}, version="1.0")
+    write_distribution(new, "Acme_Twice", entry_points, {"acme_twice": "ENV = {'A': 'new'}"}, version="2.0")
+    use_site(monkeypatch, old)
+    use_site(monkeypatch, new)
+
+    assert Registry.load().mitigation("acme").env == {"A": "new"}
+
+
+def test_two_lines_of_one_distribution_collide_only_when_they_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_distribution(tmp_path, "acme", {"aorta.workloads": {"acme": "acme_a:A"}})
+    text = tmp_path / "acme-1.0.dist-info" / "entry_points.txt"
+    use_site(monkeypatch, tmp_path)
+
+    text.write_text("[aorta.workloads]\nacme = acme_a:A\nacme = acme_a:A\n")
+    assert Registry.load().workload("acme").target == "acme_a:A"
+
+    text.write_text("[aorta.workloads]\nacme = acme_a:A\nacme = acme_a:B\n")
+    with pytest.raises(RegistryCollisionError, match=r"acme_a:A.*acme_a:B"):
+        Registry.load()
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "reason"),
+    [
+        ("mitigations", "a,b", "holds ','"),
+        ("mitigations", "a+b", r"holds '\+'"),
+        ("mitigations", "a\tb", "control character"),
+        ("workloads", "a\x1b[31mb", "control character"),
+        ("environments", "a\u202eb", "cannot be seen"),
+        ("collectors", "", "is empty"),
+    ],
+)
+def test_a_name_that_cannot_be_typed_is_refused_with_its_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, name: str, reason: str
+) -> None:
+    install(monkeypatch, tmp_path, "acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
+
+    with pytest.raises(RegistryError, match=rf"name .* from distribution 'acme' .* cannot be used: .*{reason}"):
+        Registry.load()
+
+
+def test_only_mitigations_have_reserved_separators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "acme", {"aorta.workloads": {"a+b": "acme_not_there:A"}})
+
+    assert Registry.load().workload("a+b").name == "a+b"
+
+
+def test_a_distribution_without_metadata_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_distribution(
+        tmp_path, "acme", {"aorta.mitigations": {"acme": "acme_payload:ENV"}}, {"acme_payload": "ENV = {'A': '1'}"}
+    )
+    (tmp_path / "acme-1.0.dist-info" / "METADATA").unlink()
+    use_site(monkeypatch, tmp_path)
+
+    assert Registry.load().mitigation("acme").env == {"A": "1"}

@@ -1,0 +1,117 @@
+"""Names that come with the package, and what is said about names that do not exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_distributions import install
+
+from pytest_aorta.registry import (
+    Environment,
+    Mitigation,
+    Registry,
+    RegistryError,
+    UnknownCollectorError,
+    UnknownEnvironmentError,
+    UnknownMitigationError,
+    UnknownWorkloadError,
+    get_environment,
+    get_mitigation,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_builtin_mitigation_is_found_by_name() -> None:
+    mitigation = get_mitigation("xnack")
+
+    assert mitigation == Mitigation("xnack", {"HSA_XNACK": "1"}, "pytest-aorta")
+
+
+@pytest.mark.parametrize("name", ["local", "default"])
+def test_the_builtin_environments_are_this_host_with_nothing_set(name: str) -> None:
+    environment = get_environment(name)
+
+    assert environment == Environment(name, source_package="pytest-aorta")
+    assert environment.kind == "local"
+    assert not environment.env
+
+
+def test_names_are_listed_sorted() -> None:
+    registry = Registry.load()
+
+    assert registry.mitigation_names() == sorted(registry.mitigation_names())
+    assert {"local", "default"} <= set(registry.environment_names())
+    assert {"amd_log", "numerics", "rocprof"} <= set(registry.collector_names())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"docker": "image", "venv": "/v", "rocm": "7.0"}, "docker"),
+        ({"venv": "/v", "rocm": "7.0"}, "venv"),
+        ({"rocm": "7.0"}, "rocm"),
+        ({}, "local"),
+    ],
+)
+def test_the_kind_of_an_environment_is_the_outermost_thing_it_asks_for(fields: dict[str, str], kind: str) -> None:
+    assert Environment("x", source_package="here", **fields).kind == kind  # type: ignore[arg-type]
+
+
+def test_mitigations_and_environments_can_be_put_in_sets() -> None:
+    assert len({get_mitigation("xnack"), get_mitigation("xnack"), get_mitigation("none")}) == 2
+    assert len({get_environment("local"), get_environment("local")}) == 1
+
+
+def test_the_values_of_variables_do_not_show_in_representations() -> None:
+    secret = {"TOKEN": "hunter2"}
+
+    assert "hunter2" not in repr(Mitigation("m", secret, "here"))
+    assert "hunter2" not in repr(Environment("e", env=secret, source_package="here"))
+
+
+def test_an_unknown_name_is_answered_with_what_exists() -> None:
+    registry = Registry.load()
+
+    with pytest.raises(UnknownMitigationError, match=r"^unknown mitigation 'nope'; available: ") as caught:
+        registry.mitigation("nope")
+    assert ", ".join(registry.mitigation_names()) in str(caught.value)
+    with pytest.raises(UnknownEnvironmentError, match=r"^unknown environment 'nope'; available: default, local"):
+        registry.environment("nope")
+    with pytest.raises(UnknownCollectorError, match=r"^unknown collector 'nope'; available: amd_log, numerics, "):
+        registry.collector("nope")
+    with pytest.raises(UnknownWorkloadError, match=r"^unknown workload 'nope'; available: "):
+        registry.workload("nope")
+
+
+def test_every_unknown_name_is_a_registry_error_and_a_value_error() -> None:
+    with pytest.raises(RegistryError):
+        get_mitigation("nope")
+    with pytest.raises(ValueError, match="nope"):
+        get_environment("nope")
+
+
+@pytest.mark.parametrize("typo", ["tf32-off", "tf32of", "TF32_OFF"])
+def test_a_typo_gets_a_suggestion(typo: str) -> None:
+    with pytest.raises(UnknownMitigationError, match=r"did you mean 'tf32_off'\?"):
+        get_mitigation(typo)
+
+
+def test_a_name_unlike_all_others_gets_no_suggestion() -> None:
+    with pytest.raises(UnknownMitigationError) as caught:
+        get_mitigation("zzzzzz")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_names_are_case_sensitive() -> None:
+    with pytest.raises(UnknownEnvironmentError):
+        get_environment("Local")
+
+
+def test_a_collector_of_a_plugin_is_a_valid_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "acme-collect", {"aorta.collectors": {"acme_trace": "acme_not_there:Trace"}})
+
+    assert Registry.load().collector("acme_trace") == "acme_trace"
+    assert Registry.load().collector("rocprof") == "rocprof"

@@ -1,0 +1,202 @@
+"""Registry files in JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.registry import (
+    Registry,
+    RegistryCollisionError,
+    RegistryError,
+    UnknownMitigationError,
+    get_environment,
+    get_mitigation,
+)
+
+
+def write(path: Path, **content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_sidecar_adds_mitigations_and_environments(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "lab.json",
+        version=1,
+        mitigations={"lab": {"LAB_MODE": "1", "LAB_EMPTY": ""}},
+        environments={"lab-image": {"docker": "lab/image:1", "launcher": ["numactl", "-N", "0"], "env": {"A": "1"}}},
+    )
+
+    mitigation = get_mitigation("lab", [path])
+    environment = get_environment("lab-image", [path])
+
+    assert mitigation.env == {"LAB_MODE": "1", "LAB_EMPTY": ""}
+    assert mitigation.source_package == "sidecar:lab.json"
+    assert environment.docker == "lab/image:1"
+    assert environment.launcher == ("numactl", "-N", "0")
+    assert environment.env == {"A": "1"}
+    assert environment.source_package == "sidecar:lab.json"
+
+
+def test_both_sections_are_optional(tmp_path: Path) -> None:
+    registry = Registry.load([write(tmp_path / "empty.json", version=1)])
+
+    assert registry.mitigation_names() == Registry.load().mitigation_names()
+
+
+def test_null_means_that_a_field_is_not_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.json", version=1, environments={"x": {"docker": None, "venv": None, "launcher": None}})
+
+    assert get_environment("x", [path]).kind == "local"
+
+
+def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "conf" / "lab.json", version=1, environments={"x": {"venv": "venvs/x"}})
+    monkeypatch.chdir(tmp_path)
+
+    environment = get_environment("x", [Path("conf/lab.json")])
+
+    assert environment.venv == str(tmp_path / "conf" / "venvs" / "x")
+    assert environment.kind == "venv"
+
+
+def test_an_absolute_venv_and_one_in_the_home_folder_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    path = write(
+        tmp_path / "lab.json", version=1, environments={"a": {"venv": "/opt/venv"}, "h": {"venv": "~/venvs/h"}}
+    )
+
+    assert get_environment("a", [path]).venv == "/opt/venv"
+    assert get_environment("h", [path]).venv == "/home/someone/venvs/h"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, "the key 'version' is missing"),
+        ({"version": 2}, "version 2 is not known"),
+        ({"version": "1"}, "version '1' is not known"),
+        ({"version": True}, "version True is not known"),
+        ({"version": 1, "mitigation": {}}, "unknown key 'mitigation'; valid keys: version, mitigations, environments"),
+        ({"version": 1, "mitigations": []}, "mitigations: must be an object of names, not list"),
+        ({"version": 1, "mitigations": {"x": []}}, r"mitigations\.x: must be a mapping of environment variables"),
+        ({"version": 1, "mitigations": {"x": {"A": 1234567}}}, r"mitigations\.x\.A: the value must be a string"),
+        ({"version": 1, "environments": {"x": {"image": ""}}}, r"environments\.x: unknown field 'image'; valid fields"),
+        ({"version": 1, "environments": {"x": "image"}}, r"environments\.x: must be a mapping of fields, not str"),
+    ],
+)
+def test_content_that_cannot_be_used_is_refused_with_the_file_and_the_place(
+    tmp_path: Path, content: dict[str, Any], reason: str
+) -> None:
+    path = write(tmp_path / "lab.json", **content)
+
+    with pytest.raises(RegistryError, match=reason) as caught:
+        Registry.load([path])
+    assert str(path) in str(caught.value)
+    assert "1234567" not in str(caught.value)
+
+
+def test_bad_json_is_reported_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text('{\n  "version": 1,\n  "mitigations": {"x": {"TOKEN": "hunter2",}}\n}\n')
+
+    with pytest.raises(RegistryError, match=r"lab\.json:3:\d+: not valid JSON") as caught:
+        Registry.load([path])
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", r"lab\.json:1:1: not valid JSON"),
+        (b"[1]", r"lab\.json: must hold a JSON object, not list"),
+        (b'{"version": 1,\n"mitigations": {"\xff": {}}}', r"lab\.json:2: not UTF-8"),
+        (b"[" * 200_000, r"lab\.json: .*nested too deeply"),
+    ],
+)
+def test_a_file_that_holds_no_json_object_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "lab.json"
+    path.write_bytes(data)
+
+    with pytest.raises(RegistryError, match=reason):
+        Registry.load([path])
+
+
+def test_a_file_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text('{"version": 1, "mitigations": {"lab": {}}}', encoding="utf-8-sig")
+
+    assert get_mitigation("lab", [path]).env == {}
+
+
+@pytest.mark.parametrize("kind", ["missing", "a folder"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lab.json"
+    if kind == "a folder":
+        path.mkdir()
+
+    with pytest.raises(RegistryError, match=r"cannot read the registry file .*lab\.json: (No such|Is a dir)"):
+        Registry.load([path])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1, "mitigations": {"x": {"A": "1"}, "x": {"A": "2"}}}',
+        '{"version": 1, "mitigations": {"x": {"A": "1", "A": "2"}}}',
+        '{"version": 1, "mitigations": {}, "mitigations": {"x": {}}}',
+    ],
+)
+def test_a_key_that_is_there_twice_has_no_winner(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(text)
+
+    with pytest.raises(RegistryCollisionError, match=r"lab\.json: the key '\w+' is there twice"):
+        Registry.load([path])
+
+
+def test_a_sidecar_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.json", version=1, mitigations={"xnack": {"HSA_XNACK": "0"}})
+
+    with pytest.raises(RegistryCollisionError, match=r"'xnack'.*pytest-aorta \(built in\).*lab\.json"):
+        Registry.load([path])
+
+
+def test_two_sidecars_cannot_offer_the_same_name(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, version=1, environments={"x": {}}) for name in ("one.json", "two.json")]
+
+    with pytest.raises(RegistryCollisionError, match=r"environment name 'x'.*one\.json.*two\.json"):
+        Registry.load(paths)
+
+
+def test_two_sidecars_of_the_same_file_name_are_refused(tmp_path: Path) -> None:
+    paths = [write(tmp_path / folder / "lab.json", version=1) for folder in ("one", "two")]
+
+    with pytest.raises(RegistryCollisionError, match=r"two registry files are called 'lab\.json': .*one.*two"):
+        Registry.load(paths)
+    with pytest.raises(RegistryCollisionError):
+        Registry.load([paths[0], paths[0]])
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "a+b", " a", "a\n"])
+def test_a_name_that_cannot_be_typed_is_refused_with_its_file(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "lab.json", version=1, mitigations={name: {}})
+
+    with pytest.raises(RegistryError, match=r"mitigation name .* from the registry file .*lab\.json cannot be used"):
+        Registry.load([path])
+
+
+def test_the_names_of_sidecars_are_listed_for_an_unknown_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.json", version=1, mitigations={"lab_fast": {}})
+
+    with pytest.raises(UnknownMitigationError, match=r"lab_fast.*did you mean 'lab_fast'\?"):
+        get_mitigation("lab-fast", [path])

@@ -1,0 +1,154 @@
+"""What a task may be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_aorta.runtime.graph.args import Tag, TaskArgs
+from pytest_aorta.runtime.graph.footprint import footprint_of
+
+WRITING = [Tag.OUTPUT, Tag.INOUT, Tag.OUTPUT_EXISTING]
+
+
+@pytest.fixture
+def shared() -> torch.Tensor:
+    tensor = torch.zeros(8, 8)
+    tensor.untyped_storage().share_memory_()
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("tag", "reads", "writes"),
+    [
+        (Tag.INPUT, True, False),
+        (Tag.INOUT, True, True),
+        (Tag.OUTPUT, False, True),
+        (Tag.OUTPUT_EXISTING, False, True),
+        (Tag.NO_DEP, False, False),
+    ],
+)
+def test_a_tag_says_whether_to_wait_and_whether_to_be_waited_for(tag: Tag, reads: bool, writes: bool) -> None:
+    assert (tag.reads, tag.writes) == (reads, writes)
+
+
+def test_arguments_keep_their_order(shared: torch.Tensor) -> None:
+    plain = torch.ones(2)
+
+    args = TaskArgs().add(plain).add(shared, Tag.OUTPUT).add_scalar(3).add_scalar("x").add_scalar(True).add_scalar(0.5)
+
+    assert args.tensors[0] is plain
+    assert args.tensors[1] is shared
+    assert args.tags == (Tag.INPUT, Tag.OUTPUT)
+    assert args.scalars == (3, "x", True, 0.5)
+    assert args.accesses() == [(footprint_of(plain), Tag.INPUT), (footprint_of(shared), Tag.OUTPUT)]
+
+
+@pytest.mark.statement(11)
+@pytest.mark.parametrize("tag", WRITING)
+def test_private_memory_cannot_be_written(tag: Tag) -> None:
+    args = TaskArgs()
+
+    with pytest.raises(ValueError, match=rf"{tag.name}.*share_memory_\(\).*orch\.alloc"):
+        args.add(torch.zeros(3), tag)
+
+    assert args.tensors == args.tags == ()
+
+
+@pytest.mark.parametrize("tag", [Tag.INPUT, Tag.NO_DEP])
+def test_private_memory_can_be_read(tag: Tag) -> None:
+    assert TaskArgs().add(torch.zeros(3), tag).tags == (tag,)
+
+
+@pytest.mark.statement(11)
+def test_a_tag_cannot_be_changed_after_it_was_added() -> None:
+    args: Any = TaskArgs().add(torch.zeros(3))
+
+    with pytest.raises(TypeError):
+        args.tags[0] = Tag.OUTPUT
+    with pytest.raises(AttributeError):
+        args.tags = (Tag.OUTPUT,)
+    with pytest.raises(AttributeError):
+        args.tensors = ()
+
+    assert args.tags == (Tag.INPUT,)
+
+
+@pytest.mark.statement(11)
+def test_other_memory_behind_an_added_tensor_is_noticed(shared: torch.Tensor) -> None:
+    args = TaskArgs().add(shared, Tag.OUTPUT)
+    shared.set_(torch.zeros(8, 8).untyped_storage())
+
+    with pytest.raises(ValueError, match="share_memory_"):
+        args.check()
+
+
+@pytest.mark.statement(11)
+@pytest.mark.parametrize("first", WRITING)
+@pytest.mark.parametrize("second", WRITING)
+def test_overlapping_writes_of_one_task_are_refused(shared: torch.Tensor, first: Tag, second: Tag) -> None:
+    args = TaskArgs().add(shared[6:]).add(shared[:, 3:], second).add(shared[:4, :4], first)
+
+    with pytest.raises(ValueError, match=rf"tensors 1 \({second.name}\) and 2 \({first.name}\).*same bytes"):
+        args.check()
+
+
+@pytest.mark.statement(11)
+def test_disjoint_writes_of_one_task_are_fine(shared: torch.Tensor) -> None:
+    args = TaskArgs()
+    for row in (0, 4):
+        for column in (4, 0):
+            args.add(shared[row : row + 4, column : column + 4], Tag.OUTPUT)
+
+    args.check()
+
+
+@pytest.mark.statement(11)
+def test_reads_of_one_task_may_overlap_anything(shared: torch.Tensor) -> None:
+    TaskArgs().add(shared).add(shared[2:]).add(shared[0], Tag.OUTPUT).add(shared[0], Tag.NO_DEP).check()
+
+
+@pytest.mark.parametrize("value", [3, None, [1.0], "tensor"])
+def test_what_is_no_tensor_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+        TaskArgs().add(value)
+
+
+def test_memory_of_other_devices_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"on meta.*slots share CPU memory only"):
+        TaskArgs().add(torch.zeros(3, device="meta"))
+
+
+def test_sparse_tensors_are_refused() -> None:
+    with pytest.raises(TypeError, match="sparse_coo"):
+        TaskArgs().add(torch.eye(3).to_sparse())
+
+
+def test_a_tag_must_be_one() -> None:
+    tag: Any = "INPUT"
+    with pytest.raises(TypeError, match="expected a Tag, not 'INPUT'"):
+        TaskArgs().add(torch.zeros(1), tag)
+
+
+@pytest.mark.parametrize("value", [None, b"x", 1j, [1]])
+def test_a_scalar_is_a_number_or_a_text(value: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        TaskArgs().add_scalar(value)
+
+    assert repr(value) in str(caught.value)
+
+
+def test_there_is_a_limit() -> None:
+    args, tensor = TaskArgs(), torch.zeros(1)
+    for _ in range(256):
+        args.add(tensor)
+    for number in range(128):
+        args.add_scalar(number)
+
+    with pytest.raises(ValueError, match="256 tensors"):
+        args.add(tensor)
+    with pytest.raises(ValueError, match="128 scalars"):
+        args.add_scalar(1)
+    assert (len(args.tensors), len(args.tags), len(args.scalars)) == (256, 256, 128)

@@ -1,0 +1,209 @@
+"""Bytes that views touch, against sets of bytes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from itertools import product
+
+import pytest
+import torch
+from graph_bench import tile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.runtime.graph import footprint as module
+from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
+
+
+def bytes_of(footprint: Footprint) -> set[int]:
+    """Every byte, by counting."""
+    return {
+        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.strides, strict=True)) + byte
+        for index in product(*map(range, footprint.shape))
+        for byte in range(footprint.itemsize)
+    }
+
+
+@st.composite
+def views(draw: st.DrawFn, base: torch.Tensor, steps: int = 1) -> torch.Tensor:
+    """A slice of every axis, or one index of it."""
+    index: list[int | slice] = []
+    for size in base.shape:
+        start = draw(st.integers(0, size - 1))
+        if draw(st.integers(0, 5)) == 0:
+            index.append(start)
+        else:
+            index.append(slice(start, draw(st.integers(start, size)), draw(st.integers(1, steps))))
+    return base[tuple(index)]
+
+
+MATRIX = torch.zeros(6, 7, dtype=torch.int16)
+CUBE = torch.zeros(3, 4, 5, dtype=torch.float32)
+#: A matrix that begins in the middle of a row of its memory.
+SHIFTED = torch.zeros(64, dtype=torch.int16)[5:47].view(6, 7)
+MEMORY = torch.zeros(128, dtype=torch.int32)
+
+
+@given(st.data(), st.sampled_from([MATRIX, CUBE, SHIFTED]))
+def test_slices_overlap_if_and_only_if_they_share_a_byte(data: st.DataObject, base: torch.Tensor) -> None:
+    one, other = (footprint_of(data.draw(views(base, steps=3))) for _ in range(2))
+    shared = bytes_of(one) & bytes_of(other)
+
+    assert one.overlaps(other) == other.overlaps(one) == bool(shared)
+
+
+@given(st.data(), st.sampled_from([MATRIX, CUBE, SHIFTED]))
+def test_a_slice_covers_only_what_it_holds_and_boxes_exactly(data: st.DataObject, base: torch.Tensor) -> None:
+    one, other = (data.draw(views(base)) for _ in range(2))
+    first, second = footprint_of(one), footprint_of(other)
+    held = bytes_of(second) <= bytes_of(first)
+
+    assert first.covers(second) == held
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> torch.Tensor:
+    """Any view of a piece of memory: strides of no order, windows that overlap themselves, other types."""
+    base = MEMORY.view(draw(st.sampled_from([torch.int32, torch.int16, torch.uint8])))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    strides = [draw(st.integers(0, 12)) for _ in shape]
+    last = len(base) - 1 - sum(stride * max(0, size - 1) for size, stride in zip(shape, strides, strict=True))
+    return base.as_strided(shape, strides, draw(st.integers(0, last)))
+
+
+@given(layouts(), layouts())
+def test_no_layout_hides_a_byte(one: torch.Tensor, other: torch.Tensor) -> None:
+    first, second = footprint_of(one), footprint_of(other)
+    mine, theirs = bytes_of(first), bytes_of(second)
+
+    assert first.overlaps(second) == bool(mine & theirs)
+    if first.covers(second):
+        assert theirs <= mine
+    assert first.empty == (not mine)
+    assert first.empty or first.stop == max(mine) + 1
+
+
+@pytest.mark.parametrize("byte", range(8))
+def test_a_byte_within_an_item_is_seen(byte: int) -> None:
+    items = footprint_of(MEMORY.view(8, 16)[:, 0])
+    single = footprint_of(MEMORY.view(torch.uint8).view(8, 64)[:, byte])
+
+    assert items.overlaps(single) == single.overlaps(items) == items.covers(single) == (byte < 4)
+
+
+def test_a_question_that_is_too_hard_counts_as_overlapping_and_not_as_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    even, odd = footprint_of(MATRIX[:, ::2]), footprint_of(MATRIX[:, 1::2])
+    less = footprint_of(MATRIX[1:, ::2])
+    assert not even.overlaps(odd)
+    assert even.covers(less)
+
+    monkeypatch.setattr(module, "_EFFORT", 0)
+
+    assert even.overlaps(odd)
+    assert not even.covers(less)
+
+
+def test_many_unlike_strides_are_answered_at_once() -> None:
+    primes = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+    one = Footprint("x", 0, (50,) * 10, tuple(1_000_003 * p for p in primes), 1)
+    other = Footprint("x", 1, (50,) * 10, tuple(1_000_033 * p for p in primes), 1)
+
+    assert one.overlaps(other)
+
+
+@pytest.mark.statement(6)
+def test_ranges_that_touch_do_not_overlap() -> None:
+    assert not tile((0, 4)).overlaps(tile((4, 8)))
+    assert not footprint_of(MEMORY[:8]).overlaps(footprint_of(MEMORY[8:]))
+
+
+def test_empty_tensors_overlap_nothing_and_are_covered_by_anything() -> None:
+    empty = footprint_of(MATRIX[2:2])
+    whole = footprint_of(MATRIX)
+
+    assert not empty.overlaps(whole)
+    assert not whole.overlaps(empty)
+    assert not empty.overlaps(empty)
+    assert whole.covers(empty)
+    assert empty.covers(empty)
+    assert not empty.covers(whole)
+
+
+def test_different_memory_never_meets() -> None:
+    one, other = footprint_of(torch.zeros(4)), footprint_of(torch.zeros(4))
+
+    assert not one.overlaps(other)
+    assert not one.covers(other)
+    assert not one.covers(footprint_of(torch.zeros(0)))
+
+
+def test_views_share_a_backing() -> None:
+    base = torch.zeros(4, 6)
+
+    backings = {footprint_of(view).backing for view in (base, base[1:], base.t(), base.view(-1)[3], base.detach())}
+
+    assert len(backings) == 1
+
+
+def test_memory_keeps_its_identity_when_it_becomes_shared() -> None:
+    base = torch.zeros(4)
+    before = footprint_of(base)
+
+    base.untyped_storage().share_memory_()
+
+    assert footprint_of(base) == before
+
+
+def test_an_address_that_is_used_again_is_another_identity() -> None:
+    addresses, seen = set(), set()
+    for _ in range(1000):
+        tensor = torch.zeros(16)
+        addresses.add(tensor.data_ptr())
+        seen.add(footprint_of(tensor).backing)
+        del tensor
+
+    assert len(addresses) < 1000  # else this test tests nothing
+    assert len(seen) == 1000
+
+
+def test_identities_of_dead_memory_are_forgotten_and_those_of_the_living_kept() -> None:
+    kept = torch.zeros(4)
+    before = footprint_of(kept)
+    gc.collect()
+    for _ in range(10_000):
+        footprint_of(torch.zeros(1))
+
+    assert footprint_of(kept) == before
+    assert len(module._storages) < 5_000
+
+
+def test_threads_see_one_identity() -> None:
+    tensors = [torch.zeros(1) for _ in range(200)]
+    together = threading.Barrier(4)
+    seen: list[list[object]] = []
+
+    def look() -> None:
+        together.wait()
+        seen.append([footprint_of(tensor).backing for tensor in tensors])
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(seen) == 4
+    assert all(backings == seen[0] for backings in seen)
+    assert len(set(seen[0])) == len(tensors)
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides", "itemsize"),
+    [(-1, (1,), (1,), 1), (0, (1, 2), (1,), 1), (0, (-1,), (1,), 1), (0, (2,), (-1,), 1), (0, (2,), (1,), 0)],
+)
+def test_an_impossible_view_is_refused(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> None:
+    with pytest.raises(ValueError, match=r"strides|negative"):
+        Footprint("x", offset, shape, strides, itemsize)

@@ -1,0 +1,125 @@
+"""Links to hosts, for tests: everything that they tell is kept, and nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_aorta.runtime.hosts.link import HostError, HostLink
+
+#: In the environment of every process that a bench has started.
+MARK = "AORTA_TEST_HOSTS"
+
+#: Longest time in seconds that a test waits for anything. Generous, because nothing is measured here.
+PATIENCE = 60.0
+
+
+class Host:
+    """A link, its messages and its deaths."""
+
+    def __init__(self, spec: str, service: str, argument: Any, **options: Any) -> None:
+        self.messages: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.deaths: list[HostError] = []
+        self.died = threading.Event()
+        given: dict[str, Any] = {"identity": {}, "on_message": self.messages.put, **options}
+        name = service if ":" in service else f"host_services:{service}"
+        self.link = HostLink(spec, name, argument, on_death=self._on_death, **given)
+
+    def _on_death(self, error: HostError) -> None:
+        self.deaths.append(error)
+        self.died.set()
+
+    def next(self) -> dict[str, Any]:
+        """The next message, which has to come."""
+        return self.messages.get(timeout=PATIENCE)
+
+    def death(self) -> HostError:
+        """The end, which has to come."""
+        assert self.died.wait(PATIENCE)
+        assert len(self.deaths) == 1
+        return self.deaths[0]
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Messages that have not been looked at."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self.messages.get_nowait())
+        return found
+
+
+class HostBench:
+    """Starts hosts; their processes carry a mark."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.hosts: list[Host] = []
+
+    def host(self, service: str, argument: Any = None, *, spec: str = "popen", **options: Any) -> Host:
+        """A host that is not started."""
+        host = Host(spec, service, argument, **options)
+        self.hosts.append(host)
+        return host
+
+    def start(self, service: str, argument: Any = None, *, spec: str = "popen", **options: Any) -> Host:
+        """A host that is."""
+        host = self.host(service, argument, spec=spec, **options)
+        host.link.start()
+        return host
+
+    def alive(self) -> list[psutil.Process]:
+        """Processes that were started from here, directly or not, and that still run."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return (
+                process.environ().get(MARK) == self.mark
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            )
+        except psutil.Error:
+            return False
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Poll until ``condition`` holds."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; as a zombie it has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def host_bench_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
+    """A bench that leaves nothing behind; that it does is checked."""
+    monkeypatch.setenv(MARK, str(path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    bench = HostBench(str(path))
+    try:
+        yield bench
+    finally:
+        for host in bench.hosts:
+            host.link.close()
+        left = bench.alive()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    assert left == []

@@ -1,0 +1,224 @@
+"""The same over a real ssh server and over execnet's socket server, both on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from host_bench import MARK, PATIENCE, HostBench, host_bench_at, is_gone, wait_until
+
+from pytest_aorta.runtime.hosts.identity import code_identity, package_files
+from pytest_aorta.runtime.hosts.link import HostError
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
+    with host_bench_at(tmp_path, monkeypatch) as bench:
+        yield bench
+
+
+# ssh.
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, bench: HostBench) -> Iterator[str]:
+    """A specification that leads over an ssh server of our own to this very machine."""
+    if SSHD is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh server is installed (Debian: openssh-server)")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start as root without it
+    port, folder = free_port(), tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "authorized_keys").write_text((folder / "user_key.pub").read_text())
+    (folder / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\nStrictModes no\nUsePAM no\n"
+        f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        f'PermitRootLogin yes\nSetEnv {MARK}="{bench.mark}" PYTHONPATH="{os.environ["PYTHONPATH"]}"\n'
+    )
+    (folder / "config").write_text(
+        f"Host triage-host\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n"
+        f"  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n  StrictHostKeyChecking accept-new\n"
+        f"  UserKnownHostsFile {folder}/known_hosts\n"
+    )
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    try:
+        wait_until(lambda: server.poll() is not None or answers(port), "the ssh server answers")
+        if server.returncode is not None:
+            pytest.skip(f"the ssh server does not start: {(folder / 'log').read_text()}")
+        yield f"ssh=triage-host//ssh_config={folder}/config//python={sys.executable}"
+    finally:
+        for host in bench.hosts:
+            host.link.close()
+        server.terminate()
+        server.wait(PATIENCE)
+
+
+def test_a_host_is_reached_over_ssh(bench: HostBench, ssh: str) -> None:
+    identity = code_identity(package_files("pytest_aorta"))
+    host = bench.start("echo", "argument", spec=ssh, identity=identity)
+    told = host.next()
+
+    host.link.send({"body": b"x" * 3_000_000})
+
+    assert (told["argument"], told["main_thread"], told["pid"]) == ("argument", True, host.link.pid)
+    assert host.next() == {"body": b"x" * 3_000_000}
+    host.link.close()
+    assert host.next() == {"bye": True}
+    wait_until(lambda: is_gone(told["pid"]), "the host is gone")
+
+
+def test_prints_and_variables_of_a_service_over_ssh_work_as_they_do_here(bench: HostBench, ssh: str) -> None:
+    printing = bench.start("prints", spec=ssh)
+    coloured = bench.start("variable", "COLOUR", spec=f"{ssh}//env:COLOUR=red")
+
+    printing.next()
+    printing.link.send({"still": "there"})
+
+    assert printing.next() == {"still": "there"}
+    assert coloured.next() == {"value": "red"}
+
+
+def test_the_death_of_a_host_behind_ssh_is_told(bench: HostBench, ssh: str) -> None:
+    host = bench.start("echo", spec=ssh)
+
+    os.kill(host.next()["pid"], signal.SIGKILL)
+
+    assert "its connection ended with" in str(host.death())
+
+
+def test_a_frozen_host_behind_ssh_is_given_up_and_ends_when_it_thaws(bench: HostBench, ssh: str) -> None:
+    host = bench.start("stuck", "sleep", spec=ssh, silence=2.0)
+    pid = host.next()["pid"]
+
+    os.kill(pid, signal.SIGSTOP)
+    assert "no sign of life" in str(host.death())
+    os.kill(pid, signal.SIGCONT)
+
+    wait_until(lambda: is_gone(pid), "the host is gone")
+
+
+def test_the_end_of_an_ssh_connection_ends_the_host(bench: HostBench, ssh: str) -> None:
+    host = bench.start("stuck", "python", spec=ssh)
+    pid = host.next()["pid"]
+    client = next(process for process in bench.alive() if process.name() == "ssh")
+
+    client.kill()
+
+    assert "SIGKILL" in str(host.death())
+    wait_until(lambda: is_gone(pid), "the host is gone")
+
+
+def test_an_ssh_login_that_is_refused_is_told_in_the_words_of_ssh(bench: HostBench, ssh: str, tmp_path: Path) -> None:
+    (tmp_path / "ssh" / "authorized_keys").write_text("")
+    host = bench.host("echo", spec=ssh)
+
+    with pytest.raises(HostError, match=r"(?s)does `ssh triage-host .* answer without asking.*Permission denied"):
+        host.link.start()
+
+
+def test_an_interpreter_that_is_missing_behind_ssh_is_told(bench: HostBench, ssh: str) -> None:
+    host = bench.host("echo", spec=ssh.replace(sys.executable, "/no/such/python"))
+
+    with pytest.raises(HostError, match=r"(?s)exit code 127.*//python=.*/no/such/python"):
+        host.link.start()
+
+
+# A socket server, as somebody would start it.
+
+
+@pytest.fixture
+def server(bench: HostBench) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A specification that leads to execnet's own server, and its process."""
+    command = [sys.executable, "-u", "-m", "execnet.script.socketserver", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = process.stdout.readline().rstrip(")\n").rpartition(", ")[2]
+        try:
+            yield f"socket=127.0.0.1:{port}", process
+        finally:
+            for host in bench.hosts:
+                host.link.close()
+            process.kill()
+
+
+def test_a_host_is_reached_over_a_socket_and_its_server_ends_with_the_link(
+    bench: HostBench, server: tuple[str, subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    spec, process = server
+    host = bench.start("echo", "argument", spec=f"{spec}//chdir={tmp_path}")
+    told = host.next()
+
+    host.link.send({"body": b"x" * 3_000_000})
+
+    assert (told["argument"], told["main_thread"], told["cwd"]) == ("argument", True, str(tmp_path))
+    assert told["pid"] == process.pid
+    assert host.next() == {"body": b"x" * 3_000_000}
+    host.link.close()
+    assert host.next() == {"bye": True}
+    assert process.wait(PATIENCE) == 0
+
+
+def test_several_threads_of_a_service_may_send_over_a_socket(
+    bench: HostBench, server: tuple[str, subprocess.Popen[str]]
+) -> None:
+    host = bench.start("burst", [20, 20, 20], spec=server[0])
+
+    received = [host.next() for _ in range(60)]
+
+    assert host.next() == {"done": True}
+    assert all(message["body"] == bytes([message["thread"]]) * 600_000 for message in received)
+
+
+def test_the_death_and_the_silence_of_a_host_behind_a_socket_are_told(
+    bench: HostBench, server: tuple[str, subprocess.Popen[str]]
+) -> None:
+    host = bench.start("echo", spec=server[0], silence=2.0)
+    host.next()
+
+    server[1].send_signal(signal.SIGSTOP)
+
+    assert "no sign of life" in str(host.death())
+    server[1].send_signal(signal.SIGCONT)
+    assert server[1].wait(PATIENCE) is not None
+
+
+def test_a_socket_server_that_is_killed_is_told(bench: HostBench, server: tuple[str, subprocess.Popen[str]]) -> None:
+    host = bench.start("echo", spec=server[0])
+    host.next()
+
+    server[1].kill()
+
+    assert "the connection was lost" in str(host.death())
+
+
+def test_a_socket_without_server_is_told_with_the_remedy(bench: HostBench) -> None:
+    host = bench.host("echo", spec=f"socket=127.0.0.1:{free_port()}")
+
+    with pytest.raises(HostError, match=r"Connection refused; is a server .* \(python -m execnet.script.socketserver"):
+        host.link.start()

@@ -1,0 +1,65 @@
+"""How hosts are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.runtime.hosts.link import expand_specs
+
+
+def test_a_number_before_a_star_multiplies() -> None:
+    assert expand_specs(["2*popen", "ssh=me@there//python=python3.11"]) == [
+        "popen",
+        "popen",
+        "ssh=me@there//python=python3.11",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "popen//python=python3 -X dev//chdir=/tmp//env:A=1//env:EMPTY=//id=left//nice=5",
+        "ssh=-p 2222 me@there//ssh_config=/home/me/config",
+        "socket=127.0.0.1:8888//id=right",
+    ],
+)
+def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
+    assert expand_specs([text]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "how to reach it"),
+        ("python=python3", "how to reach it"),
+        ("localhost", "how to reach it"),
+        ("popen//ssh=there", "popen and ssh exclude each other"),
+        ("popen//pyhton=python3", "'pyhton' is unknown"),
+        ("popen//via=gw0", "'via' is unknown or of no use here"),
+        ("popen//execmodel=eventlet", "'execmodel' is unknown or of no use here"),
+        ("popen//python=", "'python' needs a value"),
+        ("popen//chdir", "'chdir' needs a value"),
+        ("popen//env:=1", "'env:' is unknown"),
+        ("ssh", "'ssh' needs a value"),
+        ("socket=there", "'there' has no port"),
+        ("socket=there:1//python=python3", "interpreter of a socket server"),
+        ("popen//id=a//id=b", "'id' is there twice"),
+        ("0*popen", "at least 1"),
+        ("x*popen", "'x\\*popen'"),
+    ],
+)
+def test_what_cannot_be_a_host_is_named_with_its_problem(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        expand_specs(["popen", text])
+
+    assert repr(text) in str(caught.value)
+
+
+def test_what_is_valid_is_said() -> None:
+    with pytest.raises(ValueError, match=r"valid are popen, ssh=\[USER@\]HOST and socket=HOST:PORT"):
+        expand_specs(["telnet=there"])
+
+
+def test_two_hosts_with_one_id_are_refused() -> None:
+    with pytest.raises(ValueError, match="same id"):
+        expand_specs(["2*popen//id=twin"])

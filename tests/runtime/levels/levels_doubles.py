@@ -1,0 +1,92 @@
+"""Doubles: an engine whose endpoints do nothing, so that a test says when each task ends, and how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pytest_aorta.runtime import CallableHandle, Failure, Orchestrator, Outcome, TaskRef
+from pytest_aorta.runtime.callables import Definition
+from pytest_aorta.runtime.engine import Engine
+from pytest_aorta.runtime.heap import Heap
+from pytest_aorta.runtime.records import Completion
+from pytest_aorta.runtime.work import Dispatch, Kind
+
+
+class FakeEndpoint:
+    """Takes tasks, and does nothing with them."""
+
+    def __init__(self, kind: Kind, identity: int, started: list[str]) -> None:
+        self.kind: Kind = kind
+        self.id = identity
+        self.name = f"{kind} {identity}"
+        self.capacity = 1
+        self.busy = 0
+        self.gone: Failure | None = None
+        self.ready = True
+        self.running: list[Dispatch] = []
+        self.stopped: list[str] = []
+        self.refuses: Exception | None = None
+        self._started = started
+
+    def start(self, dispatch: Dispatch) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.running.append(dispatch)
+        self._started.append(f"{dispatch.node.label} on {self.name}")
+
+    def stop(self, dispatch: Dispatch, why: str) -> None:
+        self.stopped.append(f"{dispatch.node.label}: {why}")
+
+
+class Desk:
+    """An engine with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
+
+    def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
+        self.started: list[str] = []
+        self.engine = Engine("desk", 3, grace)
+        self.next = [FakeEndpoint("next", number, self.started) for number in range(nexts)]
+        self.sub = [FakeEndpoint("sub", number, self.started) for number in range(subs)]
+        for endpoint in (*self.next, *self.sub):
+            self.engine.placement.add(endpoint)
+        self.run = self.engine.open_run(fail_fast=False)
+        self.eligible: dict[str, frozenset[int]] = {}
+        self.orch = Orchestrator(self.engine, self.run, cast(Heap, None), self._resolve)
+
+    def _resolve(self, handle: CallableHandle, workers: Any) -> tuple[Definition, frozenset[int] | None]:
+        return Definition("import", handle.name, handle.name), self.eligible.get(handle.name)
+
+    def submit(self, name: str, worker: int | None = None, **more: Any) -> TaskRef:
+        """A task for one worker of the next level, or for any."""
+        return self.orch.submit_next_level(_handle(name), worker=worker, **more)
+
+    def group(self, name: str, workers: Sequence[int], **more: Any) -> TaskRef:
+        """A group on these workers."""
+        return self.orch.submit_next_level_group(_handle(name), [None] * len(workers), workers=workers, **more)
+
+    def submit_sub(self, name: str, size: int = 1, **more: Any) -> TaskRef:
+        """A SUB task, or a group of them."""
+        return self.orch.submit_sub_group(_handle(name), [None] * size, **more)
+
+    def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
+        """The task that runs there has ended."""
+        failure = None if outcome is Outcome.SUCCESS else Failure("Broken", why)
+        self.engine.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
+
+    def lose(self, endpoint: FakeEndpoint) -> None:
+        """It is out of service."""
+        with self.engine.turn():
+            endpoint.gone = Failure("ProcessDied", "out of service")
+
+    def news(self) -> list[str]:
+        """What has been started since it was last asked."""
+        news, self.started[:] = self.started[:], []
+        return news
+
+    def close(self) -> None:
+        self.engine.reactor.close()
+
+
+def _handle(name: str) -> CallableHandle:
+    return CallableHandle("", "", int(time.monotonic() * 1e6), name)

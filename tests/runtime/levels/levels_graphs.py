@@ -1,0 +1,47 @@
+"""Graphs that workers of level 3 build when one of level 4 tells them to. Imported by their processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import levels_tasks
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArgs
+
+
+class Through:
+    """Runs one task on a SUB worker, with the same arguments."""
+
+    def __init__(self, handle: CallableHandle, timeout: float | None = None) -> None:
+        self.handle = handle
+        self.timeout = timeout
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+        passed = TaskArgs()
+        for scalar in args.scalars:
+            passed.add_scalar(scalar)
+        orch.submit_sub(self.handle, passed, timeout=self.timeout)
+        return {"config": config, "scalars": list(args.scalars)}
+
+
+def where(orch: Orchestrator, args: SlotArgs, config: Any) -> int:
+    return os.getpid()
+
+
+def broken(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+    raise LookupError("while it was built")
+
+
+def endless(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+    """Builds for ever."""
+    threading.Event().wait(levels_tasks.PATIENCE)
+
+
+def die(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+    levels_tasks.die(args)
+
+
+def unsendable(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+    return object()

@@ -1,0 +1,128 @@
+"""What tests of workers have in common: gates that tasks wait at, runs of one task, and counting what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker, staff
+
+#: Longest time in seconds that anything here is waited for; nothing is measured.
+PATIENCE = 30.0
+
+
+def scalars(*values: int | float | bool | str) -> TaskArgs:
+    """Arguments that are plain values."""
+    args = TaskArgs()
+    for value in values:
+        args.add_scalar(value)
+    return args
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_torch() -> Iterator[None]:
+    """For modules that import it: workers start in a tenth of the time, although other tests have imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staff, "expects_tensors", lambda: False)
+        yield
+
+
+class Gates:
+    """A folder through which tasks tell that they have begun, and in which they find that they may go on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def at(self, name: str) -> TaskArgs:
+        """Arguments of ``levels_tasks.gate``."""
+        return scalars(str(self.folder), name)
+
+    def open(self, name: str = "all") -> None:
+        """Let one go on, or all."""
+        (self.folder / f"{name}.open").touch()
+
+    def log(self) -> list[str]:
+        """``a began``, ``b began``, ``a ended``, ..."""
+        file = self.folder / "log"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def began(self, *names: str) -> bool:
+        """Whether all of them have."""
+        log = self.log()
+        return all(f"{name} began" in log for name in names)
+
+    def wait_until_began(self, *names: str) -> None:
+        """Block until all of them have."""
+        wait_until(lambda: self.began(*names), f"the beginning of {names}")
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Poll until ``condition`` holds."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
+        time.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; as a zombie it has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Poll until all these processes have ended."""
+    pids = list(pids)
+    wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
+
+
+def descendants(pid: int | None = None) -> set[int]:
+    """Every process below one (this one, if not given) that still runs."""
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return set()
+    return {process.pid for process in found if not is_gone(process.pid)}
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """What is started within ends within, or very soon after: processes, threads of ours, open files."""
+    before, files = descendants(), open_files()
+    yield
+    wait_until(lambda: descendants() <= before, "the end of all processes")
+    wait_until(lambda: open_files() <= files, "the closing of all files")
+
+
+def open_files() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run_one(submit: Callable[[Orchestrator], TaskRef], worker: Worker) -> TaskRecord:
+    """The record of a run of one task, whatever became of it."""
+    found: list[TaskRef] = []
+    handle = worker.submit(lambda orch, args, config: found.append(submit(orch)))
+    record = found[0].wait(PATIENCE)
+    with contextlib.suppress(RuntimeError):
+        handle.wait(PATIENCE)
+    return record
+
+
+def run_sub(worker: Worker, handle: CallableHandle, /, *values: int | float | bool | str) -> TaskRecord:
+    """The record of one SUB task with plain values."""
+    return run_one(lambda orch: orch.submit_sub(handle, scalars(*values)), worker)
+
+
+def run_next(worker: Worker, handle: CallableHandle, /, *values: Any, **where: Any) -> TaskRecord:
+    """The record of one task of the next level with plain values."""
+    return run_one(lambda orch: orch.submit_next_level(handle, scalars(*values), **where), worker)

@@ -1,0 +1,317 @@
+"""What the tasks of these tests do. Imported by the processes that run them, hence without anything heavy."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: Seconds after which something that hangs gives up, so that a broken test does not hang for ever.
+PATIENCE = 60.0
+
+
+def nothing(args: Any) -> None:
+    """Be a task."""
+
+
+def echo(args: Any) -> dict[str, Any]:
+    return {"scalars": list(args.scalars), "config": args.config}
+
+
+def own_pid(args: Any) -> int:
+    return os.getpid()
+
+
+def boom(args: Any) -> NoReturn:
+    raise ValueError(*args.scalars)
+
+
+def gate(args: Any) -> str:
+    """Say that it has begun, and go on when the gate of its name, or the main gate, is open."""
+    folder, name = args.scalars
+    note(folder, f"{name} began")
+    wait_for(f"{folder}/{name}.open", f"{folder}/all.open")
+    note(folder, f"{name} ended")
+    return str(name)
+
+
+def gate_against_sigterm(args: Any) -> str:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return gate(args)
+
+
+def gate_then_boom(args: Any) -> NoReturn:
+    raise ValueError(gate(args))
+
+
+def gate_then_die(args: Any) -> NoReturn:
+    gate(args)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("not reached")
+
+
+def either(args: Any) -> Any:
+    """A group has one callable; what a member does is its last argument."""
+    from pytest_aorta.runtime import SlotArgs
+
+    *rest, name = args.scalars
+    return globals()[name](SlotArgs((), rest))
+
+
+def deed(args: Any) -> None:
+    """Write down that it begins, do what the last argument says, and write down that it ends."""
+    folder, number, what = args.scalars
+    note(folder, f"+{number}")
+    if what == "boom":
+        raise ValueError(number)
+    if what == "die":
+        os._exit(1)
+    if what == "hang":
+        time.sleep(PATIENCE)
+    note(folder, f"-{number}")
+
+
+def note(folder: str, word: str) -> None:
+    """Append a line, in one piece."""
+    fd = os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{word}\n".encode())
+    os.close(fd)
+
+
+def die(args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with(args: Any) -> None:
+    os._exit(args.scalars[0])
+
+
+def leave_with(args: Any) -> NoReturn:
+    sys.exit(args.scalars[0])
+
+
+def crash(args: Any) -> None:
+    """A segmentation fault, without a core dump."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def say(args: Any) -> None:
+    """Print, and write past Python."""
+    print(args.scalars[0])
+    print(args.scalars[1], file=sys.stderr)
+    os.write(1, f"{args.scalars[2]}\n".encode())
+
+
+def threads_and_cores(args: Any) -> dict[str, Any]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        "threads": {name: os.environ.get(name) for name in names},
+        "cores": sorted(os.sched_getaffinity(0)),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def close_everything(args: Any) -> str:
+    """What daemonising libraries do."""
+    os.closerange(3, 4096)
+    return "done"
+
+
+def close_everything_and_hang(args: Any) -> None:
+    os.closerange(3, 4096)
+    time.sleep(PATIENCE)
+
+
+def fork_and_leave(args: Any) -> int:
+    """Leave a grandchild behind that holds whatever we hold; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(PATIENCE)
+        os._exit(0)
+    return pid
+
+
+def fork_and_die(args: Any) -> None:
+    """A grandchild survives us, and holds our channel open."""
+    Path(args.scalars[0]).write_text(str(fork_and_leave(args)))
+    os._exit(7)
+
+
+def use_multiprocessing(args: Any) -> list[int]:
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, [-1, -2, -3])
+
+
+def use_threads(args: Any) -> list[int]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(abs, range(-3, 0)))
+
+
+class Mute(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Fatal(Exception):
+    """Ends whoever wants to know what it is."""
+
+    def __str__(self) -> str:
+        sys.exit(3)
+
+
+class WithDetails(Exception):
+    """Carries a thing of its own under a name that means something to us."""
+
+    def __init__(self, details: Any) -> None:
+        super().__init__("with details")
+        self.details = details
+
+
+class Liar(dict[str, Any]):
+    """Cannot be looked at."""
+
+    def items(self) -> NoReturn:
+        raise OSError("look away")
+
+
+def raise_mute(args: Any) -> NoReturn:
+    raise Mute
+
+
+def raise_fatal(args: Any) -> NoReturn:
+    raise Fatal
+
+
+def raise_interrupt(args: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def raise_with_details(args: Any) -> NoReturn:
+    raise WithDetails({"object": object()} if args.scalars[0] == "object" else args.scalars[0])
+
+
+def raise_huge(args: Any) -> NoReturn:
+    raise ValueError("x" * 5_000_000)
+
+
+def give(args: Any) -> Any:
+    """Something that is hard to send."""
+    liar = Liar(a=1)
+    things: dict[str, Callable[[], Any]] = {
+        "object": object,
+        "function": lambda: lambda: None,
+        "huge": lambda: "x" * 50_000_000,
+        "large": lambda: "x" * 500_000,
+        "endless": _endless,
+        "set": lambda: {1, 2},
+        "bytes": lambda: b"\xff",
+        "number": lambda: 10**6000,
+        "surrogate": lambda: "\udc80",
+        "nan": lambda: float("nan"),
+        "liar": lambda: liar,
+        "channel": lambda: json,
+    }
+    return things[args.scalars[0]]()
+
+
+def _endless() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def use_another_worker(args: Any) -> Any:
+    """A worker within a task."""
+    return with_a_worker()
+
+
+def job_with_a_worker(job: Any, payload: Any) -> Any:
+    """A worker within a job."""
+    return with_a_worker()
+
+
+def with_a_worker() -> Any:
+    from pytest_aorta.runtime import TaskArgs, Worker
+
+    found = []
+    with Worker(3, num_sub_workers=1) as worker:
+        handle = worker.register(echo)
+        worker.run(lambda orch, args, config: found.append(orch.submit_sub(handle, TaskArgs().add_scalar("within"))))
+    return found[0].record.payload["scalars"]
+
+
+def job(job: Any, payload: Any) -> Any:
+    """``payload``: what to do."""
+    if payload == "boom":
+        raise ValueError("job")
+    if payload == "slot":
+        return job.slot.index
+    if payload == "events":
+        job.emit({"number": 1})
+        job.emit({"number": 2})
+        return "emitted"
+    if payload == "service":
+        return job.service.name
+    if payload == "until cancelled":
+        give_up = time.monotonic() + PATIENCE
+        while not job.cancelled and time.monotonic() < give_up:
+            time.sleep(0.005)
+        raise RuntimeError("was cancelled" if job.cancelled else "nobody cancels")
+    return payload
+
+
+class Service:
+    """Writes down how often it was closed."""
+
+    def __init__(self, file: str) -> None:
+        self.name = "service"
+        self._file = Path(file)
+
+    def close(self) -> None:
+        with self._file.open("a") as file:
+            file.write("closed\n")
+
+
+def bad_preparation() -> NoReturn:
+    raise LookupError("there is no such data set")
+
+
+def fatal_preparation() -> NoReturn:
+    os._exit(9)
+
+
+def endless_preparation() -> None:
+    time.sleep(PATIENCE)
+
+
+def prepare_by_hand() -> None:
+    """Leaves something that tasks of this process find."""
+    os.environ["LEVELS_PREPARED"] = str(os.getpid())
+
+
+def is_prepared(args: Any) -> bool:
+    return os.environ.get("LEVELS_PREPARED") == str(os.getpid())
+
+
+def wait_for(*paths: str) -> None:
+    """Wait until one of these files is there."""
+    give_up = time.monotonic() + PATIENCE
+    while not any(map(os.path.exists, paths)):
+        if time.monotonic() > give_up:
+            raise TimeoutError(paths)
+        time.sleep(0.002)

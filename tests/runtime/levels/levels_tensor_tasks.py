@@ -1,0 +1,100 @@
+"""What tasks with tensors do, and graphs of them. Imported by the processes that run them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import levels_tasks
+import torch
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, Tag, TaskArgs
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Move it to shared memory; torch's own method says nothing of its type."""
+    untyped: Any = tensor
+    shared: torch.Tensor = untyped.share_memory_()
+    return shared
+
+
+def fill(args: Any) -> None:
+    """The last tensor, with the scalar."""
+    args.tensors[-1].fill_(args.scalars[0])
+
+
+def fill_at_gate(args: Any) -> None:
+    value, folder, name = args.scalars
+    levels_tasks.gate(SlotArgs((), (folder, name)))
+    args.tensors[-1].fill_(value)
+
+
+def fill_half_and_boom(args: Any) -> None:
+    args.tensors[0][0] = 1
+    raise ValueError("half way")
+
+
+def add(args: Any) -> None:
+    """The sum of all but the last, into the last."""
+    *inputs, output = args.tensors
+    output.copy_(torch.stack(list(inputs)).sum(0))
+
+
+def increment(args: Any) -> None:
+    args.tensors[0].add_(1)
+
+
+def look(args: Any) -> Any:
+    """What a task sees: contents, kinds, layouts."""
+    return [[tensor.tolist(), str(tensor.dtype), list(tensor.stride())] for tensor in args.tensors]
+
+
+def total(args: Any) -> float:
+    return float(sum(tensor.double().sum() for tensor in args.tensors))
+
+
+def give_tensor(args: Any) -> Any:
+    return torch.ones(3)
+
+
+def give_item(args: Any) -> Any:
+    return {"loss": torch.ones(3).mean().item()}
+
+
+def open_files(args: Any) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def compute(args: Any) -> int:
+    """Threads of OpenMP, in a process that was forked."""
+    torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+    return torch.get_num_threads()
+
+
+class Through:
+    """Hands its tensors on to a SUB task, all of them INOUT, and its scalars."""
+
+    def __init__(self, handle: CallableHandle) -> None:
+        self.handle = handle
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+        passed = TaskArgs()
+        for tensor in args.tensors:
+            passed.add(tensor, Tag.INOUT)
+        for scalar in args.scalars:
+            passed.add_scalar(scalar)
+        orch.submit_sub(self.handle, passed)
+
+
+class Between:
+    """Allocates on its own host, and adds what it finds there."""
+
+    def __init__(self, fill: CallableHandle, add: CallableHandle) -> None:
+        self.fill = fill
+        self.add = add
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+        own = orch.alloc(args.tensors[0].shape, args.tensors[0].dtype)
+        orch.submit_sub(self.fill, TaskArgs().add(own, Tag.OUTPUT).add_scalar(args.scalars[0]))
+        both = TaskArgs().add(own).add(args.tensors[0]).add(args.tensors[1], Tag.OUTPUT)
+        orch.submit_sub(self.add, both)

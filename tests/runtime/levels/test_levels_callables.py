@@ -1,0 +1,266 @@
+"""Callables: how they reach a process, who may use a handle, when and where one can be registered."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import Gates, run_sub
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import StartupError, Worker
+from pytest_aorta.runtime.callables import MAX_CALLABLES, Definition, define
+
+FACTOR = 3
+
+
+def times_factor(args: Any) -> Any:
+    return args.scalars[0] * FACTOR
+
+
+class Multiplier:
+    """A callable that has a state."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, args: Any) -> Any:
+        return args.scalars[0] * self.factor
+
+    def method(self, args: Any) -> Any:
+        return args.scalars[0] + self.factor
+
+    @staticmethod
+    def double(args: Any) -> Any:
+        return args.scalars[0] * 2
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
+        worker.init()
+        yield worker
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+def use_once(worker: Worker, target: Any, *values: Any) -> Any:
+    """Register, run, drop."""
+    handle = worker.register(target)
+    try:
+        record = run_sub(worker, handle, *values)
+        assert record.ok, record
+        return record.payload
+    finally:
+        worker.unregister(handle)
+
+
+# How they get there
+
+
+def test_what_can_be_imported_goes_by_its_name() -> None:
+    assert define(levels_tasks.echo) == Definition("import", "levels_tasks:echo", "echo")
+    assert define(Multiplier.double) == Definition(
+        "import", "test_levels_callables:Multiplier.double", "Multiplier.double"
+    )
+    assert define("os.path:join").kind == "import"
+    assert define(len).content == "builtins:len"
+
+
+def test_what_cannot_be_imported_goes_by_value(worker: Worker) -> None:
+    offset = 5
+
+    def local(args: Any) -> Any:
+        return args.scalars[0] + offset
+
+    assert use_once(worker, local, 1) == 6
+    assert use_once(worker, lambda args: args.scalars[0] + offset + 1, 1) == 7
+    assert use_once(worker, functools.partial(lambda factor, args: args.scalars[0] * factor, 4), 2) == 8
+    assert use_once(worker, Multiplier(3), 3) == 9
+    assert use_once(worker, Multiplier(3).method, 7) == 10
+    assert use_once(worker, times_factor, 2) == 6
+    assert use_once(worker, Multiplier.double, 2) == 4
+
+
+def test_a_module_that_nobody_else_can_import_goes_by_value(worker: Worker, tmp_path: Path) -> None:
+    """As ``pytest --import-mode=importlib`` makes them."""
+    file = tmp_path / "hidden_module.py"
+    file.write_text(
+        "HALF = 2\n\ndef helper(n):\n    return n / HALF\n\ndef halve(args):\n    return helper(*args.scalars)\n"
+    )
+    spec = importlib.util.spec_from_file_location("hidden_module", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hidden_module"] = module
+    try:
+        spec.loader.exec_module(module)
+        assert use_once(worker, module.halve, 4) == 2.0
+    finally:
+        del sys.modules["hidden_module"]
+
+
+def test_a_module_without_a_file_goes_by_value(worker: Worker) -> None:
+    module = types.ModuleType("made_up_module")
+    exec("def one(args):\n    return 1\n", module.__dict__)
+    sys.modules["made_up_module"] = module
+    try:
+        assert use_once(worker, module.one) == 1
+    finally:
+        del sys.modules["made_up_module"]
+
+
+def test_a_function_whose_name_now_means_something_else_goes_by_value(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = times_factor
+    monkeypatch.setitem(globals(), "times_factor", lambda args: "another")
+
+    assert define(original).kind == "pickle"
+    assert use_once(worker, original, 5) == 15
+
+
+def test_functions_of_a_script_go_by_value(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from pytest_aorta.runtime import TaskArgs, Worker
+
+        FACTOR = 7
+
+        class Thing:
+            factor = FACTOR
+
+        def task(args):
+            return args.scalars[0] * Thing.factor
+
+        if __name__ == "__main__":
+            with Worker(3, num_sub_workers=1) as w:
+                handle = w.register(task)
+                refs = []
+                w.run(lambda orch, args, config: refs.append(orch.submit_sub(handle, TaskArgs().add_scalar(6))))
+                print(refs[0].record.payload)
+        """)
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+
+    assert (ran.stdout, ran.stderr) == ("42\n", "")
+
+
+def test_an_import_path_is_imported_where_it_runs(worker: Worker) -> None:
+    assert use_once(worker, "levels_tasks:echo", 1) == {"scalars": [1], "config": None}
+
+    for wrong in ("levels_tasks:nowhere", "no_such_module:f", "levels_tasks:"):
+        with pytest.raises(
+            RuntimeError, match=r"is not registered: sub_worker 0: (AttributeError|ModuleNotFoundError)"
+        ):
+            worker.register(wrong)
+    with pytest.raises(TypeError, match="a text must be 'module:qualname'"):
+        worker.register("os.getpid")
+
+
+def test_a_wrong_import_path_is_told_by_init() -> None:
+    worker = Worker(3, num_sub_workers=1)
+    worker.register("levels_tasks:nowhere")
+
+    with pytest.raises(StartupError, match=r"sub_worker 0: AttributeError: .*nowhere"):
+        worker.init()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"f", [levels_tasks.echo]])
+def test_only_callables_can_be_registered(worker: Worker, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="is not a callable"):
+        worker.register(wrong)
+
+
+# Identity
+
+
+def test_a_digest_is_that_of_what_was_registered() -> None:
+    one, other = Worker(3, num_sub_workers=1), Worker(3, num_sub_workers=1)
+    same = [one.register(levels_tasks.echo), one.register("levels_tasks:echo"), other.register(levels_tasks.echo)]
+    different = one.register(levels_tasks.boom)
+
+    assert len({handle.digest for handle in same}) == 1
+    assert different.digest != same[0].digest
+    algorithm, _, digits = same[0].digest.partition(":")
+    assert algorithm == "sha256"
+    assert len(digits) == 64
+    assert set(digits) <= set("0123456789abcdef")
+
+
+@pytest.mark.statement(43)
+def test_a_callable_that_is_registered_twice_lives_until_both_handles_are_dropped(worker: Worker) -> None:
+    one, other = worker.register(levels_tasks.echo), worker.register(levels_tasks.echo)
+    assert one != other
+    assert one.digest == other.digest
+
+    worker.unregister(one)
+    with pytest.raises(ValueError, match=r"is not .or no longer. one of this worker"):
+        run_sub(worker, one)
+    assert run_sub(worker, other).ok
+    with pytest.raises(ValueError, match="no longer"):
+        worker.unregister(one)
+
+    worker.unregister(other)
+    with pytest.raises(ValueError, match="no longer"):
+        run_sub(worker, other)
+    assert worker.callables.definitions == {}
+
+
+def test_handles_cannot_be_made_up(worker: Worker) -> None:
+    handle = worker.register(levels_tasks.echo)
+    another = worker.register(levels_tasks.boom)
+    with Worker(3, num_sub_workers=1) as stranger:
+        foreign = stranger.register(levels_tasks.echo)
+    wrong: list[Any] = [
+        foreign,
+        dataclasses.replace(handle, serial=10_000),
+        dataclasses.replace(handle, owner="somebody"),
+        dataclasses.replace(handle, digest="sha256:" + 64 * "0"),
+        dataclasses.replace(handle, digest=another.digest),
+    ]
+    for forged in wrong:
+        with pytest.raises(ValueError, match="the handle of echo is not"):
+            run_sub(worker, forged)
+    for thing in (levels_tasks.echo, "levels_tasks:echo", handle.digest, 0, None):
+        with pytest.raises(TypeError, match=r"expected a handle from Worker.register"):
+            run_sub(worker, thing)  # type: ignore[arg-type]
+
+    assert run_sub(worker, handle).ok
+    worker.unregister(handle)
+    worker.unregister(another)
+
+
+def test_there_is_room_for_so_many_callables_and_no_more(worker: Worker) -> None:
+    def numbered(number: int) -> Any:
+        return lambda args: number
+
+    handles = [worker.register(numbered(number)) for number in range(MAX_CALLABLES)]
+    try:
+        with pytest.raises(RuntimeError, match="at most 64 callables can be registered at a time"):
+            worker.register(numbered(MAX_CALLABLES))
+        again = worker.register(numbered(7))  # which is there
+        assert run_sub(worker, again).payload == 7
+        assert run_sub(worker, handles[-1]).payload == MAX_CALLABLES - 1
+        worker.unregister(again)
+        worker.unregister(handles.pop(0))
+        handles.append(worker.register(numbered(MAX_CALLABLES)))
+    finally:
+        for handle in handles:
+            worker.unregister(handle)

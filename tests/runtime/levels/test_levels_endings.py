@@ -1,0 +1,293 @@
+"""Ends: in order, after exceptions and interrupts, and when somebody is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import (
+    PATIENCE,
+    Gates,
+    nothing_left,
+    run_sub,
+    wait_until,
+)
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import worker as worker_module
+from pytest_aorta.runtime.engine import EngineClosed
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever runs these tests in the background may have SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Host:
+    """A worker with a SUB worker that is at a gate."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.worker = Worker(3, num_sub_workers=1, grace=0.1)
+        self.gate = self.worker.register(levels_tasks.gate)
+        self.gates = gates
+        self.refs: list[TaskRef] = []
+        self.handle = self.worker.submit(self.build)
+        gates.wait_until_began("a")
+
+    def build(self, orch: Orchestrator, args: Any, config: Any) -> None:
+        self.refs.append(orch.submit_sub(self.gate, self.gates.at("a")))
+
+
+@pytest.fixture
+def host(gates: Gates) -> Iterator[Host]:
+    host = Host(gates)
+    yield host
+    gates.open()
+    host.worker.close()
+
+
+# In order
+
+
+@pytest.mark.statement(41)
+def test_close_waits_for_the_runs_that_were_accepted_and_rejects_new_ones(host: Host) -> None:
+    worker = host.worker
+    second = worker.submit(lambda orch, args, config: orch.submit_sub(host.gate, host.gates.at("b")))
+    refused = []
+
+    def meanwhile() -> None:
+        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        try:
+            worker.run(lambda orch, args, config: None)
+        except EngineClosed as error:
+            refused.append(error)
+        host.gates.open()
+
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(meanwhile)
+        worker.close()
+        other.result()
+
+    assert len(refused) == 1
+    assert host.handle.done
+    assert second.done
+    second.wait()
+    assert host.gates.log() == ["a began", "a ended", "b began", "b ended"]
+
+
+@pytest.mark.statement(41)
+def test_close_that_has_waited_in_vain_can_be_called_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "DRAIN", 0.05)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match=r"have not ended within 0\.05 s; close can be called again"):
+            host.worker.close()
+    assert not host.handle.done
+    with pytest.raises(EngineClosed):
+        host.worker.run(lambda orch, args, config: None)
+
+    host.gates.open()
+    host.handle.wait(PATIENCE)
+    host.worker.close()
+    assert host.refs[0].wait().ok
+
+
+def test_a_task_that_hangs_can_be_ended_and_then_its_worker(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "DRAIN", 0.05)
+    with pytest.raises(TimeoutError):
+        host.worker.close()
+
+    host.handle.cancel("enough", running=True)
+    with pytest.raises(TaskError, match="enough"):
+        host.handle.wait(PATIENCE)
+    host.worker.close()
+
+
+@pytest.mark.statement(41)
+def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
+    worker = Worker(3, num_sub_workers=1)
+    nothing = worker.register(levels_tasks.nothing)
+    worker.init()
+    building = threading.Event()
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        building.set()
+        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        orch.submit_sub(nothing)
+
+    with ThreadPoolExecutor(1) as threads:
+        submitted = threads.submit(worker.submit, build)
+        building.wait(PATIENCE)
+        worker.close()
+        assert [record.ok for record in submitted.result().records] == [True]
+
+
+@pytest.mark.statement(40)
+def test_only_the_thread_that_has_started_a_worker_closes_it(host: Host) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        error = threads.submit(host.worker.close).exception()
+    assert isinstance(error, RuntimeError)
+    assert "close from another thread" in str(error)
+
+    host.gates.open()
+    host.worker.close()
+
+
+def test_with_it_is_the_thread_that_enters(gates: Gates) -> None:
+    gates.open()
+    with Worker(3, num_sub_workers=1) as worker:
+        nothing = worker.register(levels_tasks.nothing)
+        with ThreadPoolExecutor(2) as threads:
+            runs = [threads.submit(run_sub, worker, nothing) for _ in range(4)]
+        assert all(run.result().ok for run in runs)
+
+
+@pytest.mark.statement(40)
+def test_close_within_a_run_is_refused() -> None:
+    with Worker(3, num_sub_workers=1) as worker:
+        with pytest.raises(RuntimeError, match="close within a run"):
+            worker.run(lambda orch, args, config: worker.close())
+        worker.run(lambda orch, args, config: None)
+
+
+@pytest.mark.statement(40)
+def test_close_twice_is_harmless(host: Host) -> None:
+    host.gates.open()
+    for _ in range(3):
+        host.worker.close()
+
+
+def test_outcomes_can_be_asked_for_after_close(host: Host) -> None:
+    host.gates.open()
+    host.worker.close()
+
+    host.handle.wait()
+    assert host.handle.records[0].payload == "a"
+    assert host.refs[0].wait().ok
+    host.handle.cancel("too late", running=True)
+    host.refs[0].cancel("too late")
+    assert host.refs[0].wait().ok
+
+
+@pytest.mark.statement(39)
+def test_a_registration_that_is_under_way_does_not_hold_up_the_end(host: Host) -> None:
+    def register() -> None:
+        with contextlib.suppress(RuntimeError):
+            host.worker.register(levels_tasks.nothing)
+
+    with ThreadPoolExecutor(1) as threads:
+        registering = threads.submit(register)
+        wait_until(lambda: len(host.worker.callables.definitions) == 2, "the beginning of the registration")
+        host.handle.cancel("enough", running=True)
+        host.worker.close()
+        registering.result(PATIENCE)
+
+
+# After exceptions
+
+
+def test_an_exception_within_with_ends_what_runs_and_goes_on(gates: Gates) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.append(orch.submit_sub(gate, gates.at("a")))
+        refs.append(orch.submit_sub(gate, gates.at("b")))
+
+    with pytest.raises(LookupError, match="of the user"), Worker(3, num_sub_workers=1, grace=0.1) as worker:  # noqa: PT012
+        gate = worker.register(levels_tasks.gate)
+        worker.submit(build)
+        worker.submit(build)
+        gates.wait_until_began("a")
+        raise LookupError("of the user")
+
+    records = [ref.wait(0) for ref in refs]
+    assert [record.outcome for record in records] == [Outcome.CANCELLED] * 4
+    assert records[0].failure is not None
+    assert records[0].failure.message == "the worker is closed after an exception"
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_waiting_and_the_worker_can_be_closed(gates: Gates) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        gates.wait_until_began("a")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt), Worker(3, num_sub_workers=1, grace=0.1) as worker:  # noqa: PT012
+        gate = worker.register(levels_tasks.gate)
+        handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
+        thread.start()
+        handle.wait()
+    thread.join()
+
+    assert handle.records[0].outcome is Outcome.CANCELLED
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_leaves_the_run_as_it_is(host: Host) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    thread = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        thread.start()
+        host.handle.wait()
+        thread.join()
+    thread.join()
+
+    assert not host.handle.done
+    host.gates.open()
+    host.handle.wait(PATIENCE)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_interrupts_at_any_moment_damage_nothing() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    dice = random.Random(7)
+    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
+        nothing = worker.register(levels_tasks.nothing)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for _ in range(20):
+                orch.submit_sub(nothing)
+
+        worker.init()
+        for _ in range(30):
+            fire = threading.Timer(dice.uniform(0, 0.02), signal.pthread_kill, (main, signal.SIGINT))
+            with contextlib.suppress(KeyboardInterrupt):
+                fire.start()
+                while fire.is_alive():
+                    with contextlib.suppress(TaskError):
+                        worker.run(build)
+            while fire.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    fire.join()
+            with contextlib.suppress(KeyboardInterrupt):
+                assert run_sub(worker, nothing).ok

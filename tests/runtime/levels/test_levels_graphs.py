@@ -1,0 +1,172 @@
+"""Building the graph of a run: what is taken, what is refused, what can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import PATIENCE, Gates, run_sub, scalars, wait_until
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
+
+
+class Host:
+    """A worker with two SUB workers and everything registered."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.nothing, self.echo, self.boom, self.gate, self.gate_then_boom = (
+            worker.register(function)
+            for function in (
+                levels_tasks.nothing,
+                levels_tasks.echo,
+                levels_tasks.boom,
+                levels_tasks.gate,
+                levels_tasks.gate_then_boom,
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Worker(3, num_sub_workers=2, grace=0.2) as worker:
+        yield Host(worker)
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for name in ("a", "b"):
+            orch.submit_sub(host.gate, gates.at(name))
+        mine = scalars(1)
+        refs.append(orch.submit_sub(host.echo, mine))
+        mine.add_scalar(2)
+        refs.append(orch.submit_sub(host.echo, mine))
+
+    handle = host.worker.submit(build)
+    gates.open()
+    handle.wait()
+
+    assert [ref.wait().payload["scalars"] for ref in refs] == [[1], [1, 2]]
+
+
+def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gates) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        running = orch.submit_sub_group(host.gate, [gates.at("a"), gates.at("b")])
+        orch.submit_sub(host.gate, gates.at("never"), after=[running])
+
+    handle = host.worker.submit(build)
+    gates.wait_until_began("a", "b")
+    handle.cancel("no longer needed")
+    assert not handle.done
+    assert handle.records[0].outcome is Outcome.CANCELLED
+    handle.cancel("really not", running=True)
+    with pytest.raises(TaskError, match="no longer needed"):
+        handle.wait(PATIENCE)
+
+    assert sorted(gates.log()) == ["a began", "b began"]
+    running, never = handle.records
+    assert running.outcome is Outcome.CANCELLED
+    assert running.failure is not None
+    assert running.failure.message == "really not"
+    assert never.failure is not None
+    assert never.failure.message == "no longer needed"
+    assert run_sub(host.worker, host.nothing).ok
+
+
+def test_a_cancelled_task_takes_its_consumers_with_it_and_nobody_else(host: Host, gates: Gates) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.append(orch.submit_sub(host.gate, gates.at("a")))
+        refs.append(orch.submit_sub(host.gate, gates.at("b"), after=[refs[0]]))
+        refs.append(orch.submit_sub(host.gate, gates.at("c")))
+
+    handle = host.worker.submit(build)
+    gates.wait_until_began("a", "c")
+    refs[0].cancel("changed my mind")
+    gates.open("c")
+    with pytest.raises(TaskError, match="changed my mind"):
+        handle.wait(PATIENCE)
+
+    outcomes = [record.outcome for record in handle.records]
+    assert outcomes == [Outcome.CANCELLED, Outcome.SKIPPED, Outcome.SUCCESS]
+    refs[2].cancel("too late")
+    assert refs[2].wait().ok
+
+
+def test_tasks_are_submitted_while_the_graph_is_built_not_later(host: Host) -> None:
+    kept: list[Orchestrator] = []
+    host.worker.run(lambda orch, args, config: kept.append(orch))
+
+    with pytest.raises(RuntimeError, match="the run is closed"):
+        kept[0].submit_sub(host.nothing)
+    with pytest.raises(RuntimeError, match="the run is closed"), kept[0].scope():
+        pass
+
+
+def test_a_run_within_the_graph_of_another_is_refused(host: Host) -> None:
+    with pytest.raises(RuntimeError, match="submit tasks through orch"):
+        host.worker.run(lambda orch, args, config: host.worker.run(lambda orch, args, config: None))
+
+    assert run_sub(host.worker, host.nothing).ok
+
+
+def test_orch_fn_gets_args_and_config(host: Host) -> None:
+    seen: list[Any] = []
+    host.worker.run(lambda orch, args, config: seen.append((args, config)), TaskArgs, {"a": 1})
+
+    assert seen == [(TaskArgs, {"a": 1})]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+def test_a_deadline_is_a_number_of_seconds_above_0(host: Host, timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
+        host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing, timeout=timeout))
+
+
+def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
+    def nest(orch: Orchestrator, depth: int) -> None:
+        orch.submit_sub(host.nothing)
+        with orch.scope():
+            nest(orch, depth + 1)
+
+    with pytest.raises(RuntimeError, match="at most 64 scopes"):
+        host.worker.run(lambda orch, args, config: nest(orch, 0))
+
+
+@pytest.mark.statement(23)
+def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
+    engine = host.worker._engine
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refused: list[Callable[[], object]] = [
+            lambda: orch.submit_sub_group(host.nothing, []),
+            lambda: orch.submit_sub_group(host.nothing, [None] * 3),
+            lambda: orch.submit_next_level(host.nothing),
+            lambda: orch.submit_sub(host.nothing, timeout=-1),
+            lambda: orch.submit_sub(CallableHandle("sha256:", "nobody", 0, "forged")),
+        ]
+        for wrong in refused:
+            with pytest.raises(ValueError):
+                wrong()
+
+    handle = host.worker.submit(build)
+    handle.wait(PATIENCE)
+
+    assert handle.records == []
+    wait_until(lambda: not engine.runs, "the end of the run")
+    assert engine.graph.live == 0
+    assert all(endpoint.busy == 0 for endpoint in engine.placement.pools["sub"].values())

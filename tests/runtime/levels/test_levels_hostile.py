@@ -1,0 +1,173 @@
+"""Tasks that do their worst: it is their own failure, at most, and the worker goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import is_gone, run_one, run_sub, wait_until_gone
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import Outcome, TaskRecord, Worker
+from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        yield worker
+
+
+def do(worker: Worker, task: Any, *values: Any, timeout: float | None = None) -> TaskRecord:
+    """The record of one task; after it, the worker still works."""
+    from levels_stage import scalars
+
+    handle, echo = worker.register(task), worker.register(levels_tasks.echo)
+    record = run_one(lambda orch: orch.submit_sub(handle, scalars(*values), timeout=timeout), worker)
+    assert run_sub(worker, echo, "after").payload == {"scalars": ["after"], "config": None}
+    worker.unregister(handle)
+    worker.unregister(echo)
+    return record
+
+
+def failure_of(record: TaskRecord) -> tuple[Outcome, str, str]:
+    """Outcome, type and message."""
+    assert record.failure is not None
+    return record.outcome, record.failure.type, record.failure.message
+
+
+def test_sys_exit_is_an_exception_like_others(worker: Worker) -> None:
+    for code in (0, 3):
+        assert failure_of(do(worker, levels_tasks.leave_with, code)) == (
+            Outcome.TASK_FAILURE,
+            "SystemExit",
+            f"sub_worker 0: SystemExit: {code}",
+        )
+
+
+def test_so_is_a_keyboard_interrupt(worker: Worker) -> None:
+    outcome, kind, _ = failure_of(do(worker, levels_tasks.raise_interrupt))
+    assert (outcome, kind) == (Outcome.TASK_FAILURE, "KeyboardInterrupt")
+
+
+@pytest.mark.statement(38)
+@pytest.mark.parametrize(
+    ("task", "values", "how"),
+    [
+        (levels_tasks.end_with, (0,), "exit code 0"),
+        (levels_tasks.end_with, (5,), "exit code 5"),
+        (levels_tasks.die, (), "signal SIGKILL"),
+        (levels_tasks.crash, (), "signal SIGSEGV"),
+    ],
+)
+def test_the_end_of_its_process_is_told_as_it_was(worker: Worker, task: Any, values: tuple[int, ...], how: str) -> None:
+    assert failure_of(do(worker, task, *values)) == (
+        Outcome.ENDPOINT_FAILURE,
+        "ProcessDied",
+        f"sub_worker 0: its process died with {how}",
+    )
+
+
+def test_a_task_that_closes_its_channel_is_noticed(worker: Worker) -> None:
+    outcome, _, message = failure_of(do(worker, levels_tasks.close_everything))
+    assert outcome is Outcome.ENDPOINT_FAILURE
+    assert "its process " in message
+
+
+def test_and_does_not_hang_although_it_lives_on(worker: Worker) -> None:
+    assert failure_of(do(worker, levels_tasks.close_everything_and_hang)) == (
+        Outcome.ENDPOINT_FAILURE,
+        "ProcessDied",
+        "sub_worker 0: its process has closed its channel, and died with signal SIGKILL",
+    )
+
+
+def test_grandchildren_of_a_task_that_has_died_are_ended(worker: Worker, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    outcome, _, message = failure_of(do(worker, levels_tasks.fork_and_die, str(file)))
+
+    assert outcome is Outcome.ENDPOINT_FAILURE
+    assert message.endswith("exit code 7")
+    wait_until_gone([int(file.read_text())])
+
+
+def test_grandchildren_of_a_task_that_took_too_long_are_ended(worker: Worker, tmp_path: Path) -> None:
+    from levels_stage import Gates, wait_until
+
+    gates = Gates(tmp_path)
+    file = tmp_path / "pid"
+
+    def fork_and_hang(args: Any) -> None:
+        pid = levels_tasks.fork_and_leave(args)
+        Path(args.scalars[0]).write_text(str(pid))
+        levels_tasks.wait_for(args.scalars[0] + ".open")
+
+    assert gates.log() == []
+    record = do(worker, fork_and_hang, str(file), timeout=1.0)
+
+    assert record.outcome is Outcome.TIMEOUT
+    wait_until(file.exists, "the fork")
+    wait_until_gone([int(file.read_text())])
+
+
+def test_grandchildren_of_a_task_that_succeeds_stay_as_long_as_the_worker(tmp_path: Path) -> None:
+    with Worker(3, num_sub_workers=1) as worker:
+        pid = do(worker, levels_tasks.fork_and_leave).payload
+        assert not is_gone(pid)
+    wait_until_gone([pid])
+
+
+def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> None:
+    assert do(worker, levels_tasks.use_multiprocessing).payload == [1, 2, 3]
+    assert do(worker, levels_tasks.use_threads).payload == [3, 2, 1]
+
+
+def test_tasks_may_use_a_worker_of_their_own(worker: Worker) -> None:
+    assert do(worker, levels_tasks.use_another_worker).payload == ["within"]
+
+
+@pytest.mark.parametrize("what", ["object", "function", "huge", "endless", "set", "bytes", "number", "liar", "channel"])
+def test_what_cannot_be_told_is_left_out(worker: Worker, what: str) -> None:
+    record = do(worker, levels_tasks.give, what)
+    assert record.ok
+    assert record.payload is None
+
+
+def test_what_can_be_told_is(worker: Worker) -> None:
+    assert do(worker, levels_tasks.give, "large").payload == "x" * 500_000
+    assert do(worker, levels_tasks.give, "surrogate").payload == "\udc80"
+    nan = do(worker, levels_tasks.give, "nan").payload
+    assert nan != nan
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "trouble"),
+    [(levels_tasks.raise_mute, "Mute", "RuntimeError"), (levels_tasks.raise_fatal, "Fatal", "SystemExit")],
+)
+def test_an_exception_that_has_no_text_is_named(worker: Worker, task: Any, kind: str, trouble: str) -> None:
+    assert failure_of(do(worker, task)) == (
+        Outcome.TASK_FAILURE,
+        kind,
+        f"sub_worker 0: {kind}: (its text cannot be had: {trouble})",
+    )
+
+
+def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
+    record = do(worker, levels_tasks.raise_huge)
+
+    assert record.failure is not None
+    assert record.failure.type == "ValueError"
+    assert len(record.failure.message) <= MAX_MESSAGE
+    assert len(record.failure.traceback) <= MAX_TRACEBACK + 10
+
+
+@pytest.mark.parametrize("details", ["object", "text", 7, 0.5])
+def test_attributes_of_exceptions_that_mean_nothing_to_us_are_left_out(worker: Worker, details: Any) -> None:
+    record = do(worker, levels_tasks.raise_with_details, details)
+
+    assert failure_of(record)[1] == "WithDetails"
+    assert record.failure is not None
+    assert record.failure.details == {}

@@ -1,0 +1,148 @@
+"""Somebody is killed, or forgets to close: nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import levels_tasks
+import pytest
+from levels_stage import (
+    PATIENCE,
+    Gates,
+    descendants,
+    nothing_left,
+    run_next,
+    run_sub,
+    scalars,
+    wait_until,
+    wait_until_gone,
+)
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import Worker
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+TREE = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import levels_tasks
+from pytest_aorta.runtime import TaskArgs, Worker
+
+def inner(orch, args, config):
+    for name in ("a", "b"):
+        orch.submit_sub(handle, TaskArgs().add_scalar(args.scalars[0]).add_scalar(f"{{args.scalars[1]}}{{name}}"))
+
+top = Worker(4, num_sub_workers=1)
+for _ in range(2):
+    top.add_worker(Worker(3, device_ids=[0], num_sub_workers=2))
+handle = top.register(levels_tasks.gate)
+nested = top.register(inner)
+
+def outer(orch, args, config):
+    for worker in (0, 1):
+        orch.submit_next_level(nested, TaskArgs().add_scalar({gates!r}).add_scalar(str(worker)), worker=worker)
+    orch.submit_sub(handle, TaskArgs().add_scalar({gates!r}).add_scalar("top"))
+
+top.run(outer)
+"""
+
+
+@pytest.mark.statement(37)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_a_process_that_is_killed(gates: Gates, number: int, tmp_path: Path) -> None:
+    script = tmp_path / "tree.py"
+    script.write_text(TREE.format(folder=str(Path(__file__).parent), gates=str(gates.folder)))
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    try:
+        gates.wait_until_began("0a", "0b", "1a", "1b", "top")
+        below = descendants(process.pid)
+        assert len(below) >= 2 + 6 + 1  # two workers, their processes, one of its own; and zygotes
+        os.kill(process.pid, number)
+        process.wait()
+        wait_until_gone(below)
+    finally:
+        process.kill()
+
+
+@pytest.mark.statement(37)
+def test_nothing_outlives_a_worker_below_that_is_killed(gates: Gates) -> None:
+    with Worker(4, grace=0.1) as top:
+        top.add_worker(Worker(3, num_sub_workers=2))
+        own_pid = top.register(lambda orch, args, config: os.getpid())
+        pid = run_next(top, own_pid).payload
+        below = descendants(pid)
+        assert len(below) >= 2
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid, *below])
+
+        wait_until(lambda: run_next(top, own_pid).ok, "its successor")
+        assert run_next(top, own_pid).payload not in (pid, os.getpid())
+
+
+def test_a_script_that_forgets_to_close_ends_and_takes_all_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        textwrap.dedent("""
+        import psutil
+        from pytest_aorta.runtime import Worker
+
+        worker = Worker(3, num_sub_workers=2)
+        worker.init()
+        print(*(process.pid for process in psutil.Process().children(recursive=True)))
+        """)
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+    assert ran.stderr == ""
+    assert ran.returncode == 0
+    wait_until_gone(map(int, ran.stdout.split()))
+
+
+def test_a_script_that_ends_with_an_exception_while_tasks_run_does_not_hang(gates: Gates, tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import levels_tasks
+        from pytest_aorta.runtime import TaskArgs, Worker
+
+        worker = Worker(3, num_sub_workers=1)
+        gate = worker.register(levels_tasks.gate)
+        args = TaskArgs().add_scalar({str(gates.folder)!r}).add_scalar("a")
+        worker.submit(lambda orch, _, config: orch.submit_sub(gate, args))
+        raise SystemExit("enough")
+        """)
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+    assert (ran.returncode, ran.stderr) == (1, "enough\n")
+
+
+def test_workers_come_and_go_and_leave_nothing(gates: Gates) -> None:
+    gates.open()
+    for number in range(3):
+        with Worker(3, device_ids=[0], num_sub_workers=1) as worker:
+            assert run_sub(worker, worker.register(levels_tasks.echo), number).ok
+    assert threading.active_count() <= 1 + sum(not thread.daemon for thread in threading.enumerate())
+    assert scalars(1).scalars == (1,)

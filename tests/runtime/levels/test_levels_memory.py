@@ -1,0 +1,280 @@
+"""Memory that the runtime owns: it comes back, it runs out, and it is kept while somebody needs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import levels_tensor_tasks
+import pytest
+import torch
+from levels_stage import Gates, run_one, wait_until
+from levels_tensor_tasks import share
+
+from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
+
+#: Bytes of a ring, and of a tensor that takes a quarter of it.
+RING, QUARTER = 4 * 4096, 1024
+
+
+class Host:
+    """A worker with a SUB worker and small rings."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.fill = worker.register(levels_tensor_tasks.fill)
+        self.fill_at_gate = worker.register(levels_tensor_tasks.fill_at_gate)
+        self.total = worker.register(levels_tensor_tasks.total)
+        self.increment = worker.register(levels_tensor_tasks.increment)
+        self.boom = worker.register(levels_tensor_tasks.fill_half_and_boom)
+        worker.init()
+
+    def in_use(self) -> list[int]:
+        return [self.worker._heap.rings.in_use(ring) for ring in range(4)]
+
+    def wait_until_free(self) -> None:
+        wait_until(lambda: self.in_use() == [0] * 4, "the return of all memory")
+        assert self.worker._engine.graph.live == 0
+
+
+@pytest.fixture(scope="module")
+def shared_host() -> Iterator[Host]:
+    with Worker(3, num_sub_workers=1, heap_ring_size=RING, grace=0.1) as worker:
+        yield Host(worker)
+
+
+@pytest.fixture
+def host(shared_host: Host) -> Iterator[Host]:
+    """Everything is free before and after."""
+    shared_host.wait_until_free()
+    yield shared_host
+    shared_host.wait_until_free()
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+def at(gates: Gates, name: str, tensor: torch.Tensor) -> TaskArgs:
+    args = TaskArgs().add(tensor, Tag.OUTPUT).add_scalar(1)
+    return args.add_scalar(str(gates.folder)).add_scalar(name)
+
+
+@pytest.mark.statement(33)
+def test_eight_runs_that_allocate_leave_nothing(host: Host) -> None:
+    for number in range(8):
+        sums: list[Any] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any, number: int = number, sums: list[Any] = sums) -> None:
+            tensors = [orch.alloc((QUARTER // 4,)) for _ in range(4)]
+            for tensor in tensors:
+                orch.submit_sub(host.fill, TaskArgs().add(tensor, Tag.OUTPUT).add_scalar(number))
+            sums.append(orch.submit_sub(host.total, TaskArgs().add(tensors[0]).add(tensors[3])))
+
+        handle = host.worker.submit(build)
+        handle.wait()
+        assert sums[0].wait().payload == number * 2 * QUARTER // 4
+        assert len(handle.records) == 5  # memory is no task
+        host.wait_until_free()
+
+
+@pytest.mark.statement(33)
+def test_memory_that_nobody_uses_is_free_at_the_end_of_its_scope(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        orch.alloc((3,))
+        with orch.scope():
+            orch.alloc((3,))
+            assert host.in_use() == [QUARTER, QUARTER, 0, 0]
+        assert host.in_use() == [QUARTER, 0, 0, 0]
+
+    host.worker.run(build)
+
+
+@pytest.mark.statement(33)
+def test_four_scopes_within_each_other_drain(host: Host, gates: Gates) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        with ExitStack() as scopes:
+            for depth in range(6):
+                tensor = orch.alloc((1,), torch.int64)
+                orch.submit_sub(host.fill_at_gate, at(gates, str(depth), tensor))
+                scopes.enter_context(orch.scope())
+        assert host.in_use() == [QUARTER, QUARTER, QUARTER, 3 * QUARTER]  # leaving does not wait
+
+    handle = host.worker.submit(build)
+    gates.open()
+    handle.wait()
+
+
+@pytest.mark.statement(34)
+def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gates: Gates) -> None:
+    built = threading.Event()
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for number in range(5):
+            with orch.scope():
+                tensor = orch.alloc((RING // 4,), torch.uint8)
+                orch.submit_sub(host.fill_at_gate, at(gates, str(number), tensor))
+        built.set()
+
+    thread = threading.Thread(target=host.worker.run, args=(build,))
+    thread.start()
+    wait_until(lambda: host.worker._heap.rings.waiting == 1, "a builder that waits")
+    assert not built.is_set()
+    assert host.in_use() == [0, RING, 0, 0]  # the other rings are not concerned
+    gates.open()
+    thread.join()
+
+    assert built.is_set()
+
+
+@pytest.mark.statement(34)
+@pytest.mark.statement(23)
+def test_a_ring_that_stays_full_is_an_error_that_names_the_knob(
+    host: Host, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.worker._heap.rings, "_patience", 0.05)
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        tensor = orch.alloc((RING,), torch.uint8)
+        orch.submit_sub(host.fill_at_gate, at(gates, "a", tensor))
+        with orch.scope():
+            orch.alloc((1,))  # of another ring
+        orch.alloc((1,))
+
+    with pytest.raises(RuntimeError, match=r"ring 0 is full: waited 0\.05 s.*raise heap_ring_size"):
+        host.worker.submit(build)
+    gates.open()
+
+
+@pytest.mark.statement(34)
+def test_more_than_a_ring_fails_at_once(host: Host) -> None:
+    for shape in ((RING + 1,), (2, RING)):
+        with pytest.raises(ValueError, match="are more than a whole ring of 16384; raise heap_ring_size"):
+            host.worker.run(lambda orch, args, config, shape=shape: orch.alloc(shape, torch.uint8))
+
+
+@pytest.mark.statement(23)
+def test_a_graph_that_raises_gives_its_memory_back(host: Host, gates: Gates) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        first, second = orch.alloc((4,)), orch.alloc((4,))
+        orch.submit_sub(host.fill_at_gate, at(gates, "a", first))
+        orch.submit_sub(host.fill, TaskArgs().add(first).add(second, Tag.OUTPUT).add_scalar(1))
+        with orch.scope():
+            orch.alloc((4,))
+            raise LookupError("half way")
+
+    with pytest.raises(LookupError):
+        host.worker.submit(build)
+    gates.wait_until_began("a")
+    assert host.in_use()[0] > 0  # what runs keeps what it was given
+    gates.open()
+
+
+@pytest.mark.statement(23)
+def test_a_task_that_is_refused_holds_no_memory(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        with orch.scope():
+            tensor = orch.alloc((4,))
+            with pytest.raises(ValueError, match="write the same bytes"):
+                orch.submit_sub(host.fill, TaskArgs().add(tensor, Tag.OUTPUT).add(tensor[:1], Tag.OUTPUT))
+            with pytest.raises(ValueError, match="2 SUB workers needed"):
+                orch.submit_sub_group(host.fill, [TaskArgs().add(tensor[:1], Tag.OUTPUT)] * 2)
+        assert host.in_use() == [0] * 4
+
+    host.worker.run(build)
+
+
+def test_memory_of_a_failed_task_and_of_those_it_takes_with_it_comes_back(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        first, second = orch.alloc((4,)), orch.alloc((4,))
+        orch.submit_sub(host.boom, TaskArgs().add(first, Tag.OUTPUT))
+        orch.submit_sub(host.fill, TaskArgs().add(first).add(second, Tag.OUTPUT).add_scalar(1))
+
+    with pytest.raises(TaskError, match="half way"):
+        host.worker.run(build)
+
+
+def test_with_fail_fast_no_memory_is_given_out_after_a_failure(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        orch.submit_sub(host.boom, TaskArgs().add(orch.alloc((4,)), Tag.OUTPUT)).wait()
+        orch.alloc((4,))
+
+    with pytest.raises(TaskError, match="half way"):
+        host.worker.submit(build, fail_fast=True)
+
+
+def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
+    """Nobody else gets it, so that what it finds there is what was written for it."""
+    results = share(torch.zeros(3))
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        orch.submit_sub(host.fill_at_gate, at(gates, "first", orch.alloc((1,))))
+        for number in range(3):
+            with orch.scope():
+                tensor = orch.alloc((1,))
+                orch.submit_sub(host.fill, TaskArgs().add(tensor, Tag.OUTPUT).add_scalar(number + 1))
+                orch.submit_sub(host.increment, TaskArgs().add(tensor, Tag.INOUT))
+                into = TaskArgs().add(tensor).add(results[number : number + 1], Tag.OUTPUT)
+                orch.submit_sub(add, into)
+
+    add = host.worker.register(levels_tensor_tasks.add)
+    handle = host.worker.submit(build)
+    gates.open()
+    handle.wait()
+    assert results.tolist() == [2, 3, 4]
+    host.worker.unregister(add)
+
+
+def test_shapes_and_kinds_are_as_asked_for(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for shape, dtype in (((2, 3), torch.float64), ((), torch.bool), ((0, 4), torch.int8), ((5,), torch.bfloat16)):
+            tensor = orch.alloc(shape, dtype)
+            assert (tensor.shape, tensor.dtype) == (shape, dtype)
+            assert tensor.is_contiguous()
+        assert orch.alloc((2,)).dtype is torch.float32
+
+    host.worker.run(build)
+
+
+def test_after_the_graph_no_memory_is_given_out(host: Host) -> None:
+    kept: list[Orchestrator] = []
+    host.worker.run(lambda orch, args, config: kept.append(orch))
+    with pytest.raises(RuntimeError, match="the run is closed"):
+        kept[0].alloc((1,))
+
+
+def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
+    with Worker(3, heap_ring_size=1024) as worker:
+        worker.init()
+        errors = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            orch.alloc((1,))
+            try:
+                orch.alloc((1,))
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=worker.run, args=(build,))
+        thread.start()
+        wait_until(lambda: worker._heap.rings.waiting == 1, "a builder that waits")
+        worker._heap.close()
+        thread.join()
+    assert errors == ["the heap rings are closed"]
+
+
+def test_the_largest_size_is_used_page_by_page() -> None:
+    """A gibibyte per ring costs nothing as long as nobody writes there."""
+    with Worker(3, num_sub_workers=1) as worker:
+        fill = worker.register(levels_tensor_tasks.fill)
+
+        def submit(orch: Orchestrator) -> Any:
+            return orch.submit_sub(fill, TaskArgs().add(orch.alloc((2**28 - 256,))[:4], Tag.OUTPUT).add_scalar(1))
+
+        assert run_one(submit, worker).ok

@@ -1,0 +1,398 @@
+"""Which task goes where: on doubles, where every step can be seen, and on processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_doubles import Desk
+from levels_stage import PATIENCE, Gates, run_next, run_one, scalars
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime.graph.nodes import State
+
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def desk_of() -> Iterator[MakeDesk]:
+    desks = []
+
+    def make(**sizes: Any) -> Desk:
+        desks.append(Desk(**sizes))
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        desk.close()
+
+
+class Host:
+    """A worker with two slots and two SUB workers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.nothing = worker.register(levels_tasks.nothing)
+        self.own_pid = worker.register(levels_tasks.own_pid)
+        self.echo = worker.register(levels_tasks.echo)
+        self.gate = worker.register(levels_tasks.gate)
+        self.only_0 = worker.register(levels_tasks.echo, workers=[0])
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.2) as worker:
+        yield Host(worker)
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+@pytest.mark.statement(24)
+def test_a_busy_worker_does_not_hold_up_the_queue_of_another_one(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=2)
+    for name in ("a", "b", "c"):
+        desk.submit(name, worker=0)
+    desk.submit("d", worker=1)
+    assert desk.news() == ["a on next 0", "d on next 1"]
+
+    desk.end(desk.next[0])
+    assert desk.news() == ["b on next 0"]
+    desk.end(desk.next[1])
+    assert desk.news() == []
+
+
+@pytest.mark.statement(24)
+@pytest.mark.statement(45)
+def test_slots_work_at_the_same_time(host: Host, gates: Gates) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for name, worker in (("a", 0), ("b", 0), ("c", 1)):
+            orch.submit_next_level(host.gate, gates.at(name), worker=worker)
+
+    handle = host.worker.submit(build)
+    gates.wait_until_began("a", "c")  # neither goes on before both are there
+    assert not gates.began("b")
+    gates.open()
+    handle.wait()
+
+    log = gates.log()
+    assert max(log.index("a began"), log.index("c began")) < min(log.index("a ended"), log.index("c ended"))
+    assert [record.worker for record in handle.records] == ["slot 0", "slot 0", "slot 1"]
+
+
+@pytest.mark.statement(25)
+def test_a_blocked_group_starts_as_a_whole_and_its_workers_are_kept_for_it(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=3)
+    desk.submit("a", worker=0)
+    desk.group("group", [0, 1])
+    for worker in (0, 1, 2):
+        desk.submit(f"single {worker}", worker=worker)
+    desk.submit("anywhere")
+    assert desk.news() == ["a on next 0", "single 2 on next 2"]
+
+    desk.end(desk.next[2])
+    assert desk.news() == ["anywhere on next 2"]
+    desk.end(desk.next[0])
+    assert desk.news() == ["group on next 0", "group on next 1"]
+    desk.end(desk.next[1])
+    desk.end(desk.next[0])
+    assert sorted(desk.news()) == ["single 0 on next 0", "single 1 on next 1"]
+
+
+@pytest.mark.statement(25)
+def test_only_the_first_group_keeps_workers(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=4)
+    desk.submit("a", worker=0)
+    desk.group("first", [0, 1])
+    desk.group("second", [2, 3])
+    desk.submit("single 1", worker=1)
+    desk.submit("single 3", worker=3)
+
+    assert desk.news() == ["a on next 0", "single 3 on next 3"]
+
+
+@pytest.mark.statement(26)
+def test_members_of_a_group_go_to_workers_by_id(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=4)
+    ref = desk.orch.submit_next_level_group(
+        CallableHandle("", "", 0, "group"), [scalars(3), scalars(0), scalars(2)], workers=[3, 0, 2]
+    )
+
+    for worker in (3, 0, 2):
+        args = desk.next[worker].running[0].member.args
+        assert args is not None
+        assert args.scalars == (worker,)
+    assert desk.next[1].running == []
+    assert ref.state is State.RUNNING
+
+
+@pytest.mark.statement(26)
+def test_members_of_a_group_run_where_they_were_sent(host: Host) -> None:
+    record = run_one(
+        lambda orch: orch.submit_next_level_group(host.echo, [scalars("x"), scalars("y")], workers=[1, 0]), host.worker
+    )
+
+    assert [(member.worker, member.payload["scalars"]) for member in record.members] == [
+        ("slot 1", ["x"]),
+        ("slot 0", ["y"]),
+    ]
+    assert record.ok
+    assert record.worker is None
+
+
+@pytest.mark.statement(27)
+@pytest.mark.parametrize("worker", [2, -1, True, "0", 0.0, None])
+def test_ids_of_workers_are_checked_before_there_is_a_task(host: Host, worker: Any) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        with pytest.raises(ValueError, match=r"is not the id of a worker of the next level; valid: 0, 1"):
+            orch.submit_next_level_group(host.nothing, [None, None], workers=[0, worker])
+        if worker is not None:
+            with pytest.raises(ValueError, match="is not the id of a worker"):
+                orch.submit_next_level(host.nothing, worker=worker)
+            with pytest.raises(ValueError, match="is not the id of a worker"):
+                orch.submit_next_level(host.nothing, affinity=worker)
+
+    handle = host.worker.submit(build)
+    handle.wait()
+    assert handle.records == []
+
+
+@pytest.mark.statement(27)
+def test_a_group_has_one_member_per_worker(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        with pytest.raises(ValueError, match="a worker is named twice"):
+            orch.submit_next_level_group(host.nothing, [None, None], workers=[1, 1])
+        with pytest.raises(ValueError, match="1 members, but 2 workers"):
+            orch.submit_next_level_group(host.nothing, [None], workers=[0, 1])
+        with pytest.raises(ValueError, match="at least one member"):
+            orch.submit_next_level_group(host.nothing, [], workers=[])
+        with pytest.raises(ValueError, match="3 SUB workers needed at a time, but there are 2"):
+            orch.submit_sub_group(host.nothing, [None] * 3)
+
+    handle = host.worker.submit(build)
+    handle.wait()
+    assert handle.records == []
+
+
+@pytest.mark.statement(28)
+def test_sub_tasks_go_on_while_all_slots_are_busy(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=1, subs=1)
+    for name in ("a", "b"):
+        desk.submit(name, worker=0)
+        desk.submit_sub(f"sub {name}")
+    assert desk.news() == ["a on next 0", "sub a on sub 0"]
+
+    desk.end(desk.sub[0])
+    assert desk.news() == ["sub b on sub 0"]
+
+
+@pytest.mark.statement(28)
+def test_sub_processes_go_on_while_all_slots_are_busy(host: Host, gates: Gates) -> None:
+    subs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for name in ("a", "b", "c"):
+            orch.submit_next_level(host.gate, gates.at(name))
+        subs.extend(orch.submit_sub(host.echo, scalars(number)) for number in range(5))
+
+    handle = host.worker.submit(build)
+    assert [ref.wait(PATIENCE).payload["scalars"] for ref in subs] == [[0], [1], [2], [3], [4]]
+    assert not handle.done
+    gates.open()
+    handle.wait()
+
+
+@pytest.mark.statement(29)
+def test_a_released_consumer_uses_its_own_queue_once(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=2)
+    first, second = desk.submit("first", worker=0), desk.submit("second", worker=1)
+    consumer = desk.submit("consumer", worker=1, after=[first, second, first])
+    desk.submit("later", worker=1)
+    assert desk.news() == ["first on next 0", "second on next 1"]
+
+    desk.end(desk.next[0])
+    assert consumer.state.value == "pending"
+    assert desk.news() == []
+    desk.end(desk.next[1])
+    assert consumer.state.value == "ready"  # what was ready before it comes first
+    assert desk.news() == ["later on next 1"]
+    desk.end(desk.next[1])
+    assert desk.news() == ["consumer on next 1"]
+    desk.end(desk.next[1])
+    assert desk.news() == []
+
+
+def test_a_task_without_a_wish_goes_to_whoever_is_idle(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=2)
+    desk.submit("a", worker=0)
+    for name in ("b", "c", "d"):
+        desk.submit(name)
+    assert desk.news() == ["a on next 0", "b on next 1"]
+
+    desk.end(desk.next[1])
+    desk.end(desk.next[0])
+    assert desk.news() == ["c on next 1", "d on next 0"]
+
+
+def test_affinity_is_a_wish_and_not_a_condition(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=3)
+    desk.submit("a", affinity=2)
+    desk.submit("b", affinity=2)
+    assert desk.news() == ["a on next 2", "b on next 0"]
+
+
+def test_a_sub_group_waits_for_enough_workers_and_is_not_overtaken(desk_of: MakeDesk) -> None:
+    desk = desk_of(subs=3)
+    desk.submit_sub("a")
+    desk.submit_sub("group", size=3)
+    desk.submit_sub("b")
+    assert desk.news() == ["a on sub 0"]
+
+    desk.end(desk.sub[0])
+    assert desk.news() == ["group on sub 0", "group on sub 1", "group on sub 2"]
+    for endpoint in desk.sub:
+        desk.end(endpoint)
+    assert desk.news() == ["b on sub 0"]
+
+
+def test_a_cancelled_task_is_passed_over(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=1)
+    desk.submit("a", worker=0)
+    unwanted = desk.submit("unwanted", worker=0)
+    desk.submit("b", worker=0)
+    unwanted.cancel()
+    desk.end(desk.next[0])
+
+    assert desk.news() == ["a on next 0", "b on next 0"]
+    assert unwanted.wait(0).outcome is Outcome.CANCELLED
+
+
+def test_what_no_worker_will_ever_take_fails_and_the_rest_goes_on(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=2, subs=2)
+    for endpoint in (*desk.next, *desk.sub):
+        endpoint.busy = 1
+    lost = [desk.submit("for 0", worker=0), desk.group("group", [0, 1]), desk.submit_sub("pair", size=2)]
+    kept = [desk.submit("for 1", worker=1), desk.submit("anywhere"), desk.submit_sub("single")]
+
+    desk.lose(desk.next[0])
+    desk.lose(desk.sub[1])
+
+    for ref in lost:
+        record = ref.wait(0)
+        assert record.outcome is Outcome.ENDPOINT_FAILURE
+        assert record.failure is not None
+        assert record.failure.message.endswith(": out of service")
+    assert [ref.state for ref in kept] == [State.READY] * 3
+
+    desk.lose(desk.next[1])
+    desk.lose(desk.sub[0])
+    assert [ref.wait(0).outcome for ref in kept] == [Outcome.ENDPOINT_FAILURE] * 3
+
+
+def test_a_callable_for_some_workers_runs_on_these_only(desk_of: MakeDesk) -> None:
+    desk = desk_of(nexts=3)
+    desk.eligible["picky"] = frozenset({1})
+    for name in ("picky", "picky", "easy", "easy", "easy"):
+        desk.submit(name)
+    assert desk.news() == ["picky on next 1", "easy on next 0", "easy on next 2"]
+
+    desk.end(desk.next[0])
+    assert desk.news() == ["easy on next 0"]
+    desk.end(desk.next[1])
+    assert desk.news() == ["picky on next 1"]
+    late = desk.submit("picky")
+    desk.lose(desk.next[1])
+    assert late.wait(0).outcome is Outcome.ENDPOINT_FAILURE
+
+
+def test_a_callable_is_kept_from_workers_that_it_was_not_registered_for(host: Host) -> None:
+    assert {run_next(host.worker, host.only_0, 1).worker for _ in range(4)} == {"slot 0"}
+
+    for where in ({"worker": 1}, {"affinity": 1}):
+        with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
+            host.worker.run(lambda orch, args, config, where=where: orch.submit_next_level(host.only_0, **where))
+
+
+def test_slots_are_processes_of_their_own_that_stay(host: Host) -> None:
+    pids = [run_next(host.worker, host.own_pid, worker=worker).payload for worker in (0, 1, 0, 1)]
+
+    assert pids[:2] == pids[2:]
+    assert len({*pids, None}) == 3
+
+
+def test_a_slot_finds_the_configuration_of_the_task(host: Host) -> None:
+    record = run_one(lambda orch: orch.submit_next_level(host.echo, None, {"seed": [1, 2]}), host.worker)
+
+    assert record.payload == {"scalars": [], "config": {"seed": [1, 2]}}
+
+
+def test_a_configuration_that_cannot_be_sent_fails_its_task_only(host: Host, gates: Gates) -> None:
+    record = run_one(lambda orch: orch.submit_next_level(host.echo, None, (n for n in [1])), host.worker)
+
+    assert record.outcome is Outcome.TASK_FAILURE
+    assert record.failure is not None
+    assert record.failure.type == "TypeError"
+    assert "generator" in record.failure.message
+    assert run_next(host.worker, host.echo, 1).ok
+
+
+@pytest.mark.statement(22)
+def test_a_member_that_cannot_be_sent_fails_its_group_and_frees_it(host: Host) -> None:
+    bad = TaskArgs().add_scalar(10**6000)  # more digits than Python writes
+
+    record = run_one(lambda orch: orch.submit_next_level_group(host.nothing, [bad, None], workers=[0, 1]), host.worker)
+
+    assert record.outcome is Outcome.TASK_FAILURE
+    assert [member.outcome for member in record.members] == [Outcome.TASK_FAILURE, Outcome.SKIPPED]
+    assert record.members[1].started is None
+    for worker in (0, 1):
+        assert run_next(host.worker, host.nothing, worker=worker).ok
+
+
+@pytest.mark.statement(22)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_member_that_is_refused_fails_its_group_and_frees_it(desk_of: MakeDesk, index: int) -> None:
+    desk = desk_of(nexts=3)
+    desk.next[index].refuses = LookupError("no such member")
+    ref = desk.group("group", [0, 1, 2])
+
+    for endpoint in desk.next[:index]:  # those before it run already
+        assert ref.state is State.RUNNING
+        desk.end(endpoint)
+    record = ref.wait(0)
+
+    assert record.outcome is Outcome.TASK_FAILURE
+    assert record.failure is not None
+    assert record.failure.message == f"next {index}: LookupError: no such member"
+    outcomes = [Outcome.SUCCESS] * index + [Outcome.TASK_FAILURE] + [Outcome.SKIPPED] * (2 - index)
+    assert [member.outcome for member in record.members] == outcomes
+    assert [endpoint.busy for endpoint in desk.next] == [0, 0, 0]
+    desk.next[index].refuses = None
+    desk.group("next group", [0, 1, 2])
+    assert desk.news()[-3:] == ["next group on next 0", "next group on next 1", "next group on next 2"]
+
+
+def test_a_worker_without_slots_says_so() -> None:
+    with Worker(3, num_sub_workers=1) as worker:
+        handle = worker.register(levels_tasks.nothing)
+        for submit in (
+            lambda orch: orch.submit_next_level(handle),
+            lambda orch: orch.submit_next_level(handle, worker=0),
+            lambda orch: orch.submit_next_level_group(handle, [None], workers=[0]),
+        ):
+            with pytest.raises(ValueError, match=r"there are (0|no workers)|none"):
+                worker.run(lambda orch, args, config, submit=submit: submit(orch))
+
+
+def test_a_failed_group_says_whose_failure_it_is(host: Host) -> None:
+    boom = host.worker.register(levels_tasks.boom)
+    with pytest.raises(TaskError, match="slot 1: ValueError: 1"):
+        host.worker.run(lambda orch, args, config: orch.submit_next_level_group(boom, [scalars(1)], workers=[1]))

@@ -1,0 +1,221 @@
+"""Registering: who may run a callable, when it can be registered, and what happens when that goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import PATIENCE, Gates, run_sub, wait_until
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import CallableHandle, Worker
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
+        worker.init()
+        yield worker
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+def use_once(worker: Worker, target: Any, *values: Any) -> Any:
+    """Register, run, drop."""
+    handle = worker.register(target)
+    try:
+        record = run_sub(worker, handle, *values)
+        assert record.ok, record
+        return record.payload
+    finally:
+        worker.unregister(handle)
+
+
+# Who may run one
+
+
+@pytest.mark.statement(42)
+def test_a_callable_that_nobody_could_run_fails_before_anything_starts() -> None:
+    before = threading.active_count()
+    for worker in (Worker(3), Worker(4), Worker(3, slots=2)):
+        worker.register(levels_tasks.nothing)
+        with pytest.raises(RuntimeError, match="there is no process that could run a callable"):
+            worker.init()
+
+    restricted = Worker(3, device_ids=[0, 1])
+    restricted.register(levels_tasks.nothing, workers=[1, 2])
+    with pytest.raises(RuntimeError, match=r"registered for workers \[1, 2\], but there are \[0, 1\]"):
+        restricted.init()
+    assert threading.active_count() == before
+
+
+@pytest.mark.statement(42)
+def test_after_init_it_fails_at_once() -> None:
+    with Worker(3) as worker:
+        worker.init()
+        with pytest.raises(ValueError, match="there is no process that could run a callable"):
+            worker.register(levels_tasks.nothing)
+    with Worker(3, num_sub_workers=1) as worker:
+        worker.init()
+        with pytest.raises(ValueError, match=r"registered for workers \[0\], but there are \[\]"):
+            worker.register(levels_tasks.nothing, workers=[0])
+        for wrong in (-1, True, "0"):
+            with pytest.raises(ValueError, match="is not the id of a worker"):
+                worker.register(levels_tasks.nothing, workers=[wrong])  # type: ignore[list-item]
+
+
+# When
+
+
+@pytest.mark.statement(43)
+def test_what_cannot_be_pickled_takes_no_room(worker: Worker) -> None:
+    lock = threading.Lock()
+    kept = worker.register(levels_tasks.echo)
+    before = dict(worker.callables.definitions)
+
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        worker.register(lambda args: lock)
+
+    assert worker.callables.definitions == before
+    assert run_sub(worker, kept).ok
+    worker.unregister(kept)
+
+
+@pytest.mark.statement(43)
+def test_a_callable_that_one_process_cannot_load_is_registered_nowhere(worker: Worker, tmp_path: Path) -> None:
+    """The first process finds the module, and takes it away from the second one."""
+    kept = worker.register(levels_tasks.echo)
+    (tmp_path / "once.py").write_text("import os\nos.unlink(__file__)\n\ndef task(args):\n    return 'ran'\n")
+    target = importlib_path(tmp_path, "once")
+    before = dict(worker.callables.definitions)
+
+    with pytest.raises(RuntimeError, match="is not registered: sub_worker 1: "):
+        worker.register(target)
+
+    assert worker.callables.definitions == before
+    assert run_sub(worker, kept).ok
+    worker.unregister(kept)
+
+
+def importlib_path(folder: Path, module: str) -> Any:
+    """A callable that is loaded from a folder that is on no path."""
+    return _Loaded(str(folder), module)
+
+
+class _Loaded:
+    """Imports when it is unpickled."""
+
+    def __init__(self, folder: str, module: str) -> None:
+        self.folder, self.module = folder, module
+
+    def __call__(self, args: Any) -> Any:
+        raise AssertionError("never loaded")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_from, (self.folder, self.module)
+
+
+def load_from(folder: str, module: str) -> Any:
+    spec = importlib.util.spec_from_file_location(module, f"{folder}/{module}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made.task
+
+
+def test_a_callable_can_be_registered_during_a_run(worker: Worker, gates: Gates) -> None:
+    gate = worker.register(levels_tasks.gate)
+    handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
+    gates.wait_until_began("a")
+
+    with ThreadPoolExecutor(1) as threads:
+        registered = threads.submit(worker.register, levels_tasks.echo)
+        # The process that runs the task takes it in when the task is over.
+        wait_until(lambda: len(worker.callables.definitions) == 2, "the registration to have begun")
+        assert not registered.done()
+        second = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("b")))  # not held up by it
+        gates.open()
+        echo = registered.result(PATIENCE)
+    handle.wait()
+    second.wait()
+
+    assert run_sub(worker, echo, 1).ok
+    worker.unregister(echo)
+    worker.unregister(gate)
+
+
+def test_within_a_graph_a_callable_can_be_registered_and_used(worker: Worker) -> None:
+    refs = []
+
+    def build(orch: Any, args: Any, config: Any) -> None:
+        handle = worker.register(lambda args: "within")
+        refs.append((orch.submit_sub(handle), handle))
+
+    worker.run(build)
+    assert refs[0][0].record.payload == "within"
+    worker.unregister(refs[0][1])
+
+
+def test_a_process_that_dies_while_one_is_registered_knows_it_after_all(gates: Gates) -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        gate, own_pid = worker.register(levels_tasks.gate), worker.register(levels_tasks.own_pid)
+        pid = run_sub(worker, own_pid).payload
+        handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
+        gates.wait_until_began("a")
+        with ThreadPoolExecutor(1) as threads:
+            registered = threads.submit(worker.register, levels_tasks.echo)
+            wait_until(lambda: len(worker.callables.definitions) == 3, "the registration to have begun")
+            os.kill(pid, signal.SIGKILL)
+            echo = registered.result(PATIENCE)
+        with pytest.raises(RuntimeError, match="died with signal SIGKILL"):
+            handle.wait()
+
+        assert run_sub(worker, echo, "alive").payload == {"scalars": ["alive"], "config": None}
+
+
+def test_what_is_registered_while_a_process_is_replaced_is_known_to_its_successor() -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        die = worker.register(levels_tasks.die)
+        for number in range(2):
+            assert not run_sub(worker, die).ok
+            handle = worker.register(lambda args, number=number: number)
+            assert run_sub(worker, handle).payload == number
+
+
+def test_handles_of_one_worker_are_used_by_many_threads(worker: Worker) -> None:
+    def round_trip(number: int) -> Any:
+        return use_once(worker, lambda args: number, number)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(round_trip, range(20))) == list(range(20))
+    assert worker.callables.definitions == {}
+
+
+def test_after_close_nothing_can_be_registered() -> None:
+    worker = Worker(3, num_sub_workers=1)
+    worker.init()
+    worker.close()
+
+    with pytest.raises(RuntimeError, match="CLOSED"):
+        worker.register(levels_tasks.nothing)
+
+
+def test_a_handle_says_what_it_is(worker: Worker) -> None:
+    handle = worker.register(levels_tasks.echo)
+    assert isinstance(handle, CallableHandle)
+    assert handle.name == "echo"
+    worker.unregister(handle)

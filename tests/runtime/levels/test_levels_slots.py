@@ -1,0 +1,239 @@
+"""Slots: deadlines, deaths, successors, quarantine, what is printed, threads and cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import PATIENCE, Gates, run_next, run_one, run_sub, scalars, wait_until, wait_until_gone
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime.cores import core_shares, threads_of
+from pytest_aorta.runtime.linked import MAX_DEATHS
+
+
+class Host:
+    """A worker with one slot and one SUB worker."""
+
+    def __init__(self, worker: Worker, gates: Gates) -> None:
+        self.worker = worker
+        self.gates = gates
+        self.nothing = worker.register(levels_tasks.nothing)
+        self.own_pid = worker.register(levels_tasks.own_pid)
+        self.gate = worker.register(levels_tasks.gate)
+        self.stubborn = worker.register(levels_tasks.gate_against_sigterm)
+        self.die = worker.register(levels_tasks.die)
+
+    def pid(self) -> int:
+        """Of the slot's process."""
+        record = run_next(self.worker, self.own_pid)
+        assert record.ok, record
+        return int(record.payload)
+
+    def hang(self, handle: CallableHandle, timeout: float) -> TaskRecord:
+        """The record of a task that never ends by itself."""
+        return run_one(lambda orch: orch.submit_next_level(handle, self.gates.at("hang"), timeout=timeout), self.worker)
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
+@pytest.fixture
+def host(gates: Gates) -> Iterator[Host]:
+    with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1) as worker:
+        yield Host(worker, gates)
+
+
+def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host) -> None:
+    pid = host.pid()
+
+    record = host.hang(host.gate, timeout=0.1)
+
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.failure is not None
+    assert record.failure.type == "TimeoutError"
+    assert record.failure.message == "slot 0: TimeoutError: not finished within 0.1 s"
+    assert record.worker == "slot 0"
+    assert host.pid() != pid
+    wait_until_gone([pid])
+
+
+def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(host: Host) -> None:
+    assert host.hang(host.stubborn, timeout=0.1).outcome is Outcome.TIMEOUT
+    assert host.pid()
+
+
+def test_a_task_that_is_in_time_has_no_deadline_any_more(host: Host) -> None:
+    pid = host.pid()
+    for _ in range(20):
+        assert run_one(lambda orch: orch.submit_next_level(host.nothing, timeout=600), host.worker).ok
+    assert host.pid() == pid
+
+
+def test_deadlines_do_not_put_a_slot_out_of_service_however_many(host: Host) -> None:
+    outcomes = [host.hang(host.gate, timeout=0.05).outcome for _ in range(MAX_DEATHS + 1)]
+
+    assert outcomes == [Outcome.TIMEOUT] * (MAX_DEATHS + 1)
+    assert host.pid()
+
+
+def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
+    """Tasks that end at the very moment of their deadline: what follows them is not hit."""
+    for _ in range(10):
+        refs: list[TaskRef] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any, refs: list[TaskRef] = refs) -> None:
+            refs.append(orch.submit_next_level(host.nothing, timeout=0.0005))
+            refs.append(orch.submit_next_level(host.own_pid))
+
+        host.worker.submit(build)
+        assert refs[0].wait(PATIENCE).outcome in (Outcome.SUCCESS, Outcome.TIMEOUT)
+        assert refs[1].wait(PATIENCE).ok
+
+
+@pytest.mark.statement(38)
+def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(host: Host) -> None:
+    record = run_next(host.worker, host.die)
+
+    assert record.outcome is Outcome.ENDPOINT_FAILURE
+    assert record.failure is not None
+    assert record.failure.type == "ProcessDied"
+    assert record.failure.message == "slot 0: its process died with signal SIGKILL"
+    with pytest.raises(TaskError, match="sub_worker 0: its process died with signal SIGKILL"):
+        host.worker.run(lambda orch, args, config: orch.submit_sub(host.die))
+    assert run_next(host.worker, host.nothing).ok
+    assert run_sub(host.worker, host.nothing).ok
+
+
+def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
+    pids = [host.pid()]
+    for _ in range(MAX_DEATHS + 1):  # tasks that succeed in between are what counts
+        endpoint: Any = host.worker._engine.placement.pools["next"][0]
+        link = endpoint._link
+        os.kill(pids[-1], signal.SIGKILL)
+        wait_until(lambda: endpoint._link is not link, "the news of its death")  # noqa: B023
+        pids.append(host.pid())
+
+    assert len(set(pids)) == len(pids)
+
+
+def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(MAX_DEATHS))
+        refs.append(orch.submit_next_level(host.nothing, worker=0))
+        refs.append(orch.submit_next_level_group(host.nothing, [None], workers=[0]))
+        refs.append(orch.submit_sub(host.nothing))
+
+    host.worker.submit(build)
+    records = [ref.wait(PATIENCE) for ref in refs]
+
+    assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * (MAX_DEATHS + 2) + [Outcome.SUCCESS]
+    for record in records[MAX_DEATHS:-1]:
+        assert record.failure is not None
+        assert record.failure.message == (
+            f"slot 0: out of service: its process died with signal SIGKILL; the last of {MAX_DEATHS} deaths in a row"
+        )
+        assert record.started is None
+    assert not run_next(host.worker, host.nothing).ok
+    host.worker.register(levels_tasks.echo)  # and nobody waits for it
+
+
+def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> None:
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        die, own_pid = worker.register(levels_tasks.die), worker.register(levels_tasks.own_pid)
+        for _ in range(MAX_DEATHS):
+            run_next(worker, die, worker=0)
+
+        assert {run_next(worker, own_pid).worker for _ in range(3)} == {"slot 1"}
+
+
+def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
+    host.worker.init()
+    zygotes = [entry.root for entry in host.worker._staff._pool._entries.values()]
+    assert zygotes
+    for zygote in zygotes:
+        assert zygote is not None
+        zygote._process.kill()
+        zygote._process.wait()
+
+    wait_until(lambda: run_next(host.worker, host.nothing).ok, "a slot that works")
+    wait_until(lambda: run_sub(host.worker, host.nothing).ok, "a SUB worker that works")
+
+
+def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker(3, num_sub_workers=1) as worker:
+        handle = worker.register(levels_tasks.say)
+        assert run_sub(worker, handle, "in python", "to stderr", "past python").ok
+
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["in python", "past python"]
+    assert err == "to stderr\n"
+
+
+def test_a_successor_prints_there_as_well(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    say = host.worker.register(levels_tasks.say)
+    run_next(host.worker, host.die)
+    assert run_next(host.worker, say, "successor", "", "").ok
+
+    assert "successor\n" in capfd.readouterr().out
+
+
+def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    cores = len(os.sched_getaffinity(0))
+    for slots in {1, cores}:
+        with Worker(3, num_sub_workers=slots) as worker:
+            handle = worker.register(levels_tasks.threads_and_cores)
+            record = run_one(lambda orch: orch.submit_sub_group(handle, [None] * slots), worker)  # noqa: B023
+        found = [member.payload for member in record.members] or [record.payload]
+
+        shares = core_shares(slots)
+        assert sorted(payload["cores"] for payload in found) == sorted(map(list, shares))
+        for payload in found:
+            assert set(payload["threads"].values()) == {str(threads_of(payload["cores"]))}
+
+
+def test_whoever_sets_a_number_of_threads_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with Worker(3, num_sub_workers=1) as worker:
+        payload = run_sub(worker, worker.register(levels_tasks.threads_and_cores)).payload
+
+    assert payload["threads"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_environment_of_a_successor_is_that_of_its_predecessor(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    look = host.worker.register(lambda args: (os.environ.get("LEVELS_LATE"), os.getcwd()))
+    before = run_next(host.worker, look).payload
+    zygotes = set(host.worker._staff._pool._entries)
+    monkeypatch.setenv("LEVELS_LATE", "yes")
+    monkeypatch.chdir(tmp_path)
+
+    run_next(host.worker, host.die)
+    assert run_next(host.worker, look).payload == before == [None, before[1]]
+    assert set(host.worker._staff._pool._entries) == zygotes  # it was forked, not started anew
+
+
+def test_a_group_of_scalars_keeps_its_order(host: Host) -> None:
+    echo = host.worker.register(levels_tasks.echo)
+    found: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        found.extend(orch.submit_next_level(echo, scalars(number)) for number in range(200))
+
+    host.worker.run(build)
+    assert [ref.wait().payload["scalars"] for ref in found] == [[number] for number in range(200)]

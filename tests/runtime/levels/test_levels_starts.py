@@ -1,0 +1,267 @@
+"""From construction to ready: what is refused, what is started, and what a start that fails leaves behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_stage import descendants, nothing_left, run_next, run_sub, wait_until
+from levels_stage import no_torch as no_torch
+
+from pytest_aorta.runtime import Slot, StartupError, Worker
+from pytest_aorta.runtime import worker as worker_module
+from pytest_aorta.runtime.manifest import read_manifest, write_manifest
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that do not listen are not waited for."""
+    monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+@pytest.mark.statement(40)
+@pytest.mark.parametrize("level", [2, 0, -3, "3", 3.0, True, None])
+def test_workers_begin_at_level_3(level: Any) -> None:
+    with pytest.raises(ValueError, match=r"level must be 3 .a host. or more"):
+        Worker(level)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "10", None])
+def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="startup_timeout_s must be a number of seconds above 0"):
+        Worker(3, startup_timeout_s=timeout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"level": 4, "device_ids": [0]}, "belong to a host"),
+        ({"level": 4, "slots": 1}, "belong to a host"),
+        ({"level": 3, "device_ids": [0, 0]}, "a device is named twice"),
+        ({"level": 3, "device_ids": [-1]}, "device_ids must be numbers from 0"),
+        ({"level": 3, "device_ids": ["0"]}, "device_ids must be numbers from 0"),
+        ({"level": 3, "device_ids": [True]}, "device_ids must be numbers from 0"),
+        ({"level": 3, "num_sub_workers": -1}, "num_sub_workers must be a whole number"),
+        ({"level": 3, "num_sub_workers": 1.0}, "num_sub_workers must be a whole number"),
+        ({"level": 3, "heap_ring_size": True}, "heap_ring_size must be a whole number"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Worker(**arguments)
+
+
+def test_a_worker_that_was_never_started_costs_nothing() -> None:
+    before = descendants()
+    with Worker(3, device_ids=[0], num_sub_workers=2):
+        assert descendants() == before
+
+
+@pytest.mark.statement(40)
+def test_workers_are_put_together_before_they_start() -> None:
+    parent, child = Worker(4), Worker(3, num_sub_workers=1)
+    assert parent.add_worker(child) == 0
+    assert parent.add_worker(Worker(3, num_sub_workers=1)) == 1
+
+    with pytest.raises(RuntimeError, match="is another worker's"):
+        Worker(4).add_worker(child)
+    with pytest.raises(RuntimeError, match="started by the one above it"):
+        child.init()
+    with pytest.raises(ValueError, match="cannot be below"):
+        parent.add_worker(parent)
+    with pytest.raises(ValueError, match="cannot be below"):
+        parent.add_worker(Worker(4))
+    with pytest.raises(ValueError, match="level 3 has no workers below it"):
+        Worker(3).add_worker(Worker(3))
+
+
+@pytest.mark.statement(40)
+def test_after_init_no_worker_can_be_added() -> None:
+    with Worker(4) as parent:
+        parent.add_worker(Worker(3, num_sub_workers=1))
+        parent.init()
+        with pytest.raises(RuntimeError, match="add_worker after init"):
+            parent.add_worker(Worker(3, num_sub_workers=1))
+
+    with Worker(3, num_sub_workers=1) as started:
+        started.init()
+        with pytest.raises(RuntimeError, match="has been started"):
+            Worker(4).add_worker(started)
+
+
+@pytest.mark.statement(40)
+def test_a_child_belongs_to_its_parent_once_that_has_started() -> None:
+    parent, child = Worker(4), Worker(3, num_sub_workers=1)
+    parent.add_worker(child)
+    with parent:
+        parent.init()
+        with pytest.raises(RuntimeError, match="register there"):
+            child.register(levels_tasks.nothing)
+        with pytest.raises(RuntimeError, match="started by the one above it"):
+            child.run(lambda orch, args, config: None)
+    child.close()
+
+
+@pytest.mark.statement(40)
+def test_a_closed_worker_stays_closed() -> None:
+    worker = Worker(3, num_sub_workers=1)
+    worker.init()
+    worker.init()
+    worker.close()
+    worker.close()
+
+    with pytest.raises(RuntimeError, match="init of a worker that is CLOSED"):
+        worker.init()
+    with pytest.raises(RuntimeError, match="CLOSED"):
+        worker.run(lambda orch, args, config: None)
+
+    unused = Worker(3)
+    unused.close()
+    with pytest.raises(RuntimeError, match="CLOSED"):
+        unused.init()
+
+
+@pytest.mark.statement(35)
+def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
+    def prepare() -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    with Worker(4, num_sub_workers=1, prepare=prepare) as top:
+        for _ in range(2):
+            top.add_worker(Worker(3, device_ids=[0], num_sub_workers=2, prepare=prepare))
+        top.init()
+
+        pids = {int(file.name) for file in tmp_path.iterdir()}
+        assert len(pids) == 1 + 2 * 3
+        assert pids <= descendants()
+        top.init()
+        assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_preparation_runs_where_the_tasks_do() -> None:
+    with Worker(3, device_ids=[0], num_sub_workers=1, prepare=levels_tasks.prepare_by_hand) as worker:
+        handle = worker.register(levels_tasks.is_prepared)
+        die = worker.register(levels_tasks.die)
+        assert run_sub(worker, handle).payload is True
+        assert run_next(worker, handle).payload is True
+        run_next(worker, die)
+        assert run_next(worker, handle).payload is True
+    assert "LEVELS_PREPARED" not in os.environ
+
+
+@pytest.mark.statement(36)
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (levels_tasks.bad_preparation, "LookupError: there is no such data set"),
+        (levels_tasks.fatal_preparation, "its process died with exit code 9"),
+    ],
+)
+def test_a_preparation_that_fails_is_told_with_its_cause(prepare: Any, message: str) -> None:
+    worker = Worker(3, num_sub_workers=2, prepare=prepare)
+
+    with pytest.raises(StartupError, match=f"sub_worker [01]: {message}"):
+        worker.init()
+
+    with pytest.raises(RuntimeError, match="FAILED"):
+        worker.init()
+    worker.close()
+
+
+@pytest.mark.statement(36)
+@pytest.mark.usefixtures("impatient")
+def test_a_preparation_that_hangs_is_ended_at_the_deadline() -> None:
+    worker = Worker(3, num_sub_workers=2, prepare=levels_tasks.endless_preparation, startup_timeout_s=0.5)
+
+    with pytest.raises(StartupError, match=r"sub_worker [01]: not ready in time; it hangs, or startup_timeout_s is"):
+        worker.init()
+
+
+@pytest.mark.statement(36)
+def test_a_deadline_that_nobody_can_meet_is_kept() -> None:
+    with pytest.raises(StartupError, match="not ready in time"):
+        Worker(3, num_sub_workers=1, startup_timeout_s=1e-6).init()
+
+
+@pytest.mark.statement(36)
+@pytest.mark.usefixtures("impatient")
+def test_the_first_failure_ends_the_start_although_others_hang() -> None:
+    top = Worker(4, startup_timeout_s=600)
+    top.add_worker(Worker(3, num_sub_workers=1, prepare=levels_tasks.endless_preparation))
+    top.add_worker(Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation))
+
+    with pytest.raises(StartupError) as raised:
+        top.init()
+
+    message = str(raised.value).splitlines()[0]
+    assert message.startswith("child_worker 1 level=3: StartupError: sub_worker 0: LookupError: there is no such data")
+    assert "bad_preparation" in str(raised.value)
+
+
+@pytest.mark.statement(36)
+def test_siblings_that_were_ready_are_closed_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "service"
+    top = Worker(4)
+    top.add_worker(Worker(3, slots=1, service="levels_tasks:Service", service_argument=str(file)))
+    top.add_worker(Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation))
+
+    with pytest.raises(StartupError, match="there is no such data set"):
+        top.init()
+
+    assert file.read_text() == "closed\n"
+
+
+def test_a_service_that_cannot_be_made_fails_the_start() -> None:
+    worker = Worker(3, slots=1, service="levels_tasks:nowhere")
+    with pytest.raises(AttributeError, match="nowhere"):
+        worker.init()
+    worker.close()
+
+
+def test_a_worker_can_be_started_where_another_has_failed() -> None:
+    for _ in range(2):
+        with pytest.raises(StartupError):
+            Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation).init()
+        with Worker(3, num_sub_workers=1) as worker:
+            assert run_sub(worker, worker.register(levels_tasks.nothing)).ok
+
+
+def test_a_manifest_is_all_that_another_process_needs() -> None:
+    top = Worker(4, num_sub_workers=1, grace=1.5)
+    child = Worker(3, device_ids=[2, 3], heap_ring_size=4096, startup_timeout_s=7, prepare=levels_tasks.prepare_by_hand)
+    handle = child.register(levels_tasks.nothing, workers=[1])
+    top.add_worker(child)
+    top.add_worker(Worker(3, slots=[Slot(0), Slot(1)], service="a:b", service_argument={"c": (1, 2)}))
+
+    again = read_manifest(write_manifest(top))
+
+    assert write_manifest(again) == write_manifest(top)
+    same, jobs = (worker for worker, _ in again.children)
+    assert same.device_ids == (2, 3)
+    assert same.prepare == child.prepare
+    assert same.callables.resolve(handle).content == "levels_tasks:nothing"
+    with pytest.raises(ValueError, match=r"registered for workers \[1\], not for 0"):
+        same._resolve(handle, [0])
+    assert jobs.service_argument == {"c": (1, 2)}
+    assert again.total_slots == 2
+
+
+def test_processes_start_at_the_same_time(tmp_path: Path) -> None:
+    """Each waits for all others, so that one after the other they would never be ready."""
+
+    def prepare() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "the others")
+
+    with Worker(3, device_ids=[0, 1], num_sub_workers=2, prepare=prepare) as worker:
+        worker.init()

@@ -1,0 +1,343 @@
+"""Ending tasks that do not want to end, and whatever they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nursery import Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
+
+#: Seconds that a task may take to end after SIGTERM where it should end by it: never waited for.
+LONG = 600.0
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def test_a_deadline_that_passes_first_is_a_timeout_and_changes_nothing(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import sys
+        def run(payload, send):
+            send({"value": "begun"})
+            open(payload).read()
+            send({"value": "ended"})
+        """
+    )
+    os.mkfifo(nursery.path / "fifo")
+    task = nursery.submit(zygote, str(nursery.path / "fifo"))
+    assert message_of(task) == "begun"
+
+    with pytest.raises(TimeoutError):
+        task.next_message(time.monotonic())
+    (nursery.path / "fifo").write_text("")
+
+    assert finish(task).told == ["ended"]
+
+
+def test_a_task_may_end_itself_on_sigterm_and_say_so(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal, time
+        def run(payload, send):
+            def leave(*_):
+                send({"value": "saved"})
+                os._exit(9)
+            signal.signal(signal.SIGTERM, leave)
+            send({"value": "ready"})
+            while True:
+                time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    assert message_of(task) == "ready"
+
+    task.kill(grace=LONG)
+
+    done = finish(task)
+    assert done.told == ["saved"]
+    assert done.returncode == 9
+
+
+def test_a_task_that_does_not_care_ends_by_sigterm(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import time
+        def run(payload, send):
+            send({"value": "ready"})
+            while True:
+                time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+
+    task.kill(grace=LONG)
+
+    assert finish(task).returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.1])
+def test_a_task_that_ignores_sigterm_ends_by_sigkill(nursery: Nursery, grace: float) -> None:
+    zygote = nursery.start(
+        """
+        import signal, time
+        def run(payload, send):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            send({"value": "ready"})
+            while True:
+                time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+
+    task.kill(grace=grace)
+
+    assert finish(task).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("grace", "number"), [(LONG, signal.SIGTERM), (0.0, signal.SIGKILL)])
+def test_a_stopped_task_is_woken_to_end(nursery: Nursery, grace: float, number: int) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal
+        def run(payload, send):
+            send({"value": "ready"})
+            os.kill(os.getpid(), signal.SIGSTOP)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+    wait_until(lambda: _state(task.pid) == "T", "the task is stopped")
+
+    task.kill(grace=grace)
+
+    assert finish(task).returncode == -number
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_stacks_are_taken_also_while_a_native_call_holds_the_gil(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes
+        def hold_the_gil(send):
+            send({"value": "ready"})
+            while True:
+                ctypes.PyDLL(None).sleep(100)
+        def run(payload, send):
+            hold_the_gil(send)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+    wait_until(lambda: _state(task.pid) == "S", "the native call")
+
+    task.kill(grace=0.0)
+
+    done = finish(task)
+    assert done.returncode == -signal.SIGKILL
+    assert "in hold_the_gil" in done.stacks
+    assert done.stacks.count("most recent call first") == 1
+
+
+def test_the_stacks_of_all_threads_and_all_python_processes_of_a_task_are_taken(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, subprocess, threading, time
+        def wait_in_a_thread(ready):
+            ready.set()
+            time.sleep(100)
+        def wait_in_a_fork(send):
+            send({"value": os.getpid()})
+            time.sleep(100)
+        def wait_in_main(send, value):
+            send({"value": value})
+            time.sleep(100)
+        def run(payload, send):
+            sleeper = subprocess.Popen(["sleep", "100"])
+            if os.fork() == 0:
+                wait_in_a_fork(send)
+            ready = threading.Event()
+            threading.Thread(target=wait_in_a_thread, args=[ready], daemon=True).start()
+            ready.wait()
+            wait_in_main(send, sleeper.pid)
+        """
+    )
+    task = nursery.submit(zygote)
+    others = [message_of(task), message_of(task)]
+
+    task.kill(grace=LONG)
+
+    done = finish(task)
+    assert all(f"in {name}" in done.stacks for name in ("wait_in_a_thread", "wait_in_a_fork", "wait_in_main"))
+    assert done.returncode == -signal.SIGTERM
+    assert all(map(is_gone, others))
+
+
+def test_without_a_kill_there_are_no_stacks(nursery: Nursery) -> None:
+    zygote = nursery.start("def run(payload, send): ...")
+
+    assert nursery.run(zygote).stacks == ""
+
+
+ESCAPE = """
+    import os, signal, subprocess, time
+    def escape(send):
+        # Twice forked, in a session of its own, deaf to everything that can be ignored.
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+                os.write(write, str(os.getpid()).encode())
+                while True:
+                    time.sleep(100)
+            os._exit(0)
+        os.wait()
+        send({"value": int(os.read(read, 20))})
+"""
+
+
+def test_what_has_escaped_into_a_session_of_its_own_is_ended_and_named(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        ESCAPE
+        + """
+    def run(payload, send):
+        escape(send)
+        sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        while open(f"/proc/{sleeper.pid}/comm").read() != "sleep\\n":
+            time.sleep(0.001)  # it has its new name a moment after the exec
+        send({"value": sleeper.pid})
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.returncode == 0
+    assert len(done.told) == 2
+    assert all(map(is_gone, done.told))
+    assert any(name == f"sleep (pid {done.told[1]})" for name in done.ended["swept"])
+    assert any(f"(pid {done.told[0]})" in name for name in done.ended["swept"])
+    assert done.ended["unkillable"] == []
+
+
+def test_what_has_escaped_does_not_survive_a_crash_either(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        ESCAPE
+        + """
+    def run(payload, send):
+        escape(send)
+        os.abort()
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.returncode == -signal.SIGABRT
+    assert len(done.told) == 1
+    assert is_gone(done.told[0])
+
+
+def test_what_has_escaped_is_ended_with_its_task(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        ESCAPE
+        + """
+    def run(payload, send):
+        escape(send)
+        time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    escaped = message_of(task)
+
+    task.kill(grace=0.1)
+
+    finish(task)
+    assert is_gone(escaped)
+
+
+def test_a_descendant_that_still_holds_the_channel_does_not_delay_the_end(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, time
+        def run(payload, send):
+            if os.fork() == 0:
+                time.sleep(100)
+            send({"value": "last words"})
+            os._exit(1)
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.told == ["last words"]
+    assert done.returncode == 1
+
+
+def test_a_swarm_is_swept(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, time
+        def run(payload, send):
+            for _ in range(5):
+                os.fork()
+            os.setpgid(0, 0) if os.getpid() != os.getsid(0) else None
+            send({"value": os.getpid()})
+            time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    pids = {message_of(task)}
+
+    task.kill(grace=0.0)
+
+    done = finish(task)
+    assert done.returncode == -signal.SIGKILL
+    wait_until_gone(pids | set(done.told))
+
+
+def test_the_child_that_stands_by_for_the_next_task_is_not_swept(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        ESCAPE
+        + """
+    def run(payload, send):
+        escape(send)
+        """
+    )
+    nursery.run(zygote)
+    before = {process.pid for process in nursery.alive()}
+
+    done = nursery.run(zygote)
+
+    # The first task's successor had been forked before that task was swept, and has run the second one.
+    assert done.returncode == 0
+    assert len(before) == 2
+
+
+def test_an_end_that_comes_before_the_kill_is_the_task_s_own(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        def run(payload, send):
+            send({"value": payload})
+        """
+    )
+    task = nursery.submit(zygote, 1)
+    wait_until(lambda: is_gone(task.pid), "the end of the task")
+
+    task.kill(grace=LONG)
+
+    assert finish(task).returncode == 0
+    assert nursery.run(zygote, 2).told == [2]

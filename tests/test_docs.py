@@ -1,0 +1,65 @@
+"""The documentation's examples run, and its lists are complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.options import OPTIONS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [text for tag, text in fenced if tag == language]
+
+
+def test_every_option_has_a_row() -> None:
+    rows = re.findall(r"^\| `(--aorta-[a-z-]+)", (DOCS / "options.md").read_text(), re.MULTILINE)
+    assert rows == [option.flag for option in OPTIONS]
+
+
+def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
+    for block in blocks("workloads.md", "python"):
+        name = block.splitlines()[0].removeprefix("# ")
+        (pytester.path / name).write_text(block)
+    [command] = blocks("workloads.md", "")
+    result = pytester.runpytest_subprocess(*shlex.split(command)[1:])
+    result.assert_outcomes(passed=4)
+    result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py")
+    result.assert_outcomes(passed=6)
+
+
+def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
+    example = blocks("runtime.md", "python")[0]
+    (pytester.path / "sums.py").write_text(example)
+    result = pytester.run(sys.executable, "sums.py")
+    result.stdout.fnmatch_lines(["[[]3.0, 3.0, 3.0, 3.0[]] [[]{'sum': 4.0}, {'sum': 8.0}, None[]]"])
+    assert result.stderr.str() == ""
+
+
+def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (DOCS / "runtime.md").read_text(), re.MULTILINE)
+    assert [int(number) for number in rows] == list(range(1, 46))
+    sources = "".join(path.read_text() for path in (DOCS.parent / "tests" / "runtime").rglob("test_*.py"))
+    assert set(re.findall(r"statement\((\d+)\)", sources)) == set(rows)
+
+
+def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> None:
+    [block] = blocks("registry.md", "json")
+    pytester.path.joinpath("names.json").write_text(json.dumps(json.loads(block)))
+    names = ["--aorta-registry-file", "names.json", "--aorta-mitigations", "no_p2p"]
+    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", *names, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["aorta::gemm[[]local-no_p2p-0[]]"])
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

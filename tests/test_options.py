@@ -1,0 +1,305 @@
+"""Command line, environment variables and ini file: what they mean, which wins, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.options import OPTIONS, Option, OptionError, is_mentioned, read_selection
+from pytest_aorta.plan import Selection
+
+NOBODY: Mapping[str, str] = {}
+
+
+def option(name: str) -> Option:
+    (found,) = (option for option in OPTIONS if option.name == name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in OPTIONS:
+        monkeypatch.delenv(each.variable, raising=False)
+
+
+def read(pytester: pytest.Pytester, *arguments: str, environ: Mapping[str, str] = NOBODY, ini: str = "") -> Selection:
+    """What a pytest with these arguments would be asked to do."""
+    return read_selection(configure(pytester, *arguments, ini=ini), environ)
+
+
+def configure(pytester: pytest.Pytester, *arguments: str, ini: str = "") -> pytest.Config:
+    pytester.makeini(f"[pytest]\n{ini}")
+    return pytester.parseconfig(*arguments)
+
+
+def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytester) -> None:
+    config = configure(pytester)
+
+    assert read_selection(config, NOBODY) == Selection()
+    assert not is_mentioned(config, NOBODY)
+
+
+def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
+    selection = read(
+        pytester,
+        *("--aorta-workload", "fsdp", "--aorta-workload", "gemm", "--aorta-trials", "4"),
+        *("--aorta-environment", "local", "--aorta-environment", "rocm7-venv"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,xnack"),
+        *("--aorta-extra-env", "A=1,B=2", "--aorta-extra-env", "C=3"),
+        *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
+        *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
+        *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
+        *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
+        *("--aorta-slots", "3", "--aorta-devices", "0,2-3", "--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
+    )
+
+    assert selection == Selection(
+        workloads=("fsdp", "gemm"),
+        trials=4,
+        environments=("local", "rocm7-venv"),
+        mitigations=(("none",), ("tf32_off", "xnack")),
+        extra_env={"A": "1", "B": "2", "C": "3"},
+        steps=20,
+        config={"size": "64", "dtype": "float32"},
+        collect=("rocprof", "numerics"),
+        results_dir=Path("out"),
+        timeout=1.5,
+        isolation="spawn",
+        launcher="torchrun",
+        nproc=2,
+        order="random",
+        registry_files=(Path("/a.json"),),
+        slots=3,
+        devices=(0, 2, 3),
+        hosts=("popen", "popen", "ssh=gpu7"),
+    )
+
+
+GIVEN = {
+    "workload": ("fsdp", "gemm", "allreduce"),
+    "trials": ("2", "3", "4"),
+    "environment": ("here", "there", "elsewhere"),
+    "mitigations": ("a,b", "c", "d"),
+    "extra-env": ("A=1,B=2", "A=3", "A=4"),
+    "steps": ("2", "3", "4"),
+    "config": ("a=1", "a=2", "a=3"),
+    "collect": ("rocprof", "numerics", "amd_log"),
+    "results-dir": ("x", "y", "z"),
+    "timeout": ("1", "2", "3"),
+    "isolation": ("spawn", "none", "fork"),
+    "nproc": ("2", "3", "4"),
+    "launcher": ("elastic", "torchrun", "external"),
+    "order": ("grouped", "random", "interleaved"),
+    "slots": ("2", "3", "4"),
+    "devices": ("0", "0-1", "0,2"),
+    "host": ("popen", "ssh=a", "ssh=b"),
+    "registry-file": ("/x", "/y", "/z"),
+}
+
+
+def test_the_table_above_has_every_option() -> None:
+    assert set(GIVEN) == {each.name for each in OPTIONS}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
+    pytester: pytest.Pytester, name: str
+) -> None:
+    each = option(name)
+    typed, exported, written = GIVEN[name]
+    ini = f"{each.ini} = {written}"
+    alone = [read(pytester, each.flag, text) for text in GIVEN[name]]
+
+    assert read(pytester, each.flag, typed, environ={each.variable: exported}, ini=ini) == alone[0]
+    assert read(pytester, environ={each.variable: exported}, ini=ini) == alone[1]
+    assert read(pytester, ini=ini) == alone[2]
+    assert read(pytester, environ={each.variable: ""}, ini=ini) == alone[2]
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_option_from_anywhere_is_mentioned(pytester: pytest.Pytester, name: str) -> None:
+    each = option(name)
+    text = GIVEN[name][0]
+
+    assert is_mentioned(configure(pytester, each.flag, text), NOBODY)
+    assert is_mentioned(configure(pytester), {each.variable: text})
+    assert is_mentioned(configure(pytester, ini=f"{each.ini} = {text}"), NOBODY)
+
+
+def test_repeated_options_take_lines_in_a_file_and_semicolons_in_a_variable(pytester: pytest.Pytester) -> None:
+    expected = replace(Selection(), mitigations=(("none",), ("a", "b")), environments=("local", "x"))
+
+    ini = "aorta_mitigations =\n  none\n  a,b\naorta_environment =\n  local\n  x"
+    assert read(pytester, ini=ini) == expected
+    environ = {"PYTEST_AORTA_MITIGATIONS": "none;a,b", "PYTEST_AORTA_ENVIRONMENT": "local; x;"}
+    assert read(pytester, environ=environ) == expected
+
+
+def test_a_relative_registry_file_of_an_ini_file_is_relative_to_that_file(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "sub").mkdir()
+    config = configure(pytester, ini="aorta_registry_file = here.json")
+    monkeypatch.chdir(pytester.path / "sub")
+
+    assert read_selection(config, NOBODY).registry_files == (pytester.path / "here.json",)
+
+    (pytester.path / "sub" / "here.json").write_text("{}")
+    assert read_selection(config, NOBODY).registry_files == (Path("here.json"),)
+
+
+# the comma rule of variables
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("A=1", {"A": "1"}),
+        ("A=1,B=x,y,C=3", {"A": "1", "B": "x,y", "C": "3"}),
+        ("A=", {"A": ""}),
+        ("A=,B=", {"A": "", "B": ""}),
+        ("A=1=2", {"A": "1=2"}),
+        ("A=a=b,c=d", {"A": "a=b", "c": "d"}),
+        ("A=1,", {"A": "1,"}),
+        ("A=1,2=3", {"A": "1,2=3"}),
+        ("A=1, B=2", {"A": "1, B=2"}),
+        ("A=x y;z", {"A": "x y;z"}),
+        ("A=1,A=2", {"A": "2"}),
+        ("_a1=é\n", {"_a1": "é\n"}),
+        ("NCCL_DEBUG_SUBSYS=INIT,COLL,NCCL_DEBUG=INFO", {"NCCL_DEBUG_SUBSYS": "INIT,COLL", "NCCL_DEBUG": "INFO"}),
+    ],
+)
+def test_a_comma_starts_a_new_variable_only_before_a_name_and_an_equals_sign(text: str, pairs: dict[str, str]) -> None:
+    assert option("extra-env").parse(text) == pairs
+
+
+variable_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
+new_pair = re.compile(r",[A-Za-z_][A-Za-z0-9_]*=")
+values = st.text(alphabet=st.characters(exclude_characters="\0")) | st.text(alphabet="a,=1; B")
+
+
+@given(st.dictionaries(variable_names, values.filter(lambda text: not new_pair.search(text)), min_size=1))
+def test_what_is_joined_by_commas_is_taken_apart_again(pairs: dict[str, str]) -> None:
+    joined = ",".join(f"{name}={value}" for name, value in pairs.items())
+
+    assert option("extra-env").parse(joined) == pairs
+
+
+@given(st.text())
+def test_any_text_is_variables_or_an_error(text: str) -> None:
+    try:
+        pairs = option("extra-env").parse(text)
+    except ValueError:
+        return
+    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in pairs)
+
+
+def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: pytest.Pytester) -> None:
+    environ = {"PYTEST_AORTA_EXTRA_ENV": "A=x;y,z;B=2,C=3;"}
+
+    assert read(pytester, environ=environ).extra_env == {"A": "x;y,z", "B": "2", "C": "3;"}
+
+
+# mistakes
+
+MISTAKES = [
+    ("trials", "0", "a whole number of at least 1"),
+    ("trials", "-1", "a whole number of at least 1"),
+    ("trials", "two", "a whole number of at least 1"),
+    ("trials", "1.5", "a whole number of at least 1"),
+    ("trials", "1_000", "a whole number of at least 1"),
+    ("steps", "", "a whole number of at least 1"),
+    ("nproc", "0", "a whole number of at least 1"),
+    ("timeout", "0", "a number of seconds above 0"),
+    ("timeout", "-1", "a number of seconds above 0"),
+    ("timeout", "inf", "a number of seconds above 0"),
+    ("timeout", "nan", "a number of seconds above 0"),
+    ("timeout", "5s", "a number of seconds above 0"),
+    ("isolation", "forks", "one of fork, spawn, none"),
+    ("launcher", "mpi", "one of auto, elastic, torchrun, external"),
+    ("order", "RANDOM", "one of interleaved, grouped, random"),
+    ("workload", " ", "a name"),
+    ("mitigations", "a,,b", "names separated by commas"),
+    ("mitigations", "", "names separated by commas"),
+    ("collect", "a,", "names separated by commas"),
+    ("config", "size", "KEY=VALUE"),
+    ("config", "=64", "KEY=VALUE"),
+    ("results-dir", "", "a name"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "valid"), MISTAKES)
+def test_a_mistake_on_the_command_line_names_value_source_and_what_is_valid(
+    pytester: pytest.Pytester, name: str, text: str, valid: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        read(pytester, f"--aorta-{name}={text}")
+
+    assert str(caught.value) == f"--aorta-{name}: {text!r} is not valid; expected {valid}"
+
+
+@pytest.mark.parametrize(("name", "text", "valid"), [mistake for mistake in MISTAKES if mistake[1].strip()])
+def test_a_mistake_in_a_variable_or_a_file_says_where(
+    pytester: pytest.Pytester, name: str, text: str, valid: str
+) -> None:
+    each = option(name)
+    tail = f": {text!r} is not valid; expected {valid}"
+
+    with pytest.raises(OptionError, match=re.escape(f"the environment variable {each.variable}{tail}")):
+        read(pytester, environ={each.variable: text})
+    with pytest.raises(OptionError, match=re.escape(f"{each.ini} in {pytester.path / 'tox.ini'}{tail}")):
+        read(pytester, ini=f"{each.ini} = {text}")
+
+
+@pytest.mark.parametrize("text", ["3", "+3", " 3 "])
+def test_whole_numbers_may_have_a_sign_and_spaces(pytester: pytest.Pytester, text: str) -> None:
+    assert read(pytester, f"--aorta-trials={text}").trials == 3
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"1TOKEN={SECRET}",
+        f"MY-TOKEN={SECRET}",
+        f"={SECRET}",
+        f" TOKEN={SECRET}",
+        SECRET,
+        f"{SECRET},TOKEN",
+        f"X,TOKEN={SECRET}",
+    ],
+)
+def test_the_value_of_a_variable_is_never_repeated(pytester: pytest.Pytester, text: str) -> None:
+    for arguments, environ in (([f"--aorta-extra-env={text}"], NOBODY), ([], {"PYTEST_AORTA_EXTRA_ENV": text})):
+        with pytest.raises(OptionError) as caught:
+            read(pytester, *arguments, environ=environ)
+
+        assert SECRET not in str(caught.value)
+        assert "extra-env" in str(caught.value).lower().replace("_", "-")
+        assert "NAME=VALUE" in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_a_part_of_a_value_is_no_mistake_and_so_never_repeated(pytester: pytest.Pytester) -> None:
+    environ = {"PYTEST_AORTA_EXTRA_ENV": f"TOKEN=a;{SECRET}+==;b"}
+
+    assert read(pytester, environ=environ).extra_env == {"TOKEN": f"a;{SECRET}+==;b"}
+
+
+@given(st.sampled_from(OPTIONS), st.text())
+def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Option, text: str) -> None:
+    parsed: Any = "nothing"
+    with contextlib.suppress(ValueError):
+        parsed = each.parse(text)
+
+    assert parsed is not None

@@ -1,0 +1,441 @@
+"""From a selection to the plan: which trials there are, in which order, with which variables, in which files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.plan import WARM_CELLS, Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
+from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, WorkloadEntry
+from pytest_aorta.trials.spec import TrialSpec
+
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+def environment(name: str = "here", **variables: str) -> Environment:
+    return Environment(name, env=variables, source_package="test")
+
+
+def mitigation(name: str, **variables: str) -> Mitigation:
+    return Mitigation(name, variables, "test")
+
+
+def entry(name: str = "w") -> WorkloadEntry:
+    return WorkloadEntry(name, f"module:{name.title()}", "test")
+
+
+def cell_of(
+    workload: str = "w",
+    environment_name: str = "local",
+    mitigations: tuple[str, ...] = ("none",),
+    *,
+    trials: int = 1,
+    indices: tuple[int, int] = (0, 0),
+    **fields: Any,
+) -> list[TrialSpec]:
+    """The trials of one cell."""
+    return [
+        TrialSpec(
+            workload=entry(workload),
+            environment=environment(environment_name),
+            mitigations=mitigations,
+            overlay={},
+            environment_index=indices[0],
+            mitigation_index=indices[1],
+            trial_index=index,
+            **fields,
+        )
+        for index in range(trials)
+    ]
+
+
+def grid(workloads: int, environments: int, sets: int, trials: int) -> list[list[TrialSpec]]:
+    """The cells of a plan with so many of everything."""
+    return [
+        cell_of(f"w{w}", f"e{e}", (f"m{m}",), trials=trials, indices=(e, m))
+        for w in range(workloads)
+        for e in range(environments)
+        for m in range(sets)
+    ]
+
+
+grids = st.builds(grid, st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
+
+
+def names(trials: Any) -> list[str]:
+    return [spec.item_name for spec in trials]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """Built-ins, what is installed, and some names of this test."""
+    sidecar = tmp_path / "registry.json"
+    sidecar.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "mitigations": {"a": {"X": "a", "A": "1"}, "b": {"X": "b"}, "b-c": {}, "c": {}, "größe": {"X": "g"}},
+                "environments": {"e": {"env": {"X": "e", "E": "1"}}, "e-b": {}, "two words": {}},
+            }
+        )
+    )
+    return Registry.load([sidecar])
+
+
+# which trials
+
+
+def test_a_plan_is_the_product_of_workloads_environments_and_mitigation_sets(registry: Registry) -> None:
+    selection = Selection(
+        workloads=("gemm", "fsdp"),
+        trials=2,
+        environments=("local", "e"),
+        mitigations=(("none",), ("a", "b")),
+        order="grouped",
+    )
+
+    plan = make_plan(selection, registry)
+
+    assert names(plan.trials) == [
+        f"{workload}[{cell}-{index}]"
+        for workload in ("gemm", "fsdp")
+        for cell in ("local-none", "local-a+b", "e-none", "e-a+b")
+        for index in (0, 1)
+    ]
+    assert plan.cells == {workload: ["local-none", "local-a+b", "e-none", "e-a+b"] for workload in ("gemm", "fsdp")}
+
+
+def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
+    selection = Selection(workloads=("gemm",), trials=2, environments=("local", "e"), mitigations=(("none",), ("a",)))
+
+    assert {spec.item_name: spec.trial_id for spec in make_plan(selection, registry).trials} == {
+        "gemm[local-none-0]": "gemm_d0_m0_t0",
+        "gemm[local-none-1]": "gemm_d0_m0_t1",
+        "gemm[local-a-0]": "gemm_d0_m1_t0",
+        "gemm[local-a-1]": "gemm_d0_m1_t1",
+        "gemm[e-none-0]": "gemm_d1_m0_t0",
+        "gemm[e-none-1]": "gemm_d1_m0_t1",
+        "gemm[e-a-0]": "gemm_d1_m1_t0",
+        "gemm[e-a-1]": "gemm_d1_m1_t1",
+    }
+
+
+def test_what_was_chosen_for_all_trials_reaches_each(registry: Registry) -> None:
+    chosen: dict[str, Any] = {"steps": 3, "timeout": 2.5, "isolation": "spawn", "launcher": "torchrun", "nproc": 2}
+    selection = Selection(workloads=("gemm",), trials=2, config={"size": "64"}, collect=("rocprof",), **chosen)
+
+    for spec in make_plan(selection, registry).trials:
+        assert {name: getattr(spec, name) for name in chosen} == chosen
+        assert spec.overrides == {"size": "64"}
+        assert spec.collect == ("rocprof",)
+
+
+@given(grids)
+def test_the_names_and_ids_of_a_plan_are_unique(cells: list[list[TrialSpec]]) -> None:
+    trials = ordered(cells, "interleaved")
+
+    assert len(set(names(trials))) == len(trials)
+    assert len({spec.trial_id for spec in trials}) == len(trials)
+
+
+@given(
+    st.lists(st.text(max_size=6) | st.text(alphabet="a-+_.", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.text(max_size=6),
+    st.text(max_size=6),
+)
+def test_the_name_of_an_item_is_ascii_without_separators(
+    mitigations: list[str], workload: str, environment_name: str
+) -> None:
+    (spec,) = cell_of(workload, environment_name, tuple(mitigations))
+
+    assert re.fullmatch(r"[A-Za-z0-9_.+=~-]+\[[A-Za-z0-9_.+=~-]+-0\]", spec.item_name)
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(workloads=("gemm",), environments=("e", "e")), "environment 'e' is given twice"),
+        (Selection(workloads=("gemm",), mitigations=(("a", "b"), ("a", "b"))), "mitigation set 'a,b' is given twice"),
+        (Selection(workloads=("gemm", "gemm")), "workload 'gemm' is given twice"),
+        (Selection(workloads=("gemm",), trials=0), "the number of trials must be at least 1, not 0"),
+    ],
+)
+def test_what_would_give_two_trials_of_one_name_is_refused(
+    registry: Registry, selection: Selection, message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        make_plan(selection, registry)
+
+
+def test_the_same_mitigations_in_another_order_are_another_set(registry: Registry) -> None:
+    selection = Selection(workloads=("gemm",), mitigations=(("a", "b"), ("b", "a")))
+
+    assert [spec.overlay["X"] for spec in make_plan(selection, registry).trials] == ["b", "a"]
+
+
+def test_two_cells_that_would_read_the_same_are_refused(registry: Registry) -> None:
+    selection = Selection(workloads=("gemm",), environments=("e", "e-b"), mitigations=(("b-c",), ("c",)))
+
+    with pytest.raises(PlanError) as caught:
+        make_plan(selection, registry)
+
+    assert str(caught.value) == (
+        "environment 'e' with mitigations 'b-c' and environment 'e-b' with mitigations 'c' "
+        "would both be called 'e-b-c'; rename one of them, or run them apart"
+    )
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(workloads=("no_such_thing",)),
+        Selection(workloads=("gemm",), environments=("no_such_thing",)),
+        Selection(workloads=("gemm",), mitigations=(("none", "no_such_thing"),)),
+        Selection(workloads=("gemm",), collect=("no_such_thing",)),
+    ],
+    ids=["workload", "environment", "mitigation", "collector"],
+)
+def test_an_unknown_name_is_refused_with_those_that_exist(
+    registry: Registry, selection: Selection, request: pytest.FixtureRequest
+) -> None:
+    kind = request.node.callspec.id
+
+    with pytest.raises(RegistryError, match=rf"^unknown {kind} 'no_such_thing'; available: "):
+        make_plan(selection, registry)
+
+
+# in which order
+
+
+def test_interleaved_runs_the_first_trial_of_every_cell_before_the_second_of_any() -> None:
+    trials = ordered(grid(1, 1, 3, 2), "interleaved")
+
+    assert [(spec.mitigation_index, spec.trial_index) for spec in trials] == [
+        *((0, 0), (1, 0), (2, 0)),
+        *((0, 1), (1, 1), (2, 1)),
+    ]
+
+
+def test_grouped_runs_cell_after_cell() -> None:
+    trials = ordered(grid(1, 1, 3, 2), "grouped")
+
+    assert [(spec.mitigation_index, spec.trial_index) for spec in trials] == [
+        *((0, 0), (0, 1)),
+        *((1, 0), (1, 1)),
+        *((2, 0), (2, 1)),
+    ]
+
+
+def test_beyond_the_bound_of_warm_cells_blocks_of_cells_are_interleaved() -> None:
+    count = 2 * WARM_CELLS + 1
+    trials = ordered(grid(1, 1, count, 2), "interleaved")
+
+    first, second, last = trials[: 2 * WARM_CELLS], trials[2 * WARM_CELLS : 4 * WARM_CELLS], trials[4 * WARM_CELLS :]
+    assert [spec.mitigation_index for spec in first] == [*range(WARM_CELLS), *range(WARM_CELLS)]
+    assert [spec.mitigation_index for spec in second] == [*range(WARM_CELLS, 2 * WARM_CELLS)] * 2
+    assert [(spec.mitigation_index, spec.trial_index) for spec in last] == [(count - 1, 0), (count - 1, 1)]
+
+
+def test_random_is_another_order() -> None:
+    cells = grid(2, 2, 2, 4)
+
+    assert names(ordered(cells, "random")) != names(ordered(cells, "interleaved"))
+
+
+def test_random_is_another_order_for_another_request() -> None:
+    cells = grid(2, 2, 2, 4)
+    changed = [[replace(spec, overrides={"size": 1}) for spec in cell] for cell in cells]
+
+    assert names(ordered(cells, "random")) != names(ordered(changed, "random"))
+
+
+@given(grids, st.sampled_from(ORDERS))
+def test_every_order_has_every_trial_once_and_is_always_the_same(cells: list[list[TrialSpec]], order: Order) -> None:
+    trials = ordered(cells, order)
+
+    assert sorted(names(trials)) == sorted(spec.item_name for cell in cells for spec in cell)
+    assert ordered(cells, order) == trials
+    assert Plan(trials).digest == Plan(ordered(cells, order)).digest
+
+
+@given(grids)
+def test_interleaved_needs_at_most_the_bound_of_cells_at_a_time(cells: list[list[TrialSpec]]) -> None:
+    trials = ordered(cells, "interleaved")
+    labels = [(spec.workload.name, spec.cell) for spec in trials]
+
+    for label in set(labels):
+        first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
+        assert len(set(labels[first : last + 1])) <= WARM_CELLS
+
+
+_SCRIPT = """
+from pytest_aorta.plan import Selection, make_plan
+from pytest_aorta.registry import Registry
+selection = Selection(
+    workloads=("gemm", "fsdp"), trials=3, mitigations=(("none",), ("xnack",), ("xnack", "none")),
+    config={"b": "1", "a": "2"}, extra_env={"Y": "1", "X": "2"}, order="random",
+)
+plan = make_plan(selection, Registry.load())
+print(plan.digest, *(spec.item_name for spec in plan.trials), *(spec.fingerprint("s", {}, 1) for spec in plan.trials))
+"""
+
+
+def test_every_process_makes_the_same_plan_and_the_same_fingerprints() -> None:
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", _SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(made) == 1
+
+
+# with which variables
+
+
+def test_variables_of_the_environment_yield_to_mitigations_in_order_and_those_to_the_extra_ones() -> None:
+    here = environment(A="environment", B="environment", C="environment", D="environment")
+    sets = [mitigation("one", B="one", C="one", D="one"), mitigation("two", C="two", D="two")]
+
+    assert overlay(here, sets, {"D": "extra"}) == {"A": "environment", "B": "one", "C": "two", "D": "extra"}
+    assert overlay(here, sets[::-1], {})["C"] == "one"
+
+
+variables = st.dictionaries(st.sampled_from("ABCDE"), st.text(max_size=3), max_size=4)
+
+
+@given(st.lists(variables, min_size=1, max_size=4), variables)
+def test_of_several_values_the_last_one_wins(bundles: list[dict[str, str]], extra: dict[str, str]) -> None:
+    made = overlay(environment(**bundles[0]), [mitigation(f"m{i}", **env) for i, env in enumerate(bundles[1:])], extra)
+
+    assert set(made) == {name for env in [*bundles, extra] for name in env}
+    for name, value in made.items():
+        assert value == next(env[name] for env in [extra, *reversed(bundles)] if name in env)
+
+
+OWNED = [
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+]
+
+
+@pytest.mark.parametrize("name", OWNED)
+@pytest.mark.parametrize("source", ["environment 'here'", "mitigation 'bad'", "the extra variables"])
+def test_variables_that_the_launcher_sets_cannot_be_overlaid(name: str, source: str) -> None:
+    bundle = {name: "0"}
+    here = environment(**bundle) if "environment" in source else environment()
+    sets = [mitigation("good", X="1"), *([mitigation("bad", **bundle)] if "mitigation" in source else [])]
+
+    with pytest.raises(PlanError, match=rf"^{source}: {name} is set by the launcher"):
+        overlay(here, sets, bundle if "extra" in source else {})
+
+
+@pytest.mark.parametrize("name", ["RANKS", "MY_RANK", "NCCL_MASTER_ADDR", "rank", "TORCH_NCCL_DEBUG", "WORLD_SIZE_2"])
+def test_variables_with_similar_names_can(name: str) -> None:
+    assert overlay(environment(), [], {name: "1"}) == {name: "1"}
+
+
+# in which files
+
+
+def test_the_trials_of_one_cell_lie_flat_in_the_folder_of_their_workload() -> None:
+    plan = Plan(ordered([cell_of("a", trials=2), cell_of("b")], "grouped"))
+
+    assert {str(plan.place(spec).file) for spec in plan.trials} == {
+        "a/trial_0.json",
+        "a/trial_1.json",
+        "b/trial_0.json",
+    }
+
+
+def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
+    cells = [cell_of("a"), cell_of("a", mitigations=("x", "y"), indices=(0, 1)), cell_of("b")]
+    plan = Plan(ordered(cells, "interleaved"))
+
+    assert [str(plan.place(spec).file) for spec in plan.trials] == [
+        "a/local-none/trial_0.json",
+        "a/local-x+y/trial_0.json",
+        "b/trial_0.json",
+    ]
+
+
+@given(grids)
+def test_every_trial_has_a_place_of_its_own(cells: list[list[TrialSpec]]) -> None:
+    plan = Plan(ordered(cells, "random"))
+    places = [plan.place(spec) for spec in plan.trials]
+
+    assert len({place.file for place in places} | {place.folder for place in places}) == 2 * len(places)
+
+
+def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> None:
+    selection = Selection(workloads=("gemm",), environments=("two words",), mitigations=(("größe",), ("none",)))
+
+    plan = make_plan(selection, registry)
+
+    for spec in plan.trials:
+        assert str(plan.place(spec).file).isascii()
+        assert " " not in str(plan.place(spec).file)
+        assert spec.item_name.isascii()
+    assert plan.trials[0].mitigations == ("größe",)
+
+
+# fingerprints
+
+
+def fingerprint(source: str = "digest", config: dict[str, Any] | None = None, nproc: int = 1, **fields: Any) -> str:
+    (spec,) = cell_of()
+    return replace(spec, **fields).fingerprint(source, config or {}, nproc)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source": "other digest"},
+        {"config": {"size": 1}},
+        {"nproc": 2},
+        {"launcher": "torchrun"},
+        {"isolation": "spawn"},
+        {"mitigations": ("xnack",)},
+        {"overlay": {"X": "1"}},
+        {"trial_index": 1},
+        {"workload": entry("v")},
+        {"environment": environment("there")},
+        {"environment": Environment("here", venv="/v", source_package="test")},
+        {"environment": Environment("here", launcher=("numactl",), source_package="test")},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any]) -> None:
+    assert fingerprint(**changed) != fingerprint()
+
+
+@pytest.mark.parametrize("changed", [{"timeout": 3.0}, {"environment_index": 3}, {"mitigation_index": 1}], ids=str)
+def test_what_does_not_decide_the_outcome_does_not(changed: dict[str, Any]) -> None:
+    assert fingerprint(**changed) == fingerprint()
+
+
+def test_the_order_of_variables_and_options_does_not_change_the_fingerprint() -> None:
+    assert fingerprint(overlay={"A": "1", "B": "2"}) == fingerprint(overlay={"B": "2", "A": "1"})
+    assert fingerprint(config={"a": 1, "b": 2}) == fingerprint(config={"b": 2, "a": 1})
+
+
+def test_workloads_of_one_name_from_two_files_do_not_go_together(registry: Registry) -> None:
+    entries = [WorkloadEntry("same", "/a.py:A", "a"), WorkloadEntry("same", "/b.py:B", "b")]
+
+    with pytest.raises(PlanError, match="workload 'same' is given twice"):
+        trials_of(entries, Selection(), registry)

@@ -1,0 +1,336 @@
+"""From what was seen of a trial to its exit status: every event in every phase."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.trials.lifecycle import failure_of
+from pytest_aorta.trials.outcome import Observed, conclude, signal_name
+from pytest_aorta.trials.result import ExitStatus, Failure, FailureKind, Phase
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+TOLD = ("setup", "run", "cleanup")
+
+
+def reached(phase: Phase, *, passed: bool = True) -> Observed:
+    """A trial that is in ``phase``, all phases before having ended well."""
+    seen = Observed()
+    if phase in ("launch", "import"):
+        seen.phase = phase
+        return seen
+    for each in TOLD[: TOLD.index(phase)]:
+        seen.see({"type": "begin", "phase": each})
+        result = {"result": {"passed": passed}} if each == "run" else {}
+        seen.see({"type": "end", "phase": each, "sec": 0.5, **result})
+    seen.see({"type": "begin", "phase": phase})
+    return seen
+
+
+def raises(seen: Observed, error: BaseException) -> None:
+    phase = seen.phase
+    if phase in ("launch", "import"):
+        seen.lost = failure_of(error, phase)
+        return
+    seen.see({"type": "end", "phase": phase, "sec": 0.5, "failure": failure_of(error, phase)})
+    seen.see({"type": "lived"})
+    seen.returncode = 0
+
+
+def exits(code: int) -> Callable[[Observed], None]:
+    def event(seen: Observed) -> None:
+        seen.returncode = code
+
+    return event
+
+
+def times_out(seen: Observed) -> None:
+    seen.timed_out, seen.timeout = True, 30.0
+    seen.returncode = -signal.SIGTERM
+
+
+def loses_its_host(seen: Observed) -> None:
+    seen.lost = {"phase": seen.phase, "kind": "signal", "message": "the xdist worker died"}
+
+
+def ends_well(seen: Observed) -> None:
+    if seen.phase == "setup":
+        seen.see({"type": "end", "phase": "setup", "sec": 0.5})
+    if seen.phase == "run":
+        seen.see({"type": "end", "phase": "run", "sec": 0.5, "result": {"passed": True}})
+    seen.see({"type": "end", "phase": "cleanup", "sec": 0.5})
+    seen.see({"type": "lived"})
+    seen.returncode = 0
+
+
+def rank_fails(seen: Observed) -> None:
+    failure = {"phase": seen.phase, "kind": "signal", "signal": "SIGSEGV", "rank": 1, "message": "rank 1: SIGSEGV"}
+    seen.see({"type": "ranks", "ranks": [{"rank": 0}, {"rank": 1}], "failure": failure})
+    seen.see({"type": "lived"})
+    seen.returncode = 0
+
+
+EVENTS: dict[str, Callable[[Observed], None]] = {
+    "raises": lambda seen: raises(seen, RuntimeError("boom")),
+    "calls sys.exit(3)": lambda seen: raises(seen, SystemExit(3)),
+    "crashes by a signal": exits(-signal.SIGSEGV),
+    "exits with code 0": exits(0),
+    "exits with code 3": exits(3),
+    "times out": times_out,
+    "loses its host": loses_its_host,
+    "a rank fails": rank_fails,
+}
+
+KINDS: dict[str, FailureKind] = {
+    "raises": "exception",
+    "calls sys.exit(3)": "exception",
+    "crashes by a signal": "signal",
+    "exits with code 0": "exit_code",
+    "exits with code 3": "exit_code",
+    "times out": "timeout",
+    "loses its host": "signal",
+    "a rank fails": "signal",
+}
+
+
+def expected_status(phase: Phase, event: str) -> ExitStatus:
+    """The table of the design, in words."""
+    if event == "a rank fails":
+        return "workload_failed" if phase in ("run", "cleanup") else "infrastructure_failed"
+    if phase == "cleanup":
+        return "ok"  # that of the result
+    if event == "times out":
+        return "timeout"
+    if phase == "run" and event != "loses its host":
+        return "workload_failed"
+    return "infrastructure_failed"
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_event_in_every_phase_has_its_exit_status(phase: Phase, event: str) -> None:
+    seen = reached(phase)
+    EVENTS[event](seen)
+
+    status, failure = conclude(seen)
+
+    assert status == expected_status(phase, event)
+    assert failure is not None
+    assert (failure["phase"], failure["kind"]) == (phase, KINDS[event])
+    assert failure["message"]
+    Failure.model_validate(failure)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_result_that_is_not_passed_is_not_changed_by_what_comes_after_it(event: str) -> None:
+    seen = reached("cleanup", passed=False)
+    EVENTS[event](seen)
+
+    status, failure = conclude(seen)
+
+    assert status == "workload_failed"
+    assert failure is not None
+    assert failure["kind"] == ("signal" if event == "a rank fails" else "result")
+
+
+@pytest.mark.parametrize("phase", TOLD)
+def test_a_trial_that_ends_well_is_ok(phase: Phase) -> None:
+    seen = reached(phase)
+    ends_well(seen)
+
+    assert conclude(seen) == ("ok", None)
+
+
+def test_a_result_that_is_not_passed_is_a_failure_of_the_workload() -> None:
+    seen = reached("run")
+    seen.see({"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}})
+    ends_well(seen)
+
+    assert conclude(seen) == (
+        "workload_failed",
+        {"phase": "run", "kind": "result", "message": "run() returned passed=False"},
+    )
+
+
+def test_what_is_not_passed_says_how_often_and_where_first() -> None:
+    seen = reached("cleanup")
+    seen.result = {"passed": False, "failure_count": 3, "first_failure_iteration": 0}
+    ends_well(seen)
+
+    _, failure = conclude(seen)
+
+    assert failure is not None
+    assert failure["message"] == "run() returned passed=False, 3 failure(s), first at iteration 0"
+
+
+@pytest.mark.parametrize(("code", "text"), [(0, "exit code 0"), (3, "exit code 3")])
+def test_a_process_that_ends_itself_in_run_says_its_exit_code(code: int, text: str) -> None:
+    seen = reached("run")
+    exits(code)(seen)
+
+    _, failure = conclude(seen)
+
+    assert failure is not None
+    assert failure["exit_code"] == code
+    assert text in failure["message"]
+
+
+def test_a_signal_is_named() -> None:
+    seen = reached("setup")
+    exits(-signal.SIGKILL)(seen)
+
+    assert conclude(seen) == (
+        "infrastructure_failed",
+        {"phase": "setup", "kind": "signal", "signal": "SIGKILL", "message": "ended by SIGKILL in setup()"},
+    )
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (250, "signal 250")])
+def test_signals_have_names(number: int, name: str) -> None:
+    assert signal_name(number) == name
+
+
+def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None:
+    seen = reached("run")
+    seen.see({"type": "progress", "step": 7, "total": 20})
+    times_out(seen)
+
+    _, failure = conclude(seen)
+
+    assert failure is not None
+    assert failure["message"] == "the deadline of 30 s passed in run(), after step 7 of 20"
+
+
+def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exception() -> None:
+    seen = reached("run")
+    times_out(seen)
+    raises(seen, KeyboardInterrupt())
+
+    status, failure = conclude(seen)
+
+    assert status == "timeout"
+    assert failure is not None
+    assert failure["phase"] == "run"
+
+
+def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_a_result() -> None:
+    seen = reached("run")
+    times_out(seen)
+    ends_well(seen)
+
+    assert conclude(seen)[0] == "timeout"
+
+
+def test_a_failure_that_was_told_before_the_deadline_is_the_failure() -> None:
+    seen = reached("run")
+    seen.see({"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError("x"), "run")})
+    times_out(seen)
+
+    status, failure = conclude(seen)
+
+    assert status == "workload_failed"
+    assert failure is not None
+    assert failure["type"] == "ValueError"
+
+
+def test_a_failing_cleanup_after_a_failing_run_does_not_hide_it() -> None:
+    seen = reached("run")
+    seen.see({"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError("first"), "run")})
+    seen.see({"type": "begin", "phase": "cleanup"})
+    raises(seen, OSError("second"))
+
+    status, failure = conclude(seen)
+
+    assert status == "workload_failed"
+    assert failure is not None
+    assert failure["message"] == "first"
+    assert seen.failures["cleanup"]["message"] == "second"
+
+
+def test_a_crash_in_the_cleanup_after_a_failing_setup_leaves_the_setup_to_blame() -> None:
+    seen = reached("setup")
+    seen.see({"type": "end", "phase": "setup", "sec": 1.0, "failure": failure_of(ValueError("x"), "setup")})
+    seen.see({"type": "begin", "phase": "cleanup"})
+    exits(-signal.SIGSEGV)(seen)
+
+    status, failure = conclude(seen)
+
+    assert status == "infrastructure_failed"
+    assert failure is not None
+    assert failure["phase"] == "setup"
+
+
+def test_a_trial_of_which_nothing_was_seen_is_judged_as_well() -> None:
+    status, failure = conclude(Observed())
+
+    assert status == "infrastructure_failed"
+    assert failure is not None
+    assert failure["message"] == "the process ended, and nobody saw how"
+
+
+def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
+    seen = reached("run")
+    ends_well(seen)
+    failure = {"phase": "run", "kind": "result", "rank": 1, "message": "rank 1: run() returned passed=False"}
+    seen.see({"type": "ranks", "ranks": [], "failure": failure})
+
+    assert conclude(seen) == ("workload_failed", failure)
+
+
+@pytest.mark.parametrize(
+    ("phase", "waited", "failed"),
+    [
+        ("launch", "setup", True),
+        ("setup", "setup", True),
+        ("run", "setup", False),
+        ("run", "run", True),
+        ("cleanup", "run", False),
+    ],
+)
+def test_a_phase_has_failed_when_the_trial_did_not_get_through_it(phase: Phase, waited: str, failed: bool) -> None:
+    assert reached(phase).failed_in(waited) is failed
+
+
+told = st.sampled_from(
+    [
+        {"type": "begin", "phase": "setup"},
+        {"type": "begin", "phase": "run"},
+        {"type": "end", "phase": "setup", "sec": 1.0},
+        {"type": "end", "phase": "setup", "sec": 1.0, "failure": failure_of(ValueError(), "setup")},
+        {"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError(), "run")},
+        {"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": True}},
+        {"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}},
+        {"type": "end", "phase": "cleanup", "sec": 1.0, "failure": failure_of(OSError(), "cleanup")},
+        {"type": "progress", "step": 3, "total": None},
+        {"type": "ranks", "ranks": [], "failure": {"phase": "run", "kind": "rank", "rank": 1}},
+        {"type": "failed", "error": {"type": "ImportError", "message": "no", "traceback": ""}},
+        {"type": "lived"},
+    ]
+)
+
+
+@given(st.lists(told, max_size=6), st.sampled_from([None, 0, 3, -9]), st.integers(0, 6) | st.none())
+def test_whatever_was_seen_there_is_a_verdict(
+    events: list[dict[str, Any]], returncode: int | None, deadline: int | None
+) -> None:
+    seen = Observed()
+    for index, event in enumerate(events):
+        seen.timed_out = deadline is not None and index >= deadline
+        seen.see(event)
+    seen.returncode = returncode
+
+    status, failure = conclude(seen)
+
+    assert status in get_args(ExitStatus)
+    if failure is not None:
+        Failure.model_validate(failure)
+    if status == "ok":
+        assert seen.result is not None
+        assert seen.result["passed"]
+    else:
+        assert failure is not None

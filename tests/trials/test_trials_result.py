@@ -1,0 +1,298 @@
+"""The record of a trial: its key paths, its way to JSON and back, its published schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.trials.result import (
+    ExecutionEnv,
+    ExitStatus,
+    Failure,
+    FailureKind,
+    Phase,
+    RankRecord,
+    ResultRecord,
+    TrialResult,
+)
+from pytest_aorta.trials.schema import schema_text
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "trial_result.schema.json"
+
+text = st.text(max_size=8) | st.sampled_from(["NaN", "\\NaN", "Infinity", "-Infinity"])
+optional_text = st.none() | text
+optional_int = st.none() | st.integers()
+free_value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=5,
+)
+free = st.dictionaries(text, free_value, max_size=3)
+failures = st.builds(
+    Failure,
+    phase=st.sampled_from(get_args(Phase)),
+    kind=st.sampled_from(get_args(FailureKind)),
+    type=optional_text,
+    message=text,
+    traceback=optional_text,
+    signal=optional_text,
+    exit_code=optional_int,
+    rank=optional_int,
+    stacks=optional_text,
+)
+trial_results = st.builds(
+    TrialResult,
+    trial_id=text,
+    workload=text,
+    cell=text,
+    trial_index=st.integers(),
+    execution_env=st.builds(
+        ExecutionEnv,
+        kind=st.sampled_from(["local", "venv", "docker", "rocm"]),
+        name=text,
+        image=optional_text,
+        digest=optional_text,
+        venv=optional_text,
+        rocm=optional_text,
+        source_package=text,
+    ),
+    mitigations_applied=st.lists(text, max_size=2),
+    config=free,
+    env=free,
+    result=st.builds(
+        ResultRecord,
+        passed=st.booleans(),
+        failure_count=st.integers(),
+        first_failure_iteration=optional_int,
+        failure_details=st.lists(free, max_size=2),
+        total_iterations=st.integers(),
+        step_times_ms=st.lists(st.floats(), max_size=3),
+        elapsed_sec=st.floats(),
+        metrics=free,
+        main_work_started=st.none() | st.booleans(),
+        executed_iterations=optional_int,
+        configured_iterations=optional_int,
+    ),
+    wall_clock_sec=st.floats(),
+    exit_status=st.sampled_from(get_args(ExitStatus)),
+    failure=st.none() | failures,
+    ranks=st.lists(
+        st.builds(
+            RankRecord,
+            rank=st.integers(),
+            local_rank=optional_int,
+            pid=optional_int,
+            exit_code=optional_int,
+            signal=optional_text,
+            passed=st.none() | st.booleans(),
+            failure=st.none() | failures,
+            collateral=st.booleans(),
+            stdout=optional_text,
+            stderr=optional_text,
+        ),
+        max_size=2,
+    ),
+    phases_sec=st.dictionaries(text, st.floats(), max_size=2),
+    started_at=text,
+    host=text,
+    request_fingerprint=optional_text,
+    artifacts=st.dictionaries(text, text, max_size=2),
+)
+
+
+def a_record(**fields: Any) -> TrialResult:
+    """A complete record with little in it."""
+    environment = ExecutionEnv(kind="local", name="local", source_package="pytest-aorta")
+    given = {
+        "trial_id": "w_d0_m0_t0",
+        "workload": "w",
+        "cell": "local-none",
+        "trial_index": 0,
+        "execution_env": environment,
+        "mitigations_applied": ["none"],
+        "config": {},
+        "env": {},
+        "result": ResultRecord(passed=True),
+        "wall_clock_sec": 1.5,
+        "exit_status": "ok",
+        "started_at": "2024-01-01T00:00:00.000+00:00",
+        "host": "here",
+        **fields,
+    }
+    return TrialResult(**given)
+
+
+def exact(value: object) -> object:
+    """A form in which a NaN equals a NaN, and 1, 1.0 and True are three values."""
+    if isinstance(value, dict):
+        return {key: exact(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [exact(inner) for inner in value]
+    return type(value), value.hex() if isinstance(value, float) else value
+
+
+@given(trial_results)
+def test_a_record_comes_back_from_strict_json_without_loss(record: TrialResult) -> None:
+    text = json.dumps(record.to_dict(), allow_nan=False)
+
+    again = TrialResult.from_dict(json.loads(text))
+
+    assert exact(again.model_dump()) == exact(record.model_dump())
+    assert exact(again.to_dict()) == exact(record.to_dict())
+
+
+@given(trial_results)
+def test_every_record_fits_the_published_schema(record: TrialResult) -> None:
+    validator().validate(json.loads(json.dumps(record.to_dict())))
+
+
+def validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_text()))
+
+
+def test_the_schema_itself_is_valid() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(PUBLISHED.read_text()))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"exit_status": "crashed"},
+        {"wall_clock_sec": "long"},
+        {"result": {"passed": True, "step_times_ms": [1.0, None]}},
+        {"config": []},
+        {"trial_index": "0"},
+        {"failure": {"phase": "run"}},
+    ],
+    ids=lambda damage: next(iter(damage)),
+)
+def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        validator().validate({**a_record().to_dict(), **damage})
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "pytest_aorta.trials.schema"], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed == schema_text()
+    assert PUBLISHED.read_text() == printed, (
+        f"publish it again: python -m pytest_aorta.trials.schema > {PUBLISHED.relative_to(Path(__file__).parents[2])}"
+    )
+
+
+def test_the_key_paths_are_those_that_readers_rely_on() -> None:
+    record = a_record(
+        failure=Failure(phase="cleanup", kind="exception"), ranks=[RankRecord(rank=0)], phases_sec={"run": 1.0}
+    ).to_dict()
+
+    assert set(record) == {
+        *("schema_version", "trial_id", "workload", "execution_env", "mitigations_applied", "config", "env", "result"),
+        *("wall_clock_sec", "exit_status"),
+        *("cell", "trial_index", "request_fingerprint", "failure", "ranks", "phases_sec", "started_at", "host"),
+        "artifacts",
+    }
+    assert set(record["execution_env"]) == {"kind", "name", "image", "digest", "venv", "rocm", "source_package"}
+    assert set(record["result"]) == {
+        *("passed", "failure_count", "first_failure_iteration", "failure_details", "total_iterations"),
+        *("step_times_ms", "elapsed_sec", "metrics"),
+        *("main_work_started", "executed_iterations", "configured_iterations"),
+    }
+    assert set(record["failure"]) == {
+        *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks"),
+    }
+    assert record["schema_version"] == "0.1"
+    assert next(iter(record)) == "schema_version"
+
+
+def test_the_four_exit_statuses_are_all_there_are() -> None:
+    assert get_args(ExitStatus) == ("ok", "workload_failed", "infrastructure_failed", "timeout")
+    with pytest.raises(pydantic.ValidationError, match="exit_status"):
+        a_record(exit_status="error")
+
+
+def test_a_nan_is_a_text_in_the_file_and_a_number_for_the_reader() -> None:
+    record = a_record(
+        result=ResultRecord(
+            passed=False, step_times_ms=[1.0, math.nan], elapsed_sec=math.inf, metrics={"loss": math.nan}
+        ),
+        wall_clock_sec=-math.inf,
+        phases_sec={"run": math.nan},
+    )
+
+    data = record.to_dict()
+    again = TrialResult.from_dict(data)
+
+    assert data["result"]["metrics"] == {"loss": "NaN"}
+    assert data["result"]["step_times_ms"] == [1.0, "NaN"]
+    assert data["result"]["elapsed_sec"] == "Infinity"
+    assert data["wall_clock_sec"] == "-Infinity"
+    assert data["phases_sec"] == {"run": "NaN"}
+    assert math.isnan(again.result.metrics["loss"])
+    assert math.isnan(again.result.step_times_ms[1])
+    assert again.result.elapsed_sec == math.inf
+
+
+def test_a_text_that_reads_nan_stays_a_text() -> None:
+    record = a_record(config={"fill": "NaN"}, failure=Failure(phase="run", kind="exception", message="NaN"))
+
+    data = record.to_dict()
+
+    assert data["config"] == {"fill": "\\NaN"}
+    assert data["failure"]["message"] == "NaN"
+    assert TrialResult.from_dict(data) == record
+
+
+def test_keys_of_a_later_schema_are_ignored() -> None:
+    data = a_record().to_dict()
+    data["verdict"] = "innocent"
+    data["result"]["later"] = {"deep": 1}
+    data["execution_env"]["conda"] = "base"
+
+    assert TrialResult.from_dict(data) == a_record()
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        (("trial_id",), "trial_id"),
+        (("exit_status",), "exit_status"),
+        (("result",), "result"),
+        (("result", "passed"), "result.passed"),
+        (("execution_env", "kind"), "execution_env.kind"),
+    ],
+)
+def test_a_missing_field_is_named(path: tuple[str, ...], named: str) -> None:
+    data = a_record().to_dict()
+    holder = data
+    for key in path[:-1]:
+        holder = holder[key]
+    del holder[path[-1]]
+
+    with pytest.raises(pydantic.ValidationError) as caught:
+        TrialResult.from_dict(data)
+
+    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [named]
+    assert named in str(caught.value)
+
+
+def test_a_record_cannot_be_changed() -> None:
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        a_record().exit_status = "ok"
+
+
+def test_a_text_that_is_not_unicode_is_kept() -> None:
+    record = a_record(config={"path": "caf\udce9"}, failure=Failure(phase="run", kind="exception", message="caf\udce9"))
+
+    assert TrialResult.from_dict(json.loads(json.dumps(record.to_dict()))) == record

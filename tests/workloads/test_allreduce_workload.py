@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads._collectives import COLLECTIVES, LARGEST, Call, Setting, average_tolerance, sum_tolerance
+from aorta_workloads.allreduce import AllReduce
+from pydantic import ValidationError
+from rank_processes import Driven, drive, drive_on_ranks, run_on_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SMALL = {"device": "cpu", "sizes": (5,), "dtypes": ("float32",)}
+AVERAGES = ("all_reduce_avg", "reduce_avg", "reduce_scatter_avg", "reduce_scatter_tensor_avg")
+
+
+def test_default_run_checks_every_collective_and_lists_what_gloo_does_not_have() -> None:
+    first, second = drive_on_ranks(AllReduce)
+
+    for driven in (first, second):
+        result = driven.result
+        assert result.passed, result.failure_details
+        assert result.failure_count == 0
+        assert driven.progress == [(1, 1)]
+        assert len(result.step_times_ms) == 1
+        assert result.total_iterations == result.executed_iterations == result.configured_iterations == 1
+        assert 0 < result.step_times_ms[0] / 1e3 <= result.elapsed_sec
+    metrics = first.result.metrics
+    assert metrics["backend"] == "gloo"
+    assert metrics["world_size"] == 2
+    unsupported = {(entry["collective"], entry["dtype"]) for entry in metrics["unsupported"]}
+    assert unsupported == {(name, dtype) for name in AVERAGES for dtype in ("int32", "int64", "uint8")}
+    assert metrics["unsupported_count"] == 12
+    assert all(entry["reason"] for entry in metrics["unsupported"])
+    # Everything that is not unsupported was compared, once per size; a reduce and a gather on their roots only.
+    pairs, rooted, sizes, roots = len(COLLECTIVES) * 7 - 12, 6 * 7 - 3, 3, 3
+    checked = sum(driven.result.metrics["checks"] - 1 for driven in (first, second))
+    assert checked == 2 * (pairs - rooted) * sizes + rooted * roots
+
+
+def test_three_ranks_pass_with_several_rounds_and_roots() -> None:
+    dtypes = ("float32", "bfloat16", "int8", "uint8")
+
+    for driven in drive_on_ranks(AllReduce, 3, sizes="1,7,64", dtypes=",".join(dtypes), steps=3):
+        assert driven.result.passed, driven.result.failure_details
+        assert driven.progress == [(1, 3), (2, 3), (3, 3)]
+
+
+def with_collectives(change: Callable[[str, Call, Setting], Call], options: dict[str, Any]) -> Driven:
+    """Run the workload while ``change`` replaces its prepared collectives."""
+
+    def changed(name: str, prepare: Callable[[Setting], Call]) -> Callable[[Setting], Call]:
+        return lambda setting: change(name, prepare(setting), setting)
+
+    for name, prepare in list(COLLECTIVES.items()):
+        COLLECTIVES[name] = changed(name, prepare)  # this process is a rank, and ends after that
+    return drive(AllReduce, options)
+
+
+def last_element_off_by_one(name: str, call: Call, setting: Setting) -> Call:
+    def start() -> None:
+        call.start()
+        if setting.ranks.rank == 1:
+            call.outputs[-1][-1] += 1
+
+    return replace(call, start=start)
+
+
+def test_wrong_element_on_one_rank_is_found_in_every_collective_and_type_and_told_to_all_ranks() -> None:
+    options = {**SMALL, "dtypes": ("float32", "bfloat16", "int64", "uint8")}  # the root of size 5 is rank 1
+
+    results = [driven.result for driven in run_on_ranks(with_collectives, last_element_off_by_one, options)]
+
+    missing = {(name, dtype) for name in AVERAGES for dtype in ("int64", "uint8")}
+    expected = {(name, dtype) for name in COLLECTIVES for dtype in options["dtypes"]} - missing
+    for result in results:
+        assert not result.passed
+        assert result.failure_count == len(expected)
+        assert result.first_failure_iteration == 0
+        assert result.failure_details == results[0].failure_details
+        for failure in result.failure_details:
+            assert failure["rank"] == 1
+            assert failure["size"] == 5
+            assert failure["kind"] == "wrong_result"
+            assert failure["max_abs_err"] == 1
+            assert failure["wrong_elements"] == 1
+            assert failure["first_wrong_index"] == failure["elements"] - 1
+            assert failure["actual"] == failure["expected"] + 1
+    # The details are the first ones, the count is complete.
+    found = {(failure["collective"], failure["dtype"]) for failure in results[0].failure_details}
+    assert found <= expected
+    assert len(found) == min(len(expected), 64)
+
+
+def first_element_nan(name: str, call: Call, setting: Setting) -> Call:
+    def start() -> None:
+        call.start()
+        for output in call.outputs[:1]:
+            output[0] = math.nan
+
+    return replace(call, start=start)
+
+
+def test_nan_is_found_in_every_collective() -> None:
+    result = run_on_ranks(with_collectives, first_element_nan, SMALL)[1].result
+
+    assert not result.passed
+    of_rank_1 = [failure for failure in result.failure_details if failure["rank"] == 1]
+    assert [failure["collective"] for failure in of_rank_1] == list(COLLECTIVES)
+    assert all(math.isnan(failure["max_abs_err"]) for failure in of_rank_1)
+
+
+def does_nothing(name: str, call: Call, setting: Setting) -> Call:
+    return replace(call, start=lambda: None)
+
+
+def test_collective_that_does_nothing_is_found() -> None:
+    # With one element, doing nothing could be right by chance: the maximum may be one's own.
+    result = run_on_ranks(with_collectives, does_nothing, {**SMALL, "sizes": (1000,)})[1].result
+
+    assert not result.passed
+    failed = {failure["collective"] for failure in result.failure_details}
+    assert failed >= {name for name in COLLECTIVES if name != "broadcast"}
+    assert {failure["rank"] for failure in result.failure_details if failure["collective"] == "broadcast"} == {1}
+
+
+def with_broken_all_reduce(options: dict[str, Any]) -> Driven:
+    """Run the workload on a torch of which rank 1 loses the last element of a maximum."""
+    whole = dist.all_reduce
+
+    def broken(tensor: torch.Tensor, op: Any, *args: Any) -> Any:
+        if op == dist.ReduceOp.MAX and dist.get_rank() == 1:
+            kept = tensor[-1].clone()
+            work = whole(tensor, op, *args)
+            tensor[-1] = kept
+            return work
+        return whole(tensor, op, *args)
+
+    with patch.object(dist, "all_reduce", broken):
+        return drive(AllReduce, options)
+
+
+def test_fault_inside_torch_distributed_is_reported_with_its_place() -> None:
+    results = [driven.result for driven in run_on_ranks(with_broken_all_reduce, {**SMALL, "sizes": (1001,)})]
+
+    (failure,) = results[0].failure_details
+    assert results[1].failure_details == [failure]
+    assert failure["collective"] == "all_reduce_max"
+    assert failure["dtype"] == "float32"
+    assert failure["size"] == 1001
+    assert failure["rank"] == 1
+    assert failure["first_wrong_index"] == 1000
+    assert failure["max_abs_err"] > failure["tolerance"] == 0
+
+
+def raises(error: Exception) -> Callable[[str, Call, Setting], Call]:
+    def start() -> None:
+        raise error
+
+    def change(name: str, call: Call, setting: Setting) -> Call:
+        return replace(call, start=start)
+
+    return change
+
+
+def with_all_collectives_raising(error: Exception) -> Driven:
+    return with_collectives(raises(error), SMALL)
+
+
+def test_unknown_error_of_a_collective_is_a_failure_and_ends_the_run() -> None:
+    result = run_on_ranks(with_all_collectives_raising, RuntimeError("Connection closed by peer"))[0].result
+
+    assert not result.passed
+    assert [failure["rank"] for failure in result.failure_details] == [0, 1]
+    assert result.failure_details[0]["error"] == "RuntimeError: Connection closed by peer"
+    assert result.executed_iterations == 0
+    assert result.configured_iterations == 1
+    assert result.metrics["unsupported"] == []
+
+
+def test_backend_that_supports_nothing_does_not_pass() -> None:
+    result = run_on_ranks(with_all_collectives_raising, RuntimeError("Invalid scalar type"))[0].result
+
+    assert not result.passed
+    assert result.failure_details[0]["kind"] == "nothing_checked"
+    assert result.metrics["unsupported_count"] == len(COLLECTIVES)
+    assert result.metrics["unsupported"][0]["reason"] == "RuntimeError: Invalid scalar type"
+
+
+class LateRank(AllReduce):
+    """Rank 1 comes to the barrier only after rank 0 has left it."""
+
+    def _barrier(self, *args: Any) -> int:
+        if self.ranks.rank == 1:
+            self.ranks.store.wait(["rank 0 has left"])
+        with patch.object(dist, "barrier", lambda: None):
+            checks = super()._barrier(*args)
+        self.ranks.store.set(f"rank {self.ranks.rank} has left", "")
+        return checks
+
+
+def test_barrier_that_does_not_wait_is_found() -> None:
+    result = run_on_ranks(drive, LateRank, SMALL)[0].result
+
+    (failure,) = result.failure_details
+    assert failure["collective"] == "barrier"
+    assert failure["rank"] == 0
+    assert failure["actual"] == 1
+    assert failure["expected"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_sums_are_exact_for_the_ranks_of_one_host(dtype: torch.dtype) -> None:
+    assert sum_tolerance(dtype, terms=8) == 0
+
+
+@pytest.mark.parametrize(("dtype", "terms"), [(torch.bfloat16, 80), (torch.float16, 300)])
+def test_tolerance_covers_sums_over_many_ranks(dtype: torch.dtype, terms: int) -> None:
+    numbers = torch.randint(0, LARGEST + 1, (terms, 1000), generator=torch.Generator().manual_seed(0))
+    total = torch.zeros(1000, dtype=dtype)
+    for number in numbers.to(dtype):
+        total += number
+
+    error = float((total.double() - numbers.sum(0)).abs().max())
+
+    assert 0 < error <= sum_tolerance(dtype, terms)
+    assert sum_tolerance(dtype, terms) < terms * LARGEST
+
+
+def test_average_of_integers_may_be_rounded_but_not_be_off_by_one() -> None:
+    assert average_tolerance(torch.int32, 2) == 0.5
+    assert average_tolerance(torch.int32, 8) < 1
+    assert average_tolerance(torch.float32, 8) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "options", [{"sizes": "1,0"}, {"sizes": ()}, {"dtypes": "float12"}, {"dtypes": ""}, {"size": 4}], ids=str
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AllReduce.Config(**options)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from aorta_workloads.determinism import Determinism, Operation
+from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.workload import WorkloadResult
+
+RUN_DEFAULTS = """
+import dataclasses, json
+from aorta_workloads.determinism import Determinism
+workload = Determinism(Determinism.Config(device="cpu"))
+workload.setup()
+print(json.dumps(dataclasses.asdict(workload.run())))
+"""
+
+
+def run_with(**variables: str) -> dict[str, Any]:
+    """The result of a default run in a fresh interpreter, whose threads the variables decide."""
+    variables["MKL_DYNAMIC"] = "FALSE"  # else torch starts no more threads than there are cores
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN_DEFAULTS], env=inherited | variables, capture_output=True, text=True, check=True
+    )
+    result: dict[str, Any] = json.loads(completed.stdout)
+    return result
+
+
+def run(workload_class: type[Determinism] = Determinism, **options: Any) -> WorkloadResult:
+    workload = workload_class(workload_class.Config(device="cpu", **options))
+    workload.setup()
+    try:
+        return workload.run()
+    finally:
+        workload.cleanup()
+
+
+@pytest.mark.parametrize("threads", ["2", "5"])
+def test_fails_when_the_process_starts_with_several_threads(threads: str) -> None:
+    result = run_with(OMP_NUM_THREADS=threads)
+
+    assert not result["passed"]
+    assert result["metrics"]["threads"] == int(threads)
+    assert result["first_failure_iteration"] == 0
+    assert result["failure_details"][0]["threads"] == int(threads)
+    assert result["executed_iterations"] == 3
+
+
+def test_passes_when_the_process_starts_with_one_thread() -> None:
+    result = run_with(OMP_NUM_THREADS="1")
+
+    assert result["passed"]
+    assert result["failure_count"] == 0
+    assert result["failure_details"] == []
+    assert result["metrics"]["threads"] == 1
+    assert result["metrics"]["operations_differing"] == 0
+    for finding in result["metrics"]["operations"].values():
+        assert finding == {"bitwise_equal": True, "repeats_equal": True, "max_abs_diff": 0, "rounds_differing": 0}
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4, 6, 7, 8, 16, 31, 64, 128])
+def test_fails_on_any_number_of_threads_above_one_in_one_round(threads: int) -> None:
+    result = run(threads=threads, steps=1, repeat=1)
+
+    assert not result.passed
+    # Several findings, of several kinds: no chance agreement of two orders of addition can hide them all.
+    operations = result.metrics["operations"]
+    differing = {name.split("_")[0] for name, finding in operations.items() if not finding["bitwise_equal"]}
+    assert len(differing) >= 3
+    assert result.metrics["operations_differing"] >= 5
+
+
+def test_reports_for_every_operation_whether_and_by_how_much_it_differs() -> None:
+    result = run(threads=2, steps=2)
+
+    operations = result.metrics["operations"]
+    assert {"sum_1000003", "mean_1000003", "dot_1000003", "matmul_256x256x256", "mlp_backward"} <= set(operations)
+    for finding in operations.values():
+        assert finding["bitwise_equal"] == (finding["max_abs_diff"] == 0) == (finding["rounds_differing"] == 0)
+        assert finding["repeats_equal"]  # the same number of threads adds in the same order
+    rounds = sum(finding["rounds_differing"] for finding in operations.values())
+    assert result.failure_count == len(result.failure_details) == rounds
+    for failure in result.failure_details:
+        assert failure["kind"] == "differs_from_reference"
+        assert 0 < failure["max_abs_diff"] <= operations[failure["operation"]]["max_abs_diff"]
+        assert 1 <= failure["elements_differing"] <= failure["elements"]
+
+
+def test_reports_each_round_as_a_step() -> None:
+    workload = Determinism(Determinism.Config(device="cpu", steps=2, threads=1))
+    reported: list[tuple[int, int | None]] = []
+    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
+
+    workload.setup()
+    result = workload.run()
+    workload.cleanup()
+
+    assert reported == [(1, 2), (2, 2)]
+    assert len(result.step_times_ms) == 2
+    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 2
+    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+
+
+def test_leaves_the_process_as_it_was() -> None:
+    before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_rng_state())
+
+    run(threads=before[0] + 1, deterministic_algorithms=True, steps=1)
+
+    assert torch.get_num_threads() == before[0]
+    assert torch.are_deterministic_algorithms_enabled() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_deterministic_algorithms_do_not_change_the_order_of_additions_on_a_cpu() -> None:
+    assert not run(threads=2, deterministic_algorithms=True, steps=1).passed
+
+
+class Elementwise(Determinism):
+    """Work that threads can share without changing a bit."""
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        numbers = torch.randn(1_000_003, generator=generator)
+        return {"square": lambda: numbers * numbers}
+
+
+def test_operation_that_threads_do_not_change_passes() -> None:
+    result = run(Elementwise, threads=4)
+
+    assert result.passed
+    assert result.metrics["threads"] == 4
+    assert result.metrics["operations"]["square"]["bitwise_equal"]
+
+
+class ByThreads(Determinism):
+    """On one thread 0 and NaN, on several -0 and NaN: equal or not by arithmetic, but the bits tell."""
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        def signed_zero() -> torch.Tensor:
+            return torch.tensor([0.0 if torch.get_num_threads() == 1 else -0.0])
+
+        return {"signed_zero": signed_zero, "nan": lambda: torch.tensor([float("nan")])}
+
+
+def test_bits_are_compared_and_not_numbers() -> None:
+    result = run(ByThreads, threads=2, steps=1)
+
+    assert result.metrics["operations"]["signed_zero"]["bitwise_equal"] is False
+    assert result.metrics["operations"]["nan"]["bitwise_equal"] is True
+
+
+def test_result_that_is_not_finite_fails_even_if_it_repeats() -> None:
+    result = run(ByThreads, threads=1, steps=1)
+
+    assert not result.passed
+    assert result.failure_details == [{"iteration": 0, "operation": "nan", "threads": 1, "kind": "non_finite"}]
+
+
+class Drifting(Determinism):
+    """Every call gives another result."""
+
+    calls = 0
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        def count() -> torch.Tensor:
+            self.calls += 1
+            return torch.tensor([float(self.calls)])
+
+        return {"count": count}
+
+
+def test_results_that_differ_from_run_to_run_are_told_apart() -> None:
+    result = run(Drifting, threads=1, steps=1, repeat=3)
+
+    assert [failure["kind"] for failure in result.failure_details] == [
+        "differs_from_reference",
+        "differs_between_repeats",
+    ]
+    assert result.metrics["operations"]["count"]["repeats_equal"] is False
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"steps": 0}, {"rounds": 3}], ids=str)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Determinism.Config(**options)
+
+
+def test_gpu_needs_a_second_run_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    with pytest.raises(ValueError, match=r"repeat=1 on cuda:0 compares nothing"):
+        Determinism(Determinism.Config(device="cuda", repeat=1)).setup()

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from aorta_workloads._common import gamma
+from aorta_workloads.gemm import Gemm, error_bound
+from pydantic import ValidationError
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.workload import WorkloadResult
+
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+SMALL: dict[str, Any] = {"device": "cpu", "steps": 1, "sizes": ((4, 32, 6),)}
+
+
+def run(workload_class: type[Gemm] = Gemm, **options: Any) -> WorkloadResult:
+    workload = workload_class(workload_class.Config(**{**SMALL, **options}))
+    workload.setup()
+    try:
+        return workload.run()
+    finally:
+        workload.cleanup()
+
+
+def test_default_run_passes_and_reports_every_shape_and_type() -> None:
+    config = Gemm.Config(device="cpu")
+    workload = Gemm(config)
+    reported: list[tuple[int, int | None]] = []
+    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
+
+    workload.setup()
+    result = workload.run()
+
+    assert result.passed, result.failure_details
+    assert reported == [(1, 2), (2, 2)]
+    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 2
+    assert len(result.step_times_ms) == 2
+    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+    cases = result.metrics["cases"]
+    assert len(cases) == len(config.sizes) * len(config.dtypes)
+    for case in cases:
+        assert 0 <= case["bound_used"] <= 1
+        if case["dtype"].startswith("int"):
+            assert case["max_rel_error"] == case["rel_tolerance"] == 0
+    assert result.metrics["worst_bound_used"] == max(case["bound_used"] for case in cases)
+    assert result.metrics["unsupported"] == []
+
+
+class OneWrongElement(Gemm):
+    """One element is off by ``shift`` times its value's magnitude."""
+
+    index: tuple[int, ...] = (2, 3)
+    shift = 0.02
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        product = super()._product(left, right)
+        if product.shape[-1] > 3:
+            shift = self.shift * product.abs().max()
+            product[self.index] += shift if product.is_floating_point() else 1
+        return product
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int64"])
+def test_one_wrong_element_is_found_and_located(dtype: str) -> None:
+    result = run(OneWrongElement, dtypes=(dtype,), steps=2)
+
+    assert not result.passed
+    assert result.failure_count == 2
+    assert result.first_failure_iteration == 0
+    failure = result.failure_details[1]
+    assert failure["iteration"] == 1
+    assert failure["shape"] == "4x32x6"
+    assert failure["dtype"] == dtype
+    assert failure["layout"] == "nt"
+    assert failure["wrong_elements"] == 1
+    assert failure["index"] == [2, 3]
+    assert failure["abs_error"] == pytest.approx(abs(failure["actual"] - failure["expected"]))
+    assert failure["abs_error"] > failure["tolerance"]
+    assert result.metrics["worst_bound_used"] > 1
+
+
+class InBatch(OneWrongElement):
+    index = (1, 2, 3)
+
+
+def test_wrong_element_of_a_batch_is_located_in_its_matrix() -> None:
+    result = run(InBatch, dtypes=("float32",), sizes="3x4x32x6")
+
+    assert result.failure_details[0]["index"] == [1, 2, 3]
+    assert result.failure_details[0]["shape"] == "3x4x32x6"
+
+
+class NotFinite(OneWrongElement):
+    shift = math.nan
+
+
+class Infinite(OneWrongElement):
+    shift = math.inf
+
+
+@pytest.mark.parametrize("workload_class", [NotFinite, Infinite])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_result_that_is_not_finite_never_passes(workload_class: type[Gemm], dtype: str) -> None:
+    result = run(workload_class, dtypes=(dtype,))
+
+    assert not result.passed
+    assert not math.isfinite(result.failure_details[0]["actual"])
+    assert not math.isfinite(result.metrics["worst_bound_used"])
+    assert not math.isfinite(result.metrics["cases"][0]["max_rel_error"])
+
+
+class WrongOnceInThree(Gemm):
+    """A product that goes wrong now and then."""
+
+    calls = 0
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        self.calls += 1
+        return super()._product(left, right) * (1.5 if self.calls == 4 else 1)
+
+
+def test_repeated_products_are_all_checked() -> None:
+    # The first call is the one of setup().
+    assert run(WrongOnceInThree, dtypes=("float32",), repeat=3).failure_count == 1
+    assert run(WrongOnceInThree, dtypes=("float32",), repeat=2).passed
+
+
+class Tf32(Gemm):
+    """Multiplies float32 as tensor cores do with TF32: operands with 10 bits of fraction, sums in float32."""
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        short = [(matrix.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for matrix in (left, right)]
+        return super()._product(*short)
+
+
+class ShortSums(Gemm):
+    """Keeps its sums in the type of the operands."""
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        total = torch.zeros(left.shape[0], right.shape[1], dtype=left.dtype)
+        for term in range(left.shape[1]):
+            total += torch.outer(left[:, term], right[term])
+        return total
+
+
+def test_tf32_is_not_float32() -> None:
+    assert not run(Tf32, dtypes=("float32",)).passed
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_kept_in_a_short_type_are_found(dtype: str) -> None:
+    assert not run(ShortSums, dtypes=(dtype,)).passed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_order_of_additions_is_within_the_bound(dtype: str) -> None:
+    assert run(ShortSums, dtypes=(dtype,), sizes="4x2000x6").passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_bound_holds_against_exact_arithmetic_and_is_not_wide(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((3, 17), (17, 2)))
+    exact = [
+        [sum(Fraction(a) * Fraction(b) for a, b in zip(row, column, strict=True)) for column in right.mT.tolist()]
+        for row in left.tolist()
+    ]
+    reference = left.double() @ right.double()
+    magnitude = left.double().abs() @ right.double().abs()
+
+    bound = error_bound(dtype, reference, magnitude, 17)
+    product = (left @ right).double()
+
+    for i in range(3):
+        for j in range(2):
+            assert abs(Fraction(product[i, j].item()) - exact[i][j]) <= bound[i, j].item()
+    relative = float((bound / magnitude).max())
+    assert relative <= 17.1 * torch.finfo(dtype).eps
+
+
+def test_gamma_is_higham_s() -> None:
+    assert gamma(1, 2**-24) == pytest.approx(2**-24)
+    assert gamma(2**22, 2**-24) == pytest.approx(0.25 / 0.75)
+    with pytest.raises(ValueError, match="no error bound for 512 roundings"):
+        gamma(512, 2**-9)
+
+
+class NoIntegers(Gemm):
+    """A device without integer products, as CUDA is."""
+
+    message = "\"addmm_cuda\" not implemented for 'Int'"
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        if not left.is_floating_point():
+            raise RuntimeError(self.message)
+        return super()._product(left, right)
+
+
+class BrokenIntegers(NoIntegers):
+    message = "an illegal memory access was encountered"
+
+
+def test_type_that_the_device_cannot_multiply_is_listed() -> None:
+    result = run(NoIntegers, dtypes=("float32", "int32"), steps=2)
+
+    assert result.passed
+    assert result.metrics["unsupported"] == [{"dtype": "int32", "reason": NoIntegers.message}]
+    assert [case["dtype"] for case in result.metrics["cases"]] == ["float32"]
+
+
+def test_run_that_could_multiply_nothing_does_not_pass() -> None:
+    result = run(NoIntegers, dtypes=("int32",))
+
+    assert not result.passed
+    assert result.failure_details == [{"iteration": 0, "kind": "nothing_checked"}]
+
+
+def test_other_errors_of_the_device_are_raised() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(BrokenIntegers, dtypes=("int32",))
+
+
+def test_sizes_and_types_can_be_written_as_text() -> None:
+    config = Gemm.Config.model_validate({"sizes": "64x64x64, 3x4x5x6", "dtypes": "float32,int64"})
+
+    assert config.sizes == ((64, 64, 64), (3, 4, 5, 6))
+    assert config.dtypes == ("float32", "int64")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sizes": "64x64"}, {"sizes": "64x0x64"}, {"sizes": ()}, {"dtypes": "float8"}, {"steps": 0}, {"size": 3}],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Gemm.Config(**options)

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from aorta_workloads.pipeline import Pipeline, add_up, count_tasks, multiply, shares, spans
+from pydantic import ValidationError
+
+from pytest_aorta.runtime import SlotArgs, TaskError
+
+if TYPE_CHECKING:
+    from conftest import Bench
+    from pytest_aorta.trials.workload import WorkloadResult
+
+#: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
+SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
+
+#: Seconds; only a hang takes that long.
+PATIENCE = 60.0
+
+
+def run(workload_class: type[Pipeline] = Pipeline, **options: Any) -> WorkloadResult:
+    workload = workload_class(workload_class.Config(**{**SMALL, **options}))
+    try:
+        workload.setup()
+        return workload.run()
+    finally:
+        workload.cleanup()
+
+
+def descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
+    before = descendants()
+    workload = Pipeline(Pipeline.Config())
+    reported: list[tuple[int, int | None]] = []
+    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
+
+    workload.setup()
+    result = workload.run()
+    workload.cleanup()
+
+    assert result.passed, result.failure_details
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 3
+    assert len(result.step_times_ms) == 3
+    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+    assert result.metrics["levels"] == 3
+    assert result.metrics["slots"] == 2
+    assert result.metrics["tasks"] == 64 + 16 + 8 + 4 + 2 + 1  # products, sums of blocks, pairs
+    assert result.metrics["max_abs_error"] == 0
+    assert result.metrics["total"] == int(result.metrics["total"]) > 256**3
+    assert descendants() == before
+
+
+def test_same_seed_gives_the_same_total_on_any_number_of_blocks_slots_and_hosts() -> None:
+    options: list[dict[str, Any]] = [
+        {"block": 16, "slots": 1},
+        {"block": 7, "slots": 3},  # of 7, 7 and 2 rows
+        {"block": 5, "hosts": 2, "slots": 1},
+        {"block": 8, "hosts": 2, "host": "popen"},
+    ]
+
+    results = [run(Pipeline, **more) for more in options]
+
+    assert all(result.passed for result in results), [result.failure_details for result in results]
+    assert len({result.metrics["total"] for result in results}) == 1
+    assert [result.metrics["levels"] for result in results] == [3, 3, 4, 4]
+    assert [result.metrics["slots"] for result in results] == [1, 3, 2, 4]
+
+
+def test_seed_decides_the_operands() -> None:
+    assert run(steps=1, seed=0).metrics["total"] != run(steps=1, seed=1).metrics["total"]
+
+
+def faulty_at(offset: int, args: SlotArgs, *, more: bool) -> bool:
+    """Whether this is the first product, or a later one, for the block of C that begins there."""
+    return args.tensors[2].storage_offset() == offset and args.scalars == (more,)
+
+
+def without_the_last_product(args: SlotArgs) -> None:
+    if not faulty_at(8, args, more=True):
+        multiply(args)
+
+
+def without_the_first_product(args: SlotArgs) -> None:
+    if not faulty_at(8, args, more=False):
+        multiply(args)
+
+
+def with_a_product_twice(args: SlotArgs) -> None:
+    multiply(args)
+    if faulty_at(8, args, more=True):
+        multiply(args)
+
+
+def with_one_element_off_by_one(args: SlotArgs) -> None:
+    multiply(args)
+    if faulty_at(8, args, more=True):
+        args.tensors[2][3, 4] += 1
+
+
+class WithoutTheLastProduct(Pipeline):
+    multiply = staticmethod(without_the_last_product)
+
+
+class WithoutTheFirstProduct(Pipeline):
+    multiply = staticmethod(without_the_first_product)
+
+
+class WithAProductTwice(Pipeline):
+    multiply = staticmethod(with_a_product_twice)
+
+
+class WithOneElementOffByOne(Pipeline):
+    multiply = staticmethod(with_one_element_off_by_one)
+
+
+@pytest.mark.parametrize(
+    ("workload_class", "wrong_elements"),
+    [
+        (WithoutTheLastProduct, 64),
+        (WithoutTheFirstProduct, 64),
+        (WithAProductTwice, 64),
+        (WithOneElementOffByOne, 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_wrong_block_is_found_and_located(workload_class: type[Pipeline], wrong_elements: int) -> None:
+    result = run(workload_class)
+
+    assert not result.passed
+    assert result.failure_count == 4
+    assert result.first_failure_iteration == 0
+    block, total = result.failure_details[2:]
+    assert block["kind"] == "wrong_block"
+    assert (block["iteration"], block["row"], block["column"]) == (1, 0, 1)
+    assert block["wrong_elements"] == wrong_elements
+    assert total["kind"] == "wrong_total"
+    assert total["actual"] == pytest.approx(total["sum_of_result"], rel=0, abs=0, nan_ok=True)
+    assert total["actual"] != total["expected"]
+    assert result.metrics["max_abs_error"] != 0  # NaN where nothing was written
+
+
+def misplaced(args: SlotArgs) -> None:
+    multiply(args)
+    if faulty_at(128, args, more=True):
+        args.tensors[2].copy_(args.tensors[2].mT.clone())
+
+
+class Misplaced(Pipeline):
+    multiply = staticmethod(misplaced)
+
+
+def test_right_elements_in_the_wrong_places_are_found() -> None:
+    result = run(Misplaced, steps=1)
+
+    assert [failure["kind"] for failure in result.failure_details] == ["wrong_block"]
+    assert (result.failure_details[0]["row"], result.failure_details[0]["column"]) == (1, 0)
+
+
+def half_a_pair(args: SlotArgs) -> None:
+    if args.tensors[0].numel() == 2:
+        args.tensors[1].copy_(args.tensors[0][:1])
+    else:
+        add_up(args)
+
+
+def no_sum_of_a_block(args: SlotArgs) -> None:
+    if args.tensors[0].numel() == 2:
+        add_up(args)
+
+
+class HalfAPair(Pipeline):
+    add_up = staticmethod(half_a_pair)
+
+
+class NoSumOfABlock(Pipeline):
+    add_up = staticmethod(no_sum_of_a_block)
+
+
+@pytest.mark.parametrize("workload_class", [HalfAPair, NoSumOfABlock])
+def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> None:
+    result = run(workload_class)
+
+    assert not result.passed
+    assert [failure["kind"] for failure in result.failure_details] == ["wrong_total"] * 2
+    for failure in result.failure_details:
+        assert failure["sum_of_result"] == failure["expected"] != failure["actual"]
+    # What was never written is not what an earlier step has left in the same memory.
+    assert math.isnan(result.failure_details[1]["actual"]) == (workload_class is NoSumOfABlock)
+
+
+def test_wrong_block_of_a_host_is_located_in_the_whole_matrix() -> None:
+    class OnTheSecondHost(Pipeline):
+        @staticmethod
+        def multiply(args: SlotArgs) -> None:
+            multiply(args)
+            if faulty_at(136, args, more=True):
+                args.tensors[2].neg_()
+
+    result = run(OnTheSecondHost, hosts=2, slots=1, steps=1)
+
+    assert [failure["kind"] for failure in result.failure_details] == ["wrong_block", "wrong_total"]
+    assert (result.failure_details[0]["row"], result.failure_details[0]["column"]) == (1, 1)
+
+
+def divides_by_zero(args: SlotArgs) -> None:
+    if faulty_at(136, args, more=True):
+        raise ZeroDivisionError("in block 1, 1")
+    multiply(args)
+
+
+class DividesByZero(Pipeline):
+    multiply = staticmethod(divides_by_zero)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [({}, r"sub_worker \d: "), ({"hosts": 2, "slots": 1}, r"child_worker 1 level=3: sub_worker 0: ")],
+    ids=["level 3", "level 4"],
+)
+def test_task_that_raises_says_so_and_leaves_no_process(options: dict[str, Any], place: str) -> None:
+    before = descendants()
+
+    with pytest.raises(TaskError, match=f"^{place}ZeroDivisionError: in block 1, 1$"):
+        run(DividesByZero, **options)
+
+    assert descendants() == before
+
+
+@pytest.mark.parametrize("hosts", [0, 2])
+def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path, hosts: int) -> None:
+    folder = str(tmp_path)
+
+    def tell(name: str) -> None:
+        descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, b".")
+        os.close(descriptor)
+
+    class Watched(Pipeline):
+        @staticmethod
+        def multiply(args: SlotArgs) -> None:
+            tell("tasks")
+            lock = f"{folder}/block_{args.tensors[2].storage_offset()}"
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))  # fails when another one is at this block
+            tell(f"process_{os.getpid()}")
+            give_up = time.monotonic() + PATIENCE
+            while len([name for name in os.listdir(folder) if name.startswith("process_")]) < 2 * max(1, hosts):
+                assert time.monotonic() < give_up, "the other slots never had a product at the same time"
+                time.sleep(0.001)
+            multiply(args)
+            os.unlink(lock)
+
+        @staticmethod
+        def add_up(args: SlotArgs) -> None:
+            tell("tasks")
+            add_up(args)
+
+    result = run(Watched, hosts=hosts, size=40)
+
+    assert result.passed, result.failure_details
+    assert (tmp_path / "tasks").stat().st_size == 2 * (result.metrics["tasks"] - hosts)
+
+
+def test_tasks_are_counted_at_all_levels() -> None:
+    assert count_tasks(8, 8, 0) == 1 + 1 + 1
+    assert count_tasks(40, 8, 0) == 125 + 25 + (13 + 7 + 4 + 2 + 1)
+    # Two and three rows of five blocks.
+    assert count_tasks(40, 8, 2) == 125 + 25 + (5 + 3 + 2 + 1) + (8 + 4 + 2 + 1) + 2 + 1
+
+
+def test_blocks_and_shares_cover_every_row_once() -> None:
+    for size, block, hosts in ((1, 1, 1), (40, 8, 2), (41, 8, 4), (7, 2, 3)):
+        for parts in (spans(size, block), shares(size, block, hosts)):
+            assert [row for part in parts for row in range(part.start, part.stop)] == list(range(size))
+            assert all(part.start % block == 0 and part.stop > part.start for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"size": 0}, "greater than or equal to 1"),
+        ({"size": 2**16}, "less than or equal to 32768"),  # the sum would have to be rounded
+        ({"slots": 0}, "greater than 0"),
+        ({"hosts": 3}, "there are only 2 rows of blocks"),
+        ({"host": "popen"}, "needs hosts=1 or more"),
+        ({"hosts": 2, "host": "popen,popen,popen"}, "names 3 hosts, but hosts=2"),
+        ({"blocks": 3}, "Extra inputs"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Pipeline.Config(**{**SMALL, **options})
+
+
+def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
+    assert Pipeline.Config(hosts=2).places == [None, None]
+    assert Pipeline.Config(hosts=2, host="popen").places == ["popen", "popen"]
+    assert Pipeline.Config(hosts=2, host="ssh=one, ssh=two").places == ["ssh=one", "ssh=two"]
+
+
+# As trials
+
+
+@pytest.mark.parametrize("options", [(), ("--aorta-slots", "2"), ("--aorta-isolation", "spawn")], ids=" ".join)
+def test_trials_pass_and_leave_nothing_running(bench: Bench, options: tuple[str, ...]) -> None:
+    result = bench.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
+
+    result.assert_outcomes(passed=2)
+    assert set(bench.statuses().values()) == {"ok"}
+    assert bench.left_running() == []
+
+
+FAULTY = """
+import os, time
+from aorta_workloads.pipeline import Pipeline
+
+def raises(args):
+    raise ArithmeticError("no product today")
+
+def hangs(args):
+    open(f"hanging_{os.getpid()}", "w").close()
+    time.sleep(1000)
+
+class Raises(Pipeline):
+    multiply = staticmethod(raises)
+
+class Hangs(Pipeline):
+    multiply = staticmethod(hangs)
+
+    def run(self):
+        with open("trial", "w") as file:
+            file.write(str(os.getpid()))
+        return super().run()
+"""
+
+
+def test_task_that_raises_is_the_failure_of_its_trial(bench: Bench) -> None:
+    bench.write(faulty=FAULTY)
+    bench.register(raises="faulty:Raises")
+
+    result = bench.run("--aorta-workload", "raises")
+
+    result.assert_outcomes(failed=1)
+    [trial] = bench.trials().values()
+    assert trial["exit_status"] == "workload_failed"
+    assert trial["failure"]["phase"] == "run"
+    assert trial["failure"]["type"] == "TaskError"
+    assert "ArithmeticError: no product today" in trial["failure"]["message"]
+    assert bench.left_running() == []
+
+
+@pytest.mark.parametrize("hosts", [{}, {"hosts": 2}, {"hosts": 2, "host": "popen"}], ids=json.dumps)
+def test_trial_that_is_killed_within_a_task_leaves_nothing_running(bench: Bench, hosts: dict[str, Any]) -> None:
+    bench.write(faulty=FAULTY)
+    bench.register(hangs="faulty:Hangs")
+    config = [word for name, value in hosts.items() for word in ("--aorta-config", f"{name}={value}")]
+
+    running = bench.start("--aorta-workload", "hangs", *config)
+    bench.wait_until(lambda: len(list(bench.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
+    os.kill(int((bench.path / "trial").read_text()), signal.SIGKILL)
+    running.communicate(timeout=PATIENCE)
+
+    [trial] = bench.trials().values()
+    assert trial["exit_status"] == "workload_failed"
+    assert trial["failure"]["signal"] == "SIGKILL"
+    assert bench.left_running() == []
+
+
+def test_trial_that_is_late_leaves_nothing_running(bench: Bench) -> None:
+    bench.write(faulty=FAULTY)
+    bench.register(hangs="faulty:Hangs")
+
+    result = bench.run("--aorta-workload", "hangs", "--aorta-timeout", "5")
+
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert set(bench.statuses().values()) == {"timeout"}
+    assert bench.left_running() == []

@@ -1,0 +1,192 @@
+"""What the workloads share: the choice of a device, timing, lists in options, failures, and the process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import BeforeValidator
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DeviceName = Literal["auto", "cpu", "cuda", "hip"]
+
+MAX_DETAILS = 64
+"""Failure details kept per process; failures beyond it are counted only, so that a result file stays small."""
+
+
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+
+
+CommaSeparated = BeforeValidator(_split)
+"""Lets a tuple option also be written as text: ``float32,bfloat16``."""
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype called ``name``, such as ``bfloat16``."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def gamma(roundings: int, unit_roundoff: float) -> float:
+    """Higham's ``gamma_n = n u / (1 - n u)``: bounds the relative error of ``n`` roundings in a row.
+
+    N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, Lemma 3.1.
+
+    Raises:
+        ValueError: ``n u >= 1``, where the bound says nothing.
+    """
+    product = roundings * unit_roundoff
+    if product >= 1:
+        raise ValueError(f"no error bound for {roundings} roundings at a unit roundoff of {unit_roundoff}")
+    return product / (1 - product)
+
+
+def choose_device(name: DeviceName) -> torch.device:
+    """The device of this process: a GPU has the index ``LOCAL_RANK``.
+
+    ``auto`` is a GPU when there is one for every rank of this host, else the CPU. All ranks of a host see the same
+    numbers and so decide alike; a group of which one half is on GPUs would wait for itself for ever.
+
+    Raises:
+        RuntimeError: a GPU is asked for by name and there is none for this rank.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and gpus < ranks_here:
+        return torch.device("cpu")
+    if index >= gpus:
+        raise RuntimeError(
+            f"device={name!r} needs GPU {index} (LOCAL_RANK), but torch {torch.__version__} sees {gpus} GPUs; "
+            "use device='auto' or 'cpu'"
+        )
+    return torch.device("cuda", index)  # ROCm builds of torch call their devices "cuda" as well
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done everything that it was given. The CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Stopwatch:
+    """Adds up the time of the blocks it is put around, work queued on the device included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.milliseconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the block."""
+        synchronize(self.device)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            synchronize(self.device)
+            self.milliseconds += (time.perf_counter() - started) * 1e3
+
+
+@dataclass
+class Failures:
+    """What went wrong so far.
+
+    Attributes:
+        count: all failures.
+        first_iteration: iteration of the earliest one, ``None`` without one.
+        details: the first `MAX_DETAILS` of them.
+    """
+
+    count: int = 0
+    first_iteration: int | None = None
+    details: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, iteration: int, **detail: Any) -> None:
+        """Count a failure of ``iteration`` (from 0) and keep its details, which must be plain JSON types."""
+        self._count(1, iteration)
+        if len(self.details) < MAX_DETAILS:
+            self.details.append({"iteration": iteration, **detail})
+
+    def extend(self, other: Failures) -> None:
+        """Add the failures of another process."""
+        self._count(other.count, other.first_iteration)
+        self.details.extend(other.details)
+
+    def _count(self, count: int, iteration: int | None) -> None:
+        self.count += count
+        if iteration is not None and (self.first_iteration is None or iteration < self.first_iteration):
+            self.first_iteration = iteration
+
+
+@dataclass
+class Ranks:
+    """The process group, and a store beside it for what must not travel through the collectives under test."""
+
+    rank: int
+    world_size: int
+    backend: str
+    store: Store
+
+    def share(self, iteration: int, failures: Failures) -> Failures:
+        """The failures of all ranks, in the order of the ranks and the same everywhere.
+
+        They travel through the store, so that a broken collective can be reported. A rank that does not answer is a
+        failure of ``iteration``.
+        """
+        merged = Failures()
+        self.store.set(f"failures/{self.rank}", json.dumps(vars(failures)))
+        for rank in range(self.world_size):
+            try:
+                merged.extend(Failures(**json.loads(self.store.get(f"failures/{rank}"))))
+            except Exception as error:  # a lost rank, store or host: whatever the transport raises
+                if rank == self.rank:
+                    merged.extend(failures)
+                else:
+                    merged.add(iteration, kind="rank_lost", rank=rank, error=f"{type(error).__name__}: {error}")
+        # Without an agent the store lives in rank 0: it must outlast the others' reading.
+        self.store.set(f"read/{self.rank}", "")
+        if self.rank == 0 and not any(detail.get("kind") == "rank_lost" for detail in merged.details):
+            self.store.wait([f"read/{rank}" for rank in range(self.world_size)])
+        return merged
+
+
+def join_process_group(device: torch.device, timeout_sec: float) -> Ranks:
+    """Join the process group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` describe.
+
+    nccl (RCCL on ROCm) on a GPU, else gloo. ``timeout_sec`` bounds the meeting and every collective.
+    """
+    timeout = timedelta(seconds=timeout_sec)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # What init_process_group("env://") does, in two steps: the first one gives the store.
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(2 * timeout)  # a rank may come to the store from a collective that it waited out
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    # An agent's store outlives this group: the keys of an earlier trial may still lie in it.
+    name = [secrets.token_hex(8)]
+    dist.broadcast_object_list(name, src=0)
+    return Ranks(rank, world_size, backend, PrefixStore(f"aorta_workloads/{name[0]}", store))
+
+
+def leave_process_group() -> None:
+    """Destroy the process group, if it got so far."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,240 @@
+"""The same computation, bit for bit: does the number of threads, or the next run, change the result?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from torch import Tensor
+from torch.nn import functional
+
+from pytest_aorta.trials.workload import Workload, WorkloadResult
+
+from ._common import DeviceName, Failures, Stopwatch, choose_device
+
+Operation = Callable[[], Tensor]
+
+BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+"""The integer type of the same width, as which a tensor's bits are compared: NaN equals itself, -0 is not 0."""
+
+
+class Determinism(Workload):
+    """Reductions, products and gradients, computed again and compared bit by bit.
+
+    Floating-point addition is not associative, so a sum that is split over threads has another rounding error than
+    one that is not. On a CPU every operation runs at the process's number of threads, ``repeat`` times, and once more
+    on one thread, which is the reference. With two threads or more this **fails**, every time: that is the
+    finding, and ``OMP_NUM_THREADS=1`` is a mitigation that works. On one thread there is nothing to differ, and it
+    passes. On a GPU the first run is the reference of the others.
+
+    One iteration is one round with fresh inputs. Step times are those of the operations without the reference, in
+    milliseconds; ``elapsed_sec`` includes inputs, reference and comparison.
+
+    Metrics: ``threads`` (of the CPU, as found), ``operations`` (per name: ``bitwise_equal``, ``repeats_equal``,
+    ``max_abs_diff``, ``rounds_differing``), ``operations_differing`` (how many of them).
+    """
+
+    class Config(BaseModel):
+        """Options."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        steps: PositiveInt = Field(default=3, description="rounds, each with fresh inputs")
+        repeat: PositiveInt = Field(default=2, description="times that every operation is computed in a round")
+        threads: PositiveInt | None = Field(
+            default=None,
+            description="CPU threads to compare with one; without it those that the process starts with",
+        )
+        deterministic_algorithms: bool = Field(
+            default=False,
+            description="call torch.use_deterministic_algorithms(True), which helps on a GPU (there it also needs "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8) and does not touch the order of additions on a CPU",
+        )
+        seed: int = Field(default=0, description="seed of the inputs")
+        device: DeviceName = Field(default="auto", description="auto is a GPU when there is one")
+
+    config: Determinism.Config
+    timeout_sec: ClassVar[float | None] = 300.0
+
+    def setup(self) -> None:
+        """Choose the device and the number of threads."""
+        self._found = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+        self.device = choose_device(self.config.device)
+        if self.device.type != "cpu" and self.config.repeat < 2:
+            raise ValueError(f"repeat={self.config.repeat} on {self.device} compares nothing; it takes 2 or more")
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        if self.config.deterministic_algorithms:
+            torch.use_deterministic_algorithms(True)
+
+    def run(self) -> WorkloadResult:
+        """Compute and compare all rounds."""
+        config = self.config
+        threads = torch.get_num_threads()
+        failures = Failures()
+        findings: dict[str, _Finding] = {}
+        step_times: list[float] = []
+        started = time.perf_counter()
+        for step in range(config.steps):
+            operations = self.operations(torch.Generator().manual_seed(config.seed + step))
+            watch = Stopwatch(self.device)
+            results: dict[str, list[Tensor]] = {}
+            with watch.running():
+                for name, operation in operations.items():
+                    results[name] = [operation() for _ in range(config.repeat)]
+            step_times.append(watch.milliseconds)
+            for name, (first, *others) in results.items():
+                finding = findings.setdefault(name, _Finding())
+                reference = first if self.device.type != "cpu" else self._on_one_thread(operations[name])
+                for detail in finding.compare(reference, first, others):
+                    failures.add(step, operation=name, threads=threads, **detail)
+            self.progress(step + 1, config.steps)
+        elapsed = time.perf_counter() - started
+        return WorkloadResult(
+            passed=failures.count == 0,
+            failure_count=failures.count,
+            first_failure_iteration=failures.first_iteration,
+            failure_details=failures.details,
+            total_iterations=config.steps,
+            step_times_ms=step_times,
+            elapsed_sec=elapsed,
+            metrics={
+                "device": str(self.device),
+                "threads": threads,
+                "operations_differing": sum(not finding.bitwise_equal for finding in findings.values()),
+                "operations": {name: vars(finding) for name, finding in findings.items()},
+            },
+            main_work_started=True,
+            executed_iterations=config.steps,
+            configured_iterations=config.steps,
+        )
+
+    def cleanup(self) -> None:
+        """Give the process back as it was found."""
+        threads, deterministic = self._found
+        torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic)  # only then: it imports torch's compiler, in a second
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        """What is compared: names and computations over inputs that ``generator`` gives.
+
+        ATen splits a reduction over threads above 32768 elements (``GRAIN_SIZE``), so all sizes are well above that.
+        There are several, because now and then two orders of addition round to the same number.
+        """
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(self.device)
+
+        operations: dict[str, Operation] = {}
+        for size in (100_003, 300_007, 1_000_003):
+            left, right = random(size), random(size)
+            operations[f"sum_{size}"] = left.sum
+            operations[f"mean_{size}"] = left.mean
+            operations[f"dot_{size}"] = partial(torch.dot, left, right)
+
+        square = random(256, 256), random(256, 256)
+        deep = random(17, 30_011), random(30_011, 13)
+        operations["matmul_256x256x256"] = lambda: square[0] @ square[1]
+        operations["matmul_17x30011x13"] = lambda: deep[0] @ deep[1]
+
+        # Every weight of the layer norm has a gradient that is a sum over all rows, of which each thread adds some.
+        rows, hidden = random(4096, 64), 64
+        weights = [random(64, hidden) / 8, 1 + random(hidden) / 8, random(hidden) / 8, random(hidden, 1) / 8]
+        operations["mlp_backward"] = lambda: _gradients(weights, lambda w: _mlp_loss(rows, *w))
+
+        images, kernel = random(16, 8, 32, 32), random(16, 8, 3, 3)
+        operations["conv_backward"] = lambda: _gradients(
+            [kernel], lambda w: functional.conv2d(images, w[0], padding=1).square().mean()
+        )
+
+        # Few rows and many look-ups: on a GPU atomic additions to the same row arrive in any order.
+        tokens = torch.randint(0, 7, (20_000,), generator=generator).to(self.device)
+        table, cotangent = random(7, 16), random(20_000, 16)
+        operations["embedding_backward"] = lambda: _gradients(
+            [table], lambda w: (functional.embedding(tokens, w[0]) * cotangent).sum()
+        )
+        operations["index_add"] = lambda: torch.zeros_like(table).index_add_(0, tokens, cotangent)
+        return operations
+
+    def _on_one_thread(self, operation: Operation) -> Tensor:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return operation()
+        finally:
+            torch.set_num_threads(threads)
+
+
+@dataclass
+class _Finding:
+    """What the rounds so far say about one operation.
+
+    Attributes:
+        bitwise_equal: all results had the bits of their reference.
+        repeats_equal: all results of a round had the same bits.
+        max_abs_diff: largest absolute difference to the reference, in the operation's own unit.
+        rounds_differing: number of rounds with a result that differed.
+    """
+
+    bitwise_equal: bool = True
+    repeats_equal: bool = True
+    max_abs_diff: float = 0.0
+    rounds_differing: int = 0
+
+    def compare(self, reference: Tensor, first: Tensor, others: list[Tensor]) -> list[dict[str, Any]]:
+        """Note one round, and describe its failures."""
+        details: list[dict[str, Any]] = []
+        for result in (first, *others):
+            if not bool(result.isfinite().all()):  # from finite inputs, and so wrong even if it repeats
+                details.append({"kind": "non_finite"})
+                break
+        differing = next((result for result in (first, *others) if not _same_bits(result, reference)), None)
+        if differing is not None:
+            difference = (differing.double() - reference.double()).abs()
+            worst = float(difference.max())
+            self.bitwise_equal = False
+            self.rounds_differing += 1
+            self.max_abs_diff = worst if not worst <= self.max_abs_diff else self.max_abs_diff
+            details.append(
+                {
+                    "kind": "differs_from_reference",
+                    "max_abs_diff": worst,
+                    "elements_differing": int((_bits(differing) != _bits(reference)).sum()),
+                    "elements": reference.numel(),
+                }
+            )
+        if not all(_same_bits(result, first) for result in others):
+            self.repeats_equal = False
+            details.append({"kind": "differs_between_repeats"})
+        return details
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(BITS[tensor.dtype])
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _gradients(weights: list[Tensor], loss: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    """The gradient of ``loss`` at ``weights``, flattened into one vector."""
+    leaves = [weight.detach().clone().requires_grad_() for weight in weights]
+    torch.autograd.backward(loss(leaves))
+    return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None])
+
+
+def _mlp_loss(rows: Tensor, first: Tensor, scale: Tensor, shift: Tensor, last: Tensor) -> Tensor:
+    hidden = functional.layer_norm(rows @ first, scale.shape, scale, shift)
+    return (functional.gelu(hidden) @ last).square().mean()

@@ -1,0 +1,323 @@
+"""Sharded training of a small language model with FSDP2, checked from the first loss to the last weight."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import sysconfig
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar
+
+import torch
+import torch._dynamo  # fully_shard and the optimizer import it: half a second once here, or in every trial's setup()
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
+
+from ._common import (
+    DeviceName,
+    Failures,
+    Stopwatch,
+    choose_device,
+    join_process_group,
+    leave_process_group,
+)
+
+VOCABULARY = 256
+"""The model reads and predicts bytes."""
+
+
+class Fsdp(Workload):
+    """FSDP2 training of a byte-level transformer on the sources of the Python standard library.
+
+    Every block and the whole model are sharded with ``fully_shard`` over all ranks; gloo on CPUs, nccl (RCCL on
+    ROCm) on GPUs. It passes when
+
+    - the loss is finite at every step, and the mean of its last quarter is below that of its first quarter by
+      ``min_loss_drop``;
+    - the norm of the gradient is finite at every step;
+    - all ranks gather the same weights in the end, bit for bit.
+
+    All ranks return the failures of all ranks. One iteration is one optimizer step. Step times are in milliseconds
+    and cover forward, backward and update; ``elapsed_sec`` the check of the weights as well.
+
+    Metrics: ``losses`` (nats per byte, mean over all ranks, one per step), ``loss_first``, ``loss_last``,
+    ``grad_norm_max`` (2-norm before it is limited), ``weights_checksum`` (SHA-256), ``tokens_per_sec`` (bytes per
+    second over all ranks), ``parameters``, ``world_size``, ``backend``, ``device``, ``corpus_sha256`` (it depends on
+    the version of Python, and losses can be compared only where it is the same).
+    """
+
+    class Config(BaseModel):
+        """Options."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        steps: int = Field(default=20, ge=2, description="optimizer steps; at least two, since the loss has to fall")
+        batch_size: PositiveInt = Field(default=4, description="sequences per rank and step")
+        sequence_length: PositiveInt = Field(default=64, description="bytes that are predicted per sequence")
+        dim: PositiveInt = Field(default=64, description="width of the model, a multiple of heads")
+        layers: PositiveInt = Field(default=2, description="transformer blocks, each of them sharded as a unit")
+        heads: PositiveInt = Field(default=4, description="attention heads")
+        learning_rate: float = Field(default=3e-3, ge=0, description="of AdamW, constant")
+        max_grad_norm: PositiveFloat = Field(default=1.0, description="largest 2-norm of the gradient")
+        min_loss_drop: float = Field(default=0.05, ge=0, description="nats per byte by which the loss has to fall")
+        corpus_bytes: PositiveInt = Field(default=262_144, description="bytes of source text to train on, at most")
+        seed: int = Field(default=0, description="seed of the weights and of the choice of sequences")
+        device: DeviceName = Field(default="auto", description="auto is a GPU per rank if there are enough of them")
+        collective_timeout_sec: PositiveFloat = Field(default=60.0, description="seconds that a collective may take")
+
+        @model_validator(mode="after")
+        def _check(self) -> Fsdp.Config:
+            if self.dim % self.heads:
+                raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
+            if self.corpus_bytes <= self.sequence_length:
+                raise ValueError(
+                    f"corpus_bytes={self.corpus_bytes} is too short: a sequence takes sequence_length + 1 = "
+                    f"{self.sequence_length + 1} bytes"
+                )
+            return self
+
+    config: Fsdp.Config
+    launch_mode: ClassVar[LaunchMode] = "distributed"
+    min_world_size: ClassVar[int] = 2
+    timeout_sec: ClassVar[float | None] = 300.0
+
+    def setup(self) -> None:
+        """Join the process group, read the corpus, build and shard the model."""
+        config = self.config
+        self.device = choose_device(config.device)
+        self.ranks = join_process_group(self.device, config.collective_timeout_sec)
+        self.corpus = read_corpus(config.corpus_bytes)
+        self.model = build_model(config).to(self.device)
+        mesh = init_device_mesh(self.device.type, (self.ranks.world_size,))
+        for block in self.model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        # After sharding: the optimizer is to hold the shards, not the whole weights.
+        self.optimizer = build_optimizer(self.model, config)
+
+    def run(self) -> WorkloadResult:
+        """Train, then compare the weights of all ranks."""
+        config, ranks = self.config, self.ranks
+        failures = Failures()
+        losses: list[float] = []
+        grad_norms: list[float] = []
+        step_times: list[float] = []
+        generator = torch.Generator().manual_seed(config.seed)
+        mine = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
+        started = time.perf_counter()
+        for step in range(config.steps):
+            sequences = draw_batch(self.corpus, config, ranks.world_size, generator)[mine].to(self.device)
+            watch = Stopwatch(self.device)
+            with watch.running():
+                loss = self._loss(sequences)
+                torch.autograd.backward(loss)
+                grad_norm = self._update()
+            step_times.append(watch.milliseconds)
+            own_loss = loss.item()
+            losses.append(self._mean_over_ranks(loss.detach()))
+            grad_norms.append(grad_norm)
+            # The loss of this rank as well: it says where a NaN came from. And on to the end: were one rank to stop
+            # at a NaN that the others do not see, they would wait for it.
+            if not (math.isfinite(own_loss) and math.isfinite(losses[-1])):
+                failures.add(step, kind="non_finite_loss", rank=ranks.rank, rank_loss=own_loss, mean_loss=losses[-1])
+            if not math.isfinite(grad_norm):
+                failures.add(step, kind="non_finite_gradient", rank=ranks.rank, grad_norm=grad_norm)
+            self.progress(step + 1, config.steps)
+        self._check_loss_falls(losses, failures)
+        checksum = self._check_weights_agree(failures)
+        failures = ranks.share(config.steps - 1, failures)
+        elapsed = time.perf_counter() - started
+        tokens = config.steps * ranks.world_size * config.batch_size * config.sequence_length
+        return WorkloadResult(
+            passed=failures.count == 0,
+            failure_count=failures.count,
+            first_failure_iteration=failures.first_iteration,
+            failure_details=failures.details,
+            total_iterations=config.steps,
+            step_times_ms=step_times,
+            elapsed_sec=elapsed,
+            metrics={
+                "losses": losses,
+                "loss_first": losses[0],
+                "loss_last": losses[-1],
+                "grad_norm_max": float(torch.tensor(grad_norms).max()),  # NaN if one is, unlike max()
+                "weights_checksum": checksum,
+                "tokens_per_sec": tokens / (sum(step_times) / 1e3),
+                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+                "world_size": ranks.world_size,
+                "backend": ranks.backend,
+                "device": str(self.device),
+                "corpus_sha256": hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
+            },
+            main_work_started=True,
+            executed_iterations=config.steps,
+            configured_iterations=config.steps,
+        )
+
+    def cleanup(self) -> None:
+        """Leave the process group."""
+        leave_process_group()
+
+    def _loss(self, sequences: Tensor) -> Tensor:
+        return next_byte_loss(self.model, sequences)
+
+    def _update(self) -> float:
+        """One step of the optimizer; returns the norm of the gradient over all ranks."""
+        return update(self.model, self.optimizer, self.config)
+
+    def _mean_over_ranks(self, value: Tensor) -> float:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total.item() / self.ranks.world_size
+
+    def _full_weights(self) -> dict[str, Tensor]:
+        """The whole weights, gathered from the shards of all ranks: by name, on the CPU."""
+        return {name: _whole(weight.detach()).cpu() for name, weight in self.model.named_parameters()}
+
+    def _check_loss_falls(self, losses: list[float], failures: Failures) -> None:
+        quarter = max(1, len(losses) // 4)
+        first, last = fmean(losses[:quarter]), fmean(losses[-quarter:])
+        if not first - last >= self.config.min_loss_drop:  # so written that NaN fails
+            failures.add(
+                len(losses) - 1,
+                kind="loss_not_falling",
+                rank=self.ranks.rank,
+                first_quarter=first,
+                last_quarter=last,
+                min_loss_drop=self.config.min_loss_drop,
+            )
+
+    def _check_weights_agree(self, failures: Failures) -> str:
+        """Compare the weights that the ranks have gathered; returns their SHA-256 on this rank."""
+        digest = _digest(self._full_weights())
+        mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
+        gathered = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
+        dist.all_gather(gathered, mine)
+        of_rank_0 = bytes(gathered[0].tolist())
+        if digest != of_rank_0:
+            failures.add(
+                self.config.steps - 1,
+                kind="weights_disagree",
+                rank=self.ranks.rank,
+                checksum=digest.hex(),
+                checksum_rank_0=of_rank_0.hex(),
+            )
+        return digest.hex()
+
+
+class ByteTransformer(nn.Module):
+    """A causal pre-norm transformer: bytes ``[batch, length]`` -> logits of the next byte ``[batch * length, 256]``."""
+
+    def __init__(self, config: Fsdp.Config) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, config.dim)
+        self.positions = nn.Embedding(config.sequence_length, config.dim)
+        self.blocks = nn.ModuleList(_Block(config.dim, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+        self.head = nn.Linear(config.dim, VOCABULARY)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """Logits for every position."""
+        hidden = self.bytes(sequences) + self.positions.weight
+        for block in self.blocks:
+            hidden = block(hidden)
+        # Flattened first: the head would return a view of three-dimensional logits, of which FSDP2 warns.
+        logits: Tensor = self.head(self.norm(hidden).flatten(0, 1))
+        return logits
+
+
+class _Block(nn.Module):
+    """Attention and a two-layer perceptron, ``[batch, length, dim]`` -> the same shape."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.project = nn.Linear(dim, dim)
+        self.norm_mlp = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        projected = self.query_key_value(self.norm_attention(hidden))
+        # [batch, length, 3 * dim] -> three times [batch, heads, length, dim / heads]
+        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.project(attended.transpose(1, 2).flatten(2))
+        mixed: Tensor = hidden + self.mlp(self.norm_mlp(hidden))
+        return mixed
+
+
+def read_corpus(limit: int) -> Tensor:
+    """The first ``limit`` bytes of the standard library's sources, in the order of their names: uint8 ``[<= limit]``.
+
+    Raises:
+        FileNotFoundError: this Python comes without its sources.
+    """
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    if not text:
+        raise FileNotFoundError(f"no .py files in {folder}, the standard library of this Python, to train on")
+    return torch.frombuffer(text, dtype=torch.uint8)[:limit].clone()
+
+
+def build_model(config: Fsdp.Config) -> ByteTransformer:
+    """The model with its initial weights, on the CPU: the same for the same seed on every rank and device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return ByteTransformer(config)
+
+
+def build_optimizer(model: nn.Module, config: Fsdp.Config) -> torch.optim.Optimizer:
+    """AdamW over all parameters of ``model``."""
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+
+
+def draw_batch(corpus: Tensor, config: Fsdp.Config, world_size: int, generator: torch.Generator) -> Tensor:
+    """The sequences of one step for all ranks, rank 0 first: int64 ``[world_size * batch, sequence_length + 1]``."""
+    count = world_size * config.batch_size
+    starts = torch.randint(0, len(corpus) - config.sequence_length, (count, 1), generator=generator)
+    return corpus[starts + torch.arange(config.sequence_length + 1)].long()
+
+
+def next_byte_loss(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Mean cross-entropy of the prediction of every next byte, in nats; ``sequences`` is ``[batch, length + 1]``."""
+    return functional.cross_entropy(model(sequences[:, :-1]), sequences[:, 1:].flatten())
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, config: Fsdp.Config) -> float:
+    """Limit the gradient, step, clear the gradient; returns the gradient's 2-norm over all ranks before the limit."""
+    grad_norm = _whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    optimizer.step()
+    optimizer.zero_grad()
+    return grad_norm.item()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """``tensor``, gathered when it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(weights: dict[str, Tensor]) -> bytes:
+    """SHA-256 over names, types, shapes and bits."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        weight = weight.contiguous()
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        # Not numpy(): torch runs without NumPy, and NumPy has no bfloat16.
+        digest.update((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr()))
+    return digest.digest()

@@ -1,0 +1,259 @@
+"""Matrix products against a float64 reference, within the rounding error that the arithmetic explains."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+from torch import Tensor
+
+from pytest_aorta.trials.workload import Workload, WorkloadResult
+
+from ._common import (
+    CommaSeparated,
+    DeviceName,
+    Failures,
+    Stopwatch,
+    choose_device,
+    dtype_of,
+    gamma,
+)
+
+DtypeName = Literal["float32", "float64", "bfloat16", "float16", "int32", "int64"]
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+"""Storage of A and B: ``n`` is row-major, ``t`` is column-major. The product is the same, the kernels are not."""
+
+
+def _split_shape(value: object) -> object:
+    return value.split("x") if isinstance(value, str) else value
+
+
+Shape = Annotated[tuple[PositiveInt, ...], Field(min_length=3, max_length=4), BeforeValidator(_split_shape)]
+
+
+def error_bound(dtype: torch.dtype, exact: Tensor, magnitude: Tensor, terms: int) -> Tensor:
+    """The largest error of every element of a computed product ``A B`` that rounding can explain.
+
+    For inner products of ``k`` terms, summed in any order, ``|C - fl(AB)| <= gamma_k(u) |A||B|`` element by element
+    (Higham, section 3.5). From there:
+
+    - float32, float64: ``u = eps / 2``;
+    - bfloat16, float16: sums are kept in float32, whose ``eps`` itself is taken for ``u`` because the adders of
+      tensor cores truncate; then the sum is rounded once to the output, ``u |C|``;
+    - all: plus ``gamma_k`` of float64 for the reference, and the smallest normal number for underflow;
+    - integers: nothing.
+
+    TF32 products, and sums of bfloat16 or float16 that were kept in their own precision, exceed the bound: that
+    is a finding.
+
+    Args:
+        dtype: type of the operands and of the result.
+        exact: ``A B`` in float64, shape ``[..., m, n]``.
+        magnitude: ``|A||B|`` in float64, same shape.
+        terms: ``k``.
+    """
+    if not dtype.is_floating_point:
+        return torch.zeros_like(exact)
+    info = torch.finfo(dtype)
+    reference = gamma(terms, torch.finfo(torch.float64).eps / 2) * magnitude
+    if dtype in (torch.float32, torch.float64):
+        return gamma(terms, info.eps / 2) * magnitude + reference + info.tiny
+    accumulated = gamma(terms, torch.finfo(torch.float32).eps) * magnitude
+    return accumulated * (1 + info.eps / 2) + info.eps / 2 * exact.abs() + reference + info.tiny
+
+
+class Gemm(Workload):
+    """Products of many shapes, types and layouts, every element checked.
+
+    One iteration is one pass over ``sizes`` x ``dtypes`` with fresh operands, every size in the next one of the four
+    `LAYOUTS`; ``repeat`` computes each product several times and checks each. Step times are those of the products
+    alone, in milliseconds; ``elapsed_sec`` includes the operands and the check.
+
+    Metrics: ``cases`` has per shape and type ``max_rel_error`` (``max |C - fl(AB)| / max |C|``), ``rel_tolerance``
+    (the bound relative to ``|A||B|``) and ``bound_used`` (largest error in units of its element's bound: more than 1
+    fails); ``worst_bound_used`` is the largest of these; ``gflops``, in 1e9 operations per second over all products;
+    ``unsupported`` lists the types that the device cannot multiply.
+    """
+
+    class Config(BaseModel):
+        """Options."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        steps: PositiveInt = Field(default=2, description="passes over all cases; four see every size in every layout")
+        repeat: PositiveInt = Field(default=1, description="times that each product is computed and checked in a pass")
+        sizes: Annotated[tuple[Shape, ...], CommaSeparated] = Field(
+            default=(
+                (1, 1, 1),
+                (64, 64, 64),
+                (33, 65, 17),
+                (301, 16, 8),
+                (8, 16, 301),
+                (7, 1031, 5),
+                (3, 24, 40, 28),
+            ),
+            min_length=1,
+            description="m, k, n in elements, or batch, m, k, n; as text: 64x64x64,3x24x40x28",
+        )
+        dtypes: Annotated[tuple[DtypeName, ...], CommaSeparated] = Field(
+            default=("float32", "float64", "bfloat16", "float16", "int32", "int64"),
+            min_length=1,
+            description="types of the operands and of the result",
+        )
+        seed: int = Field(default=0, description="seed of the operands")
+        device: DeviceName = Field(default="auto", description="auto is a GPU when there is one")
+
+    config: Gemm.Config
+    timeout_sec: ClassVar[float | None] = 300.0
+
+    def setup(self) -> None:
+        """Choose the device, and multiply once there, so that loading a BLAS library is in no step time."""
+        self.device = choose_device(self.config.device)
+        warm = torch.ones(2, 2, device=self.device)
+        self._product(warm, warm)
+
+    def run(self) -> WorkloadResult:
+        """Compute and check all products."""
+        config = self.config
+        tally = _Tally()
+        step_times: list[float] = []
+        # On the CPU whatever the device, so that every device gets the same operands.
+        generator = torch.Generator().manual_seed(config.seed)
+        started = time.perf_counter()
+        for step in range(config.steps):
+            watch = Stopwatch(self.device)
+            for number, shape in enumerate(config.sizes):
+                layout = LAYOUTS[(step + number) % len(LAYOUTS)]
+                for name in config.dtypes:
+                    if name not in tally.unsupported:
+                        self._case(step, shape, name, layout, generator, watch, tally)
+            step_times.append(watch.milliseconds)
+            self.progress(step + 1, config.steps)
+        if not tally.cases:
+            tally.failures.add(config.steps - 1, kind="nothing_checked")
+        elapsed = time.perf_counter() - started
+        cases = list(tally.cases.values())
+        return WorkloadResult(
+            passed=tally.failures.count == 0,
+            failure_count=tally.failures.count,
+            first_failure_iteration=tally.failures.first_iteration,
+            failure_details=tally.failures.details,
+            total_iterations=config.steps,
+            step_times_ms=step_times,
+            elapsed_sec=elapsed,
+            metrics={
+                "device": str(self.device),
+                "cases": cases,
+                "worst_bound_used": _largest([case["bound_used"] for case in cases]),
+                "gflops": tally.operations / (sum(step_times) * 1e6) if cases else 0.0,
+                "unsupported": [{"dtype": name, "reason": reason} for name, reason in tally.unsupported.items()],
+            },
+            main_work_started=True,
+            executed_iterations=config.steps,
+            configured_iterations=config.steps,
+        )
+
+    def _case(
+        self,
+        step: int,
+        shape: Shape,
+        name: DtypeName,
+        layout: str,
+        generator: torch.Generator,
+        watch: Stopwatch,
+        tally: _Tally,
+    ) -> None:
+        """Compute and check the products of one shape and type."""
+        left, right = _operands(shape, dtype_of(name), generator)
+        stored_left = _stored(left.to(self.device), layout[0])
+        stored_right = _stored(right.to(self.device), layout[1])
+        try:
+            with watch.running():
+                products = [self._product(stored_left, stored_right) for _ in range(self.config.repeat)]
+        except RuntimeError as error:
+            if "not implemented for" not in str(error):  # what torch says of a type that has no kernel
+                raise
+            tally.unsupported[name] = str(error)
+            return
+        tally.operations += 2 * math.prod(shape) * self.config.repeat
+        case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
+        exact = left.double() @ right.double()
+        bound = error_bound(left.dtype, exact, left.double().abs() @ right.double().abs(), shape[-2])
+        for product in products:
+            wrong = _check(product.cpu().double(), exact, bound, case)
+            if wrong is not None:
+                tally.failures.add(step, kind="wrong_product", shape=case["shape"], dtype=name, layout=layout, **wrong)
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The product under test, ``[..., m, k] x [..., k, n]``."""
+        return torch.matmul(left, right)
+
+
+@dataclass
+class _Tally:
+    """What the passes add to."""
+
+    failures: Failures = field(default_factory=Failures)
+    cases: dict[tuple[Shape, DtypeName], dict[str, Any]] = field(default_factory=dict)
+    unsupported: dict[DtypeName, str] = field(default_factory=dict)
+    operations: int = 0
+
+
+def _operands(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A ``[..., m, k]`` and B ``[..., k, n]``: standard normal numbers, or integers of -8..8."""
+    *batch, m, k, n = shape
+    if dtype.is_floating_point:
+        left = torch.randn(*batch, m, k, generator=generator)
+        right = torch.randn(*batch, k, n, generator=generator)
+    else:
+        left = torch.randint(-8, 9, (*batch, m, k), generator=generator)
+        right = torch.randint(-8, 9, (*batch, k, n), generator=generator)
+    return left.to(dtype), right.to(dtype)
+
+
+def _stored(matrix: Tensor, order: str) -> Tensor:
+    """The same matrix, its last two dimensions stored row-major (``n``) or column-major (``t``)."""
+    return matrix if order == "n" else matrix.mT.contiguous().mT
+
+
+def _empty_case(shape: Shape, name: DtypeName) -> dict[str, Any]:
+    dtype = dtype_of(name)
+    one = torch.ones((), dtype=torch.float64)
+    return {
+        "shape": "x".join(str(length) for length in shape),
+        "dtype": name,
+        "max_rel_error": 0.0,
+        "rel_tolerance": float(error_bound(dtype, one, one, shape[-2])),
+        "bound_used": 0.0,
+    }
+
+
+def _check(product: Tensor, exact: Tensor, bound: Tensor, case: dict[str, Any]) -> dict[str, Any] | None:
+    """Compare ``product`` with ``exact``, both float64; note the errors in ``case`` and describe a failure."""
+    error = (product - exact).abs()
+    # A bound of 0 is an integer's: 0 / 0 there is no error at all, while x / 0 and NaN stay what they are.
+    used = torch.where(error == 0, 0.0, error / bound)
+    case["max_rel_error"] = _largest([case["max_rel_error"], float(error.max() / exact.abs().max().clamp_min(1e-300))])
+    case["bound_used"] = _largest([case["bound_used"], float(used.max())])
+    within = error <= bound  # False for NaN
+    if bool(within.all()):
+        return None
+    worst = int(torch.where(within, -1.0, torch.nan_to_num(used, nan=torch.inf)).argmax())
+    return {
+        "wrong_elements": int((~within).sum()),
+        "index": [int(i) for i in torch.unravel_index(torch.tensor(worst), exact.shape)],
+        "actual": float(product.flatten()[worst]),
+        "expected": float(exact.flatten()[worst]),
+        "abs_error": float(error.flatten()[worst]),
+        "tolerance": float(bound.flatten()[worst]),
+    }
+
+
+def _largest(values: list[float]) -> float:
+    """The maximum; NaN if one of them is (``max()`` would drop it or not by their order)."""
+    return float(torch.tensor([0.0, *values], dtype=torch.float64).max())

@@ -1,0 +1,317 @@
+"""A blocked matrix product and a tree of sums, as a graph of tasks over processes and hosts that share tensors."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from torch import Tensor
+
+from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
+from pytest_aorta.runtime.hosts.identity import code_identity, package_files
+from pytest_aorta.trials.workload import Workload, WorkloadResult
+
+from ._common import Failures, Stopwatch
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime import CallableHandle, Orchestrator
+
+LARGEST = 9
+"""Elements of the operands are whole numbers from 1 to this."""
+
+MAX_SIZE = 2**15
+"""Up to here the sum of all elements of the product, at most ``LARGEST**2 * size**3``, stays below ``2**53``."""
+
+HEAP_BYTES = 2**24
+"""Of each ring that the sums are allocated from."""
+
+
+# Tasks, on the slots
+
+
+def multiply(args: SlotArgs) -> None:
+    """``C = A B`` or, when the scalar says that there is something in C already, ``C += A B``."""
+    left, right, result = args.tensors
+    (more,) = args.scalars
+    if more:
+        result.addmm_(left, right)
+    else:
+        result.copy_(left @ right)
+
+
+def add_up(args: SlotArgs) -> None:
+    """The sum of all elements of the first tensor, into the second one."""
+    values, total = args.tensors
+    total.fill_(values.sum())
+
+
+# Graphs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What builds a graph, besides tensors: the length of a block and the callables of the tasks."""
+
+    block: int
+    hosts: int
+    multiply: CallableHandle
+    add_up: CallableHandle
+    multiply_rows: CallableHandle
+
+
+def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+    """Level 3: ``C = A B`` block by block, then the sum of C's elements: the sums of the blocks, added in pairs.
+
+    ``args.tensors`` are A ``[m, k]``, B ``[k, n]``, C ``[m, n]`` and the total ``[1]``. Nothing here waits: what
+    depends on what follows from the blocks that the tasks read and write.
+    """
+    left, right, result, total = args.tensors
+    rows, columns, terms = (spans(length, plan.block) for length in (len(left), right.shape[1], len(right)))
+    for (number, k), i, j in product(enumerate(terms), rows, columns):
+        task = TaskArgs().add(left[i, k], Tag.INPUT).add(right[k, j], Tag.INPUT)
+        task.add(result[i, j], Tag.INOUT if number else Tag.OUTPUT).add_scalar(number > 0)
+        orch.submit_sub(plan.multiply, task)
+    with orch.scope():
+        sums = allocate(orch, len(rows) * len(columns))
+        for number, (i, j) in enumerate(product(rows, columns)):
+            task = TaskArgs().add(result[i, j], Tag.INPUT).add(sums[number : number + 1], Tag.OUTPUT)
+            orch.submit_sub(plan.add_up, task)
+        reduce_pairs(orch, sums, total, plan)
+
+
+def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) -> None:
+    """Add pairs of ``values``, then pairs of these sums, and so on; every level of the tree in a scope of its own."""
+    if len(values) <= 2:
+        orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
+        return
+    with orch.scope():
+        sums = allocate(orch, math.ceil(len(values) / 2))
+        for number in range(len(sums)):
+            pair = values[2 * number : 2 * number + 2]
+            task = TaskArgs().add(pair, Tag.INPUT).add(sums[number : number + 1], Tag.OUTPUT)
+            orch.submit_sub(plan.add_up, task)
+        reduce_pairs(orch, sums, total, plan)
+
+
+def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+    """Level 4: the same, each host with its share of the block rows, and a tree over the totals of the hosts."""
+    left, right, result, total = args.tensors
+    with orch.scope():
+        totals = allocate(orch, plan.hosts)
+        for host, rows in enumerate(shares(len(left), plan.block, plan.hosts)):
+            task = TaskArgs().add(left[rows], Tag.INPUT).add(right, Tag.INPUT)
+            task.add(result[rows], Tag.OUTPUT).add(totals[host : host + 1], Tag.OUTPUT)
+            orch.submit_next_level(plan.multiply_rows, task, plan, worker=host)
+        reduce_pairs(orch, totals, total, plan)
+
+
+def allocate(orch: Orchestrator, count: int) -> Tensor:
+    """Memory for sums. It may still hold those of an earlier graph, which nobody must take for new ones."""
+    return orch.alloc((count,), torch.float64).fill_(math.nan)
+
+
+def shared(*shape: int) -> Tensor:
+    """Memory that slots can write to."""
+    made: Tensor = cast(Any, torch.full(shape, math.nan, dtype=torch.float64)).share_memory_()
+    return made
+
+
+def spans(length: int, block: int) -> list[slice]:
+    """``length`` rows or columns in blocks; the last one may be smaller."""
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def shares(length: int, block: int, hosts: int) -> list[slice]:
+    """``length`` rows in shares of whole blocks, one for each host."""
+    blocks = math.ceil(length / block)
+    edges = [min(blocks * host // hosts * block, length) for host in range(hosts + 1)]
+    return [slice(*edge) for edge in pairwise(edges)]
+
+
+def count_tasks(size: int, block: int, hosts: int) -> int:
+    """Tasks of a graph and of those below it."""
+    columns = terms = len(spans(size, block))
+    if hosts:
+        parts = [len(spans(rows.stop - rows.start, block)) for rows in shares(size, block, hosts)]
+        return sum(1 + _count_below(rows, columns, terms) for rows in parts) + _count_pairs(hosts)
+    return _count_below(len(spans(size, block)), columns, terms)
+
+
+def _count_below(rows: int, columns: int, terms: int) -> int:
+    return rows * columns * (terms + 1) + _count_pairs(rows * columns)
+
+
+def _count_pairs(values: int) -> int:
+    return 1 if values <= 2 else math.ceil(values / 2) + _count_pairs(math.ceil(values / 2))
+
+
+class Pipeline(Workload):
+    """``C = A B`` in blocks, and the sum of C's elements as a tree, on the runtime that runs the trials as well.
+
+    Each ``C_ij += A_ik B_kj`` is a task on blocks of tensors in shared memory; so is each sum of two numbers. On one
+    host these are tasks for the slots of a worker of level 3. With ``hosts``, a worker of level 4 gives each host the
+    A and C of its block rows; the worker of level 3 there builds the graph for its share, and level 4 adds up the
+    totals.
+
+    The check is exact. Elements of A and B are whole numbers from 1 to 9, so that C and its sum are whole numbers
+    below 2**53 and float64 has no rounding in any order of additions. All of them are positive: a product that is
+    missing makes each element of its block smaller, and one that is there twice makes it greater. C, the sums and the
+    total are NaN before they are written, and A and B are others in each step: a task that runs before what it reads
+    is there ends in NaN or in too small a sum. So each task that is lost, repeated, misplaced or early shows in C,
+    compared element by element with the undivided product, or in the total. (``C_ij += A_ik B_kj`` for several ``k``
+    are right in any order, as long as they do not overlap.)
+
+    One iteration is one graph. Step times are those of graphs, from the submission of the first task to the end of
+    the last one, in milliseconds; ``elapsed_sec`` includes operands and check; starting processes is setup.
+
+    Metrics: ``tasks`` of one graph at all levels, ``slots`` in all, ``levels`` (the top one: 3 or 4),
+    ``max_abs_error`` of an element of C in any step, ``total`` of the last step.
+    """
+
+    class Config(BaseModel):
+        """Options."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        steps: PositiveInt = Field(default=3, description="graphs, each with fresh operands")
+        size: int = Field(default=256, ge=1, le=MAX_SIZE, description="rows and columns of the matrices")
+        block: PositiveInt = Field(default=64, description="rows and columns of a block; the last one may be smaller")
+        slots: PositiveInt = Field(default=2, description="processes for tasks, on each host")
+        hosts: NonNegativeInt = Field(
+            default=0, description="workers of level 3 below one of level 4; 0 is a single worker of level 3"
+        )
+        host: str = Field(
+            default="",
+            description="where the hosts are, as execnet spells it: popen, ssh=NAME; with commas one for each. Without "
+            "it they are processes of this host, and share its memory",
+        )
+        seed: int = Field(default=0, description="seed of the operands")
+
+        @property
+        def places(self) -> list[str | None]:
+            """The specification of each host; ``None`` for this one."""
+            specs: list[str | None] = [spec.strip() or None for spec in self.host.split(",")]
+            return specs * self.hosts if len(specs) == 1 else specs
+
+        @model_validator(mode="after")
+        def _check_hosts(self) -> Pipeline.Config:
+            rows = math.ceil(self.size / self.block)
+            if self.hosts > rows:
+                raise ValueError(f"hosts={self.hosts}, but there are only {rows} rows of blocks to be shared")
+            if self.host and not self.hosts:
+                raise ValueError(f"host={self.host!r} needs hosts=1 or more")
+            if len(self.places) != self.hosts:
+                raise ValueError(f"host={self.host!r} names {len(self.places)} hosts, but hosts={self.hosts}")
+            return self
+
+    config: Pipeline.Config
+    timeout_sec: ClassVar[float | None] = 300.0
+
+    #: The two tasks; a subclass may have others.
+    multiply = staticmethod(multiply)
+    add_up = staticmethod(add_up)
+
+    worker: Worker | None = None
+
+    def setup(self) -> None:
+        """Allocate shared memory, and start the processes of all levels."""
+        config = self.config
+        self._left, self._right, self._result = (shared(config.size, config.size) for _ in range(3))
+        self._total = shared(1)
+        self.worker = self._build_worker()
+        self._plan = Plan(
+            config.block,
+            config.hosts,
+            self.worker.register(self.multiply),
+            self.worker.register(self.add_up),
+            self.worker.register(multiply_rows),
+        )
+        self.worker.init()
+
+    def _build_worker(self) -> Worker:
+        config = self.config
+        if not config.hosts:
+            return Worker(3, num_sub_workers=config.slots, heap_ring_size=HEAP_BYTES)
+        top = Worker(4, num_sub_workers=1, heap_ring_size=HEAP_BYTES)
+        top.identity = code_identity(package_files("aorta_workloads"))
+        for place in config.places:
+            top.add_worker(Worker(3, num_sub_workers=config.slots, heap_ring_size=HEAP_BYTES), host=place)
+        return top
+
+    def run(self) -> WorkloadResult:
+        """Run and check all graphs."""
+        config = self.config
+        failures = Failures()
+        step_times: list[float] = []
+        errors = torch.zeros(config.steps, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(config.seed)
+        started = time.perf_counter()
+        for step in range(config.steps):
+            step_times.append(self._compute(generator))
+            errors[step] = self._check(step, failures)
+            self.progress(step + 1, config.steps)
+        return WorkloadResult(
+            passed=failures.count == 0,
+            failure_count=failures.count,
+            first_failure_iteration=failures.first_iteration,
+            failure_details=failures.details,
+            total_iterations=config.steps,
+            step_times_ms=step_times,
+            elapsed_sec=time.perf_counter() - started,
+            metrics={
+                "levels": 4 if config.hosts else 3,
+                "slots": config.slots * max(1, config.hosts),
+                "tasks": count_tasks(config.size, config.block, config.hosts),
+                "max_abs_error": float(errors.max()),  # NaN if one of them is
+                "total": self._total.item(),
+            },
+            main_work_started=True,
+            executed_iterations=config.steps,
+            configured_iterations=config.steps,
+        )
+
+    def _compute(self, generator: torch.Generator) -> float:
+        """Run a graph on fresh operands; its milliseconds."""
+        assert self.worker is not None
+        for operand in (self._left, self._right):
+            operand.copy_(torch.randint(1, LARGEST + 1, operand.shape, generator=generator))
+        for output in (self._result, self._total):
+            output.fill_(math.nan)
+        args = SlotArgs((self._left, self._right, self._result, self._total))
+        watch = Stopwatch(torch.device("cpu"))
+        with watch.running():
+            self.worker.run(multiply_on_hosts if self.config.hosts else multiply_rows, args, self._plan)
+        return watch.milliseconds
+
+    def _check(self, step: int, failures: Failures) -> float:
+        """Compare with the undivided product; the largest error of an element."""
+        expected = self._left @ self._right
+        wrong = self._result != expected  # true for NaN
+        error = (self._result - expected).abs()
+        blocks = enumerate(spans(self.config.size, self.config.block))
+        for (row, i), (column, j) in product(blocks, repeat=2):
+            if bool(wrong[i, j].any()):
+                count, worst = int(wrong[i, j].sum()), float(error[i, j].max())
+                failures.add(
+                    step, kind="wrong_block", row=row, column=column, wrong_elements=count, max_abs_error=worst
+                )
+        total = self._total.item()
+        if total != float(expected.sum()):
+            failures.add(
+                step,
+                kind="wrong_total",
+                actual=total,
+                expected=float(expected.sum()),
+                sum_of_result=float(self._result.sum()),  # equal to ``actual`` when only blocks are wrong
+            )
+        return float(error.max())
+
+    def cleanup(self) -> None:
+        """End all processes."""
+        if self.worker is not None:
+            self.worker.close()
