@@ -95,7 +95,16 @@ class Plays(_Base):
 
     def leaves_a_daemon(self) -> None:
         """A process in a session of its own, whose parent has ended, with nothing of ours but the environment."""
-        subprocess.run(["setsid", "--fork", "sleep", str(FOREVER)], check=True, stdin=subprocess.DEVNULL)
+        until_exec, by_daemon = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execvp("sleep", ["sleep", str(FOREVER)])
+            os._exit(0)
+        os.close(by_daemon)
+        os.waitpid(parent, 0)
+        os.read(until_exec, 1)
 
 
 class Held(_Base):
