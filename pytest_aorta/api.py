@@ -13,7 +13,7 @@ from pytest_aorta.launch.rules import own_rank, under_launcher
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.hosts.specs import expand_specs
-from pytest_aorta.trials.spec import Isolation, Launcher
+from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
 
@@ -39,7 +39,12 @@ class RunRequest:
     steps: int | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     results_dir: Path = Path("results")
+    resume: bool = False
     timeout: float | None = None
+    stall_timeout: float | None = None
+    grace: float = GRACE
+    memory: int | None = None
+    log_limit: int = LOG_LIMIT
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
@@ -70,7 +75,12 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         config=request.config_overrides,
         collect=request.collect,
         results_dir=request.results_dir,
+        resume=request.resume,
         timeout=request.timeout,
+        stall_timeout=request.stall_timeout,
+        grace=request.grace,
+        memory=request.memory,
+        log_limit=request.log_limit,
         isolation=request.isolation,
         launcher=request.launcher,
         nproc=request.nproc,

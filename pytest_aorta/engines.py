@@ -20,6 +20,7 @@ def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
         slots=selection.slots,
         devices=selection.devices,
         hosts=selection.hosts,
+        grace=selection.grace,
         identity=code_identity_of(plans) if selection.hosts else None,
     )
 

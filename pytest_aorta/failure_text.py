@@ -107,10 +107,12 @@ def rerun_line(item: pytest.Item) -> str:
     out: they may be secrets."""
     arguments = []
     for option in OPTIONS:
+        if option.name == "resume":  # it has a result now
+            continue
         given = getattr(item.config.option, option.ini, None)
         for value in given if isinstance(given, list) else [] if given is None else [given]:
             if option.name == "extra-env":
                 value = ",".join(f"{name}=..." for name in option.parse(value))
-            arguments += [option.flag, value]
+            arguments += [option.flag] if option.is_switch else [option.flag, value]
     command = ["pytest", *arguments, item.nodeid]
     return " ".join(shlex.quote(part) for part in command)

@@ -39,6 +39,11 @@ class Option:
     separator: str = ";"
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it stands without a value on the command line."""
+        return not self.metavar
+
+    @property
     def flag(self) -> str:
         """Spelling on the command line."""
         return f"--aorta-{self.name}"
@@ -86,6 +91,31 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError("a number of seconds above 0")
     return value
+
+
+def _grace(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("a number of seconds, 0 for none")
+    return value
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+    if size < 1:
+        raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
+    return size
+
+
+def _switch(text: str) -> bool:
+    value = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.strip().lower() not in value:
+        raise ValueError("true or false")
+    return value[text.strip().lower()]
 
 
 def _choice(*values: str) -> Callable[[str], str]:
@@ -150,7 +180,12 @@ OPTIONS = (
     Option("config", _key_value, "KEY=VALUE", "an option of the workload; repeat", repeat=True),
     Option("collect", _names, "A,B", "collectors: rocprof, numerics, amd_log"),
     Option("results-dir", _name, "DIR", "where results go (default results)"),
+    Option("resume", _switch, "", "run only the trials that have no result of this very request yet"),
     Option("timeout", _seconds, "SEC", "deadline of a trial, all its phases and its exit included"),
+    Option("stall-timeout", _seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"),
+    Option("grace", _grace, "SEC", "between SIGTERM and SIGKILL for a trial that has to end (default 5)"),
+    Option("memory", _size, "SIZE", "memory that each process of a trial may allocate, such as 8G"),
+    Option("log-limit", _size, "SIZE", "of a longer log, only head and tail are kept (default 64M)"),
     Option(
         "isolation",
         _choice("fork", "spawn", "none"),
@@ -188,14 +223,17 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare all options and their ini twins."""
     group = parser.getgroup("aorta", "trials of workloads (pytest-aorta)")
     for option in OPTIONS:
-        group.addoption(
-            option.flag,
-            dest=option.ini,
-            action="append" if option.repeat else "store",
-            default=None,
-            metavar=option.metavar,
-            help=option.help,
-        )
+        if option.is_switch:
+            group.addoption(option.flag, dest=option.ini, action="store_const", const="true", help=option.help)
+        else:
+            group.addoption(
+                option.flag,
+                dest=option.ini,
+                action="append" if option.repeat else "store",
+                default=None,
+                metavar=option.metavar,
+                help=option.help,
+            )
         kind = "linelist" if option.repeat else "string"
         parser.addini(option.ini, f"same as {option.flag}", type=kind, default=None)  # type: ignore[arg-type]
 
@@ -237,7 +275,12 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         "trials",
         "steps",
         "collect",
+        "resume",
         "timeout",
+        "stall_timeout",
+        "grace",
+        "memory",
+        "log_limit",
         "isolation",
         "slots",
         "devices",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.trials.plain import canonical_json
-from pytest_aorta.trials.spec import Isolation, Launcher, TrialSpec
+from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher, TrialSpec
 from pytest_aorta.workspace.layout import TrialPlace, place
 
 Order = Literal["interleaved", "grouped", "random"]
@@ -37,7 +37,8 @@ class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
-    a tuple of mitigation sets; ``timeout`` in seconds. ``slots`` is the number of trials at a time, on each of
+    a tuple of mitigation sets; ``timeout``, ``stall_timeout`` and ``grace`` in seconds; ``memory`` in bytes per
+    process, ``log_limit`` in bytes per log. ``slots`` is the number of trials at a time, on each of
     ``hosts`` (execnet specifications; none for this host); ``devices`` are leased to trials, ``None`` for leaving
     devices alone.
     """
@@ -51,7 +52,12 @@ class Selection:
     config: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
     results_dir: Path = Path("results")
+    resume: bool = False
     timeout: float | None = None
+    stall_timeout: float | None = None
+    grace: float = GRACE
+    memory: int | None = None
+    log_limit: int = LOG_LIMIT
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
@@ -135,6 +141,9 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 overrides=selection.config,
                 steps=selection.steps,
                 timeout=selection.timeout,
+                stall_timeout=selection.stall_timeout,
+                memory=selection.memory,
+                log_limit=selection.log_limit,
                 isolation=selection.isolation,
                 launcher=selection.launcher,
                 nproc=selection.nproc,

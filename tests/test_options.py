@@ -56,6 +56,8 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-extra-env", "A=1,B=2", "--aorta-extra-env", "C=3"),
         *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
         *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
+        *("--aorta-stall-timeout", "0.5", "--aorta-grace", "0", "--aorta-memory", "1.5G", "--aorta-log-limit", "4k"),
+        "--aorta-resume",
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
         *("--aorta-slots", "3", "--aorta-devices", "0,2-3", "--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
@@ -72,6 +74,11 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         collect=("rocprof", "numerics"),
         results_dir=Path("out"),
         timeout=1.5,
+        stall_timeout=0.5,
+        grace=0.0,
+        memory=3 * 2**29,
+        log_limit=4096,
+        resume=True,
         isolation="spawn",
         launcher="torchrun",
         nproc=2,
@@ -94,6 +101,10 @@ GIVEN = {
     "collect": ("rocprof", "numerics", "amd_log"),
     "results-dir": ("x", "y", "z"),
     "timeout": ("1", "2", "3"),
+    "stall-timeout": ("1", "2", "3"),
+    "grace": ("0", "1", "2"),
+    "memory": ("1M", "2GiB", "3"),
+    "log-limit": ("1k", "2KB", "3T"),
     "isolation": ("spawn", "none", "fork"),
     "nproc": ("2", "3", "4"),
     "launcher": ("elastic", "torchrun", "external"),
@@ -106,7 +117,17 @@ GIVEN = {
 
 
 def test_the_table_above_has_every_option() -> None:
-    assert set(GIVEN) == {each.name for each in OPTIONS}
+    assert set(GIVEN) == {each.name for each in OPTIONS if not each.is_switch}
+
+
+def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewhere(pytester: pytest.Pytester) -> None:
+    assert not read(pytester).resume
+    assert read(pytester, "--aorta-resume", environ={"PYTEST_AORTA_RESUME": "no"}).resume
+    assert read(pytester, environ={"PYTEST_AORTA_RESUME": "1"}, ini="aorta_resume = false").resume
+    assert not read(pytester, environ={"PYTEST_AORTA_RESUME": "off"}, ini="aorta_resume = true").resume
+    assert read(pytester, ini="aorta_resume = True").resume
+    with pytest.raises(OptionError, match="PYTEST_AORTA_RESUME: 'maybe' is not valid; expected true or false"):
+        read(pytester, environ={"PYTEST_AORTA_RESUME": "maybe"})
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -211,6 +232,12 @@ def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: 
 # mistakes
 
 MISTAKES = [
+    ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G"),
+    ("memory", "0", "a number of bytes above 0, such as 500M or 1.5G"),
+    ("log-limit", "-1", "a number of bytes above 0, such as 500M or 1.5G"),
+    ("stall-timeout", "0", "a number of seconds above 0"),
+    ("grace", "-1", "a number of seconds, 0 for none"),
+    ("grace", "nan", "a number of seconds, 0 for none"),
     ("trials", "0", "a whole number of at least 1"),
     ("trials", "-1", "a whole number of at least 1"),
     ("trials", "two", "a whole number of at least 1"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.runner import GRACE, specification
+from pytest_aorta.launch.runner import specification
 from pytest_aorta.launch.running import SlotTrial
 from pytest_aorta.launch.tasks import TrialOrder
 from pytest_aorta.runtime.cores import core_shares, threads_of
@@ -20,7 +20,7 @@ from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.work import Job, Preparation
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.options import ConfigError
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import GRACE, TrialSpec
 
 _RUN = "pytest_aorta.launch.tasks:run_trial"
 _PREPARE = "pytest_aorta.launch.tasks:prepare_cell"

@@ -21,10 +21,7 @@ from pytest_aorta.runtime.processes.server import Server
 from pytest_aorta.runtime.processes.spec import ZygoteSpec
 from pytest_aorta.runtime.processes.zygote import Zygote
 from pytest_aorta.trials.options import ConfigError
-from pytest_aorta.trials.spec import TrialSpec
-
-#: Seconds between SIGTERM and SIGKILL for a trial whose deadline has passed.
-GRACE = 5.0
+from pytest_aorta.trials.spec import GRACE, TrialSpec
 
 #: Zygotes kept warm per slot.
 _WARM = 8

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.rules import LaunchModeError
-from pytest_aorta.launch.runner import GRACE, TrialRunner
+from pytest_aorta.launch.runner import TrialRunner
 from pytest_aorta.runtime.devices import Devices, choose_devices, device_variables, devices_text, find_devices
 from pytest_aorta.runtime.leases import LeaseError, Leases
+from pytest_aorta.trials.spec import GRACE
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.jobs import JobContext, Slot

@@ -14,6 +14,12 @@ from pytest_aorta.trials.plain import canonical_json
 Isolation = Literal["fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external"]
 
+#: Seconds between SIGTERM and SIGKILL for a trial whose deadline has passed.
+GRACE = 5.0
+
+#: Bytes that are kept of each of a trial's logs.
+LOG_LIMIT = 2**26
+
 
 @dataclass(frozen=True)
 class TrialSpec:
@@ -30,6 +36,9 @@ class TrialSpec:
         overrides: options for the workload, values as given (text from a command line, anything from Python).
         steps: number of steps, ``None`` for the workload's own default.
         timeout: deadline in seconds, ``None`` for the workload's own.
+        stall_timeout: seconds without progress in ``setup()`` or ``run()`` after which the trial is ended.
+        memory: bytes that each of its processes may allocate.
+        log_limit: bytes that are kept of each of its logs.
         isolation: how the trial's process comes to be.
         launcher: who starts the ranks of a distributed workload.
         nproc: number of ranks, ``None`` for the workload's minimum.
@@ -46,6 +55,9 @@ class TrialSpec:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     timeout: float | None = None
+    stall_timeout: float | None = None
+    memory: int | None = None
+    log_limit: int = LOG_LIMIT
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
@@ -69,7 +81,7 @@ class TrialSpec:
     def fingerprint(self, source_digest: str, config: Mapping[str, Any], nproc: int) -> str:
         """Digest of what decides a trial's outcome: the workload's source, options, environment, variables, ranks."""
         environment = self.environment
-        request = {
+        request: dict[str, Any] = {
             "workload": [self.workload.name, source_digest],
             "config": dict(config),
             "environment": [
@@ -85,4 +97,6 @@ class TrialSpec:
             "isolation": self.isolation,
             "trial": self.trial_index,
         }
+        if self.memory is not None:
+            request["memory"] = self.memory
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()
