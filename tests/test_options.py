@@ -232,9 +232,9 @@ def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: 
 # mistakes
 
 MISTAKES = [
-    ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G"),
-    ("memory", "0", "a number of bytes above 0, such as 500M or 1.5G"),
-    ("log-limit", "-1", "a number of bytes above 0, such as 500M or 1.5G"),
+    ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
+    ("memory", "0", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
+    ("log-limit", "-1", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     ("stall-timeout", "0", "a number of seconds above 0"),
     ("grace", "-1", "a number of seconds, 0 for none"),
     ("grace", "nan", "a number of seconds, 0 for none"),
