@@ -230,6 +230,9 @@ class _Reports:
         if report.when == "teardown":
             self.open.pop(report.nodeid, None)
         if getattr(report, "aorta", None):
+            from pytest_aorta.termination import end_in_order_when_terminated
+
+            end_in_order_when_terminated(self.config)  # under xdist, nothing else tells that there are trials
             self.writer.reported(report)
 
     @pytest.hookimpl(optionalhook=True)
@@ -242,9 +245,10 @@ class _Reports:
         """Remember why the trial that runs is about to end: between two phases of its item, nothing else says so."""
         if "pytest_aorta.session" in sys.modules:
             from pytest_aorta.session import RUN
+            from pytest_aorta.termination import reason_of
 
             if RUN in self.config.stash:
-                self.config.stash[RUN].interrupt(excinfo.typename)
+                self.config.stash[RUN].interrupt(reason_of(excinfo.value))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

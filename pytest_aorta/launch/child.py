@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     """Live one trial.
 
     ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``.
+    ``folder``, ``grace``, ``memory``.
     """
     mode, send = payload["mode"], channel.send
+    if payload["memory"] is not None:
+        # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if mode == "elastic":
         from pytest_aorta.launch.elastic import run_elastic
 

@@ -20,8 +20,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from pytest_aorta.launch.living import live
-from pytest_aorta.launch.ranks import rank_records, root_cause, teller
+from pytest_aorta.launch.ranks import find_log, log_name, rank_records, rank_stacks, root_cause, teller
 from pytest_aorta.runtime.processes import process_tree
+from pytest_aorta.runtime.processes.task_main import arm
 from pytest_aorta.trials.lifecycle import Send
 
 #: Seconds between two looks of the agent at its ranks.
@@ -58,9 +59,7 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
     endings = _ends(agent)
     for rank, failure in outcome.failures.items():
         endings[rank] = {"pid": failure.pid, "exitcode": failure.exitcode, "at": failure.timestamp}
-    records = rank_records(
-        lambda rank: folder, nproc, endings, lambda rank, name: f"{folder.name}/{log_name(0, rank, name)}"
-    )
+    records = rank_records(lambda rank: folder, nproc, endings, lambda rank, name: find_log(folder, rank, name))
     send({"type": "ranks", "ranks": records, "failure": root_cause(records)})
 
 
@@ -89,6 +88,7 @@ def rank_main(payload: dict[str, Any], send: Send, single_threaded: bool, agent:
         # The variable came too late for the OpenMP library, which the zygote has loaded already.
         torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
+    arm(rank_stacks(Path(payload["folder"]), rank))
     tell = teller(Path(payload["folder"]), rank, relay=send if rank == 0 else None)
     if not live(payload, tell):
         os._exit(1)
@@ -135,11 +135,6 @@ class OneHost(RendezvousHandler):
     def shutdown(self) -> bool:
         """Nothing to shut down."""
         return True
-
-
-def log_name(attempt: int, rank: int, stream: str) -> str:
-    """A rank's log, relative to the trial's artifacts folder."""
-    return f"attempt_{attempt}/rank_{rank}.{stream}.log"
 
 
 class RankLogs(LogsSpecs):

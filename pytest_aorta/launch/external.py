@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.ranks import rank_records, root_cause, story
+from pytest_aorta.launch.ranks import rank_records, story
 
 #: Seconds that rank 0 waits for the other ranks' endings after its own.
 _PATIENCE = 30.0
@@ -65,8 +65,8 @@ def tell_the_end(folder: Path, rank: int, returncode: int | None, overdue: float
 
 def gather(
     folder: Path, returncode: int | None, overdue: float | None = None, patience: float = _PATIENCE
-) -> dict[str, Any]:
-    """A ``ranks`` event of all ranks of this host, for rank 0, whose own end the arguments tell.
+) -> list[dict[str, Any]]:
+    """The records of all ranks of this host, for rank 0, whose own end the arguments tell.
 
     Ranks of other hosts are not heard; what they break shows in rank 0's own collectives.
     """
@@ -88,7 +88,7 @@ def gather(
     records = rank_records(lambda rank: rank_folder(folder, rank), local, endings, log, late)
     for rank in ends.keys() - {0}:
         story(rank_folder(folder, rank), rank).unlink(missing_ok=True)
-    return {"type": "ranks", "ranks": records, "failure": root_cause(records)}
+    return records
 
 
 def _end_of(folder: Path, rank: int) -> dict[str, Any] | None:

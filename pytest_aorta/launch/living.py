@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -41,5 +42,6 @@ def live(payload: dict[str, Any], send: Send) -> bool:
     config = resolve_config(cls, payload["overrides"], payload["steps"])
     fine = Lifecycle(cls, config.value, send).run_all()
     send({"type": "lived"})
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
+        sys.stdout.flush()
     return fine

@@ -22,12 +22,14 @@ class Seat:
         cores: that it may run on; ``None`` for all.
         threads: variables that say how many threads to compute with.
         devices: variables that say which devices are its own.
+        device_ids: their numbers.
         descriptors: the locks on these devices, which its process keeps.
     """
 
     cores: tuple[int, ...] | None = None
     threads: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
+    device_ids: tuple[int, ...] = ()
     descriptors: tuple[int, ...] = ()
 
 

@@ -59,6 +59,7 @@ def rank_records(
     endings: Mapping[int, Mapping[str, Any]],
     logs: Callable[[int, str], str | None],
     overdue: Mapping[int, float] = MappingProxyType({}),
+    stalled: float | None = None,
 ) -> list[dict[str, Any]]:
     """One plain ``RankRecord`` per rank.
 
@@ -67,9 +68,11 @@ def rank_records(
         nproc: number of ranks.
         endings: of the ranks whose end was seen: ``pid``, ``exitcode`` (negative for a signal), ``at`` (seconds of
             ``time.time()``). torch's agents see the first that fail, and may end the others unseen.
-        logs: path of a rank's ``stdout`` or ``stderr``, relative to the trial file's folder.
+        logs: path of a rank's ``stdout``, ``stderr`` or ``stacks``, relative to the trial file's folder; ``None`` where
+            there is none.
         overdue: ranks that were ended because of the deadline unless they had finished, and when it passed (seconds of
             ``time.time()``).
+        stalled: the seconds without progress that were too many, where it was not the deadline.
     """
     failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
     some_failed = bool(failed_at)
@@ -83,6 +86,7 @@ def rank_records(
         if rank in overdue and not seen.finished and (failure is None or failure.get("at", 0) > overdue[rank]):
             # What it tells after the deadline is not what it would have told.
             seen.phase = seen.phase if failure is None else failure["phase"]
+            seen.stalled = stalled
             failure = timeout_failure(seen)
         elif failure is None and code is None and not seen.finished and some_failed:
             message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
@@ -94,7 +98,7 @@ def rank_records(
         elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
             # Rank 0's own verdict is the trial's result already.
             failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
-        if code is None and not some_failed:
+        if code is None and not some_failed and seen.finished:
             code = 0
         records.append(
             {
@@ -108,6 +112,7 @@ def rank_records(
                 "collateral": collateral,
                 "stdout": logs(rank, "stdout"),
                 "stderr": logs(rank, "stderr"),
+                "stacks": logs(rank, "stacks"),
             }
         )
     return records
@@ -119,6 +124,18 @@ def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
         return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
     message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
     return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
+
+
+def log_name(attempt: int, rank: int, stream: str) -> str:
+    """A rank's log, relative to the trial's artifacts folder."""
+    return f"attempt_{attempt}/rank_{rank}.{stream}.log"
+
+
+def rank_stacks(folder: Path, rank: int) -> str:
+    """Where a rank that an agent has started writes its stacks when asked to; for the rank itself."""
+    path = folder / log_name(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), rank, "stacks")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)
 
 
 def find_log(folder: Path, rank: int, name: str) -> str | None:

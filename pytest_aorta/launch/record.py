@@ -28,7 +28,7 @@ def build_record(
 ) -> TrialResult:
     """The complete record of a trial that is over."""
     status, failure = conclude(seen)
-    if failure is not None and artifacts.get("stacks") and failure["kind"] in ("timeout", "stall"):
+    if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
     result: dict[str, Any] = dict(seen.result) if seen.result is not None else {"passed": False}
     details = list(result.get("failure_details", []))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.launch.runner import TrialRunner
+from pytest_aorta.launch.tasks import DevicesQuarantined
 from pytest_aorta.runtime.devices import Devices, choose_devices, device_variables, devices_text, find_devices
-from pytest_aorta.runtime.leases import LeaseError, Leases
+from pytest_aorta.runtime.leases import Lease, LeaseCancelled, LeaseError, Leases
 from pytest_aorta.trials.spec import GRACE
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class TrialService:
         self.leases: Leases | None = None
         #: Devices that a trial takes, by workload; known once a cell of it has been prepared.
         self.needs: dict[str, int] = {}
+        #: Devices that a process holds which cannot be ended, and that process.
+        self.quarantined: dict[int, str] = {}
         self._folder: str | None = None
         if devices is not None:
             self.found = find_devices()
@@ -62,6 +65,7 @@ class TrialService:
 
         Raises:
             LeaseCancelled: the trial was not wanted any more before that.
+            DevicesQuarantined: there will never be so many again.
         """
         slot = job.slot
         if self.found is None:
@@ -70,13 +74,33 @@ class TrialService:
         if self.leases is None:  # --aorta-devices none
             yield Seat(cores=slot.cores, threads=_threads(slot), devices=device_variables([], self.found))
             return
-        with self.leases.acquire(need, cancelled=lambda: job.cancelled) as lease:
+        with self._lease(self.leases, job, need) as lease:
             yield Seat(
                 cores=slot.cores,
                 threads=_threads(slot),
                 devices=device_variables(lease.devices, self.found),
+                device_ids=lease.devices,
                 descriptors=tuple(lease.descriptors),
             )
+
+    def _lease(self, leases: Leases, job: JobContext, need: int) -> Lease:
+        def too_few() -> bool:
+            return need > len(set(leases.devices) - set(self.quarantined))
+
+        if not too_few():
+            try:
+                return leases.acquire(need, cancelled=lambda: job.cancelled or too_few())
+            except LeaseCancelled:
+                if job.cancelled or not too_few():
+                    raise
+        held = "; ".join(f"device {device} is held by {stuck}" for device, stuck in sorted(self.quarantined.items()))
+        raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")
+
+    def quarantine(self, seat: Seat, stuck: Sequence[str]) -> None:
+        """Processes of the trial on this seat cannot be ended. Their locks keep its devices from other runs as well."""
+        self.quarantined |= dict.fromkeys(seat.device_ids, ", ".join(stuck))
+        if self.leases is not None:  # those processes may end after all, and nobody knows what they have left there
+            self.leases = Leases([device for device in self.leases.devices if device not in self.quarantined])
 
     def close(self) -> None:
         """End all processes."""

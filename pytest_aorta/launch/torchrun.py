@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from pytest_aorta.launch.living import live, prepare
-from pytest_aorta.launch.ranks import find_log, rank_records, read_story, root_cause, story, teller
+from pytest_aorta.launch.ranks import find_log, rank_records, rank_stacks, read_story, root_cause, story, teller
 from pytest_aorta.runtime.processes.task_main import arm
 from pytest_aorta.trials.lifecycle import Send
 
@@ -102,9 +102,10 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
 def rank_main(payload: dict[str, Any]) -> int:
     """The life of one rank, in an interpreter that torchrun started."""
     sys.path.extend(path for path in payload["sys_path"] if path not in sys.path)
-    arm(str(Path(payload["folder"]) / "stacks.log"))
+    folder, rank = Path(payload["folder"]), int(os.environ["RANK"])
+    arm(rank_stacks(folder, rank))
     prepare(payload)
-    return 0 if live(payload, teller(Path(payload["folder"]), int(os.environ["RANK"]))) else 1
+    return 0 if live(payload, teller(folder, rank)) else 1
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch import external
+from pytest_aorta.launch.hangs import report_hang
+from pytest_aorta.launch.logs import LogLimit
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.ranks import find_log, rank_records, root_cause
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
+from pytest_aorta.launch.stacks import read_dump, whereabouts
 from pytest_aorta.runtime.processes.errors import ZygoteError
 from pytest_aorta.runtime.processes.server import Server
 from pytest_aorta.runtime.processes.task import Task
@@ -20,6 +23,12 @@ from pytest_aorta.runtime.processes.zygote import STARTUP_TIMEOUT
 from pytest_aorta.trials.outcome import Observed, signal_name
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
+
+#: Seconds between two looks at what a running trial writes.
+_LOOK_INTERVAL = 0.5
+
+#: In a trial's folder: where its process writes its stacks when asked to.
+_STACKS = "stacks.log"
 
 #: Order of a trial's phases as ``wait`` knows them.
 _ORDER = ("launch", "import", "setup", "run", "cleanup")
@@ -31,6 +40,8 @@ class ProcessTrial:
     def __init__(self, spec: TrialSpec, folder: Path, grace: float) -> None:
         self.spec = spec
         self.seen = Observed()
+        #: Processes of it that nobody could end.
+        self.stuck: list[str] = []
         self._folder = folder
         self._grace = grace
         self._started_at = utc_now()
@@ -43,7 +54,11 @@ class ProcessTrial:
         self._fresh = False
         self._give_back: Callable[[Server, bool], None] = lambda server, fresh: None
         self._deadline: float | None = None
+        #: When it will have made no progress for too long.
+        self._stalls_at: float | None = None
         self._overdue: float | None = None
+        self._logs = LogLimit(folder, spec.log_limit)
+        self._next_look = self._start + _LOOK_INTERVAL
         self._record: TrialResult | None = None
 
     def describe(self, description: dict[str, Any], launch: Launch, timeout: float | None) -> None:
@@ -72,6 +87,7 @@ class ProcessTrial:
             "trial_id": spec.trial_id,
             "folder": str(self._folder.absolute()),
             "grace": self._grace,
+            "memory": spec.memory,
         }
         logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
         self._task = server.submit(payload, **logs, cores=seat.cores, descriptors=seat.descriptors)
@@ -85,6 +101,11 @@ class ProcessTrial:
         self.seen.phases_sec["launch"] = time.monotonic() - self._start
         self.seen.phase = "setup"
         self._deadline = None if self.seen.timeout is None else time.monotonic() + self.seen.timeout
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        if self.spec.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
+            self._stalls_at = time.monotonic() + self.spec.stall_timeout
 
     def lose(self, error: ZygoteError) -> None:
         """It could not start, or the process that hosted it died."""
@@ -99,7 +120,7 @@ class ProcessTrial:
     def interrupt(self, why: str) -> None:
         """End it now."""
         self.seen.lost = interruption(self.seen.phase, why)
-        self._deadline = None
+        self._deadline = self._stalls_at = None
         task = self._task
         if task is not None and task.ended is None:
             task.kill(grace=min(self._grace, 1.0))
@@ -125,17 +146,18 @@ class ProcessTrial:
         return self._record
 
     def _advance(self) -> bool:
-        """Take in one event; ``False`` once the trial is over."""
+        """Take in one event, or look after the trial; ``False`` once it is over."""
         assert self._task is not None
+        limits = [limit for limit in (self._deadline, self._stalls_at) if limit is not None]
         try:
-            event = self._task.next_message(self._deadline)
+            event = self._task.next_message(min([*limits, self._next_look]))
         except TimeoutError:
-            self.seen.timed_out = True
-            self._overdue = time.time()
-            if self.seen.phase == "import":
-                self.seen.timeout = STARTUP_TIMEOUT
-            self._deadline = None
-            self._task.kill(self._grace)
+            now = time.monotonic()
+            if limits and min(limits) <= now:
+                self._end_overdue(stalled=min(limits) == self._stalls_at)
+            else:
+                self._logs.punch()
+                self._next_look = now + _LOOK_INTERVAL
             return True
         except ZygoteError as error:
             self.lose(error)
@@ -148,21 +170,49 @@ class ProcessTrial:
             self._note_leftovers(ended)
             self._task.close()
             self._task = None
-            if self._launch.mode == "external":
-                self._exchange_endings()
-            elif self._launch.mode != "single" and self._overdue is not None:
-                self._read_stories(self._overdue)
+            self._learn_the_rest()
             return False
         if event["type"] == "prepared":
             self._start_clock()
         else:
             self.seen.see(event)
+            if event["type"] in ("begin", "progress"):
+                self._note_progress()
         return True
+
+    def _end_overdue(self, *, stalled: bool) -> None:
+        """Its deadline has passed, or it is ``stalled``: have its stacks taken, and end it."""
+        assert self._task is not None
+        self.seen.timed_out = True
+        self._overdue = time.time()
+        if stalled:
+            self.seen.stalled = self.spec.stall_timeout
+        elif self.seen.phase == "import":
+            self.seen.timeout = STARTUP_TIMEOUT
+        self._deadline = self._stalls_at = None
+        self._task.kill(self._grace)
+
+    def _learn_the_rest(self) -> None:
+        """After its end: what its processes have left in files."""
+        if self._launch.mode == "external":
+            self._exchange_endings()
+        elif self._overdue is None:
+            return
+        elif self._launch.mode == "single":
+            where = whereabouts(read_dump(self._folder / _STACKS), self._source)
+            self.seen.whereabouts = None if where is None else where.text
+        else:
+            self._read_stories(self._overdue)
+
+    @property
+    def _source(self) -> str | None:
+        return self._description.get("source")
 
     def _exchange_endings(self) -> None:
         """Tell rank 0 how this rank ended; on rank 0, hear the others."""
         if own_rank() == 0:
-            self.seen.see(external.gather(self._folder, self.seen.returncode, self._overdue))
+            records = external.gather(self._folder, self.seen.returncode, self._overdue)
+            self._see_ranks(records, lambda rank: external.rank_folder(self._folder, rank) / _STACKS)
         else:
             with contextlib.suppress(OSError):
                 external.tell_the_end(self._folder, own_rank(), self.seen.returncode, self._overdue)
@@ -171,16 +221,33 @@ class ProcessTrial:
         """Learn from the ranks' own stories what their agent, which was ended with them, could not tell any more."""
         nproc = self._launch.nproc
         late = dict.fromkeys(range(nproc), overdue)
-        records = rank_records(lambda _: self._folder, nproc, {}, lambda *log: find_log(self._folder, *log), late)
+        records = rank_records(
+            lambda _: self._folder,
+            nproc,
+            {},
+            lambda *log: find_log(self._folder, *log),
+            overdue=late,
+            stalled=self.seen.stalled,
+        )
+        found = {record["rank"]: record["stacks"] for record in records}
+        self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
+
+    def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
+        if self._overdue is not None:
+            report = report_hang(records, stacks, self._source)
+            self.seen.whereabouts, self.seen.missing = report.text, report.missing
         self.seen.see({"type": "ranks", "ranks": records, "failure": root_cause(records)})
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
+        self.stuck = ended["unkillable"]
         for key, what in (("swept", "left running, and ended"), ("unkillable", "could not be ended")):
             for name in ended[key]:
                 self.seen.notes.append({"note": f"{name} was {what}" if key == "swept" else f"{name} {what}"})
 
     def _build(self) -> TrialResult:
         self._wall = time.monotonic() - self._start
+        self.seen.notes += [{"note": text} for text in self._logs.cut()]
+        artifacts = self._artifacts()
         return build_record(
             self.spec,
             self.seen,
@@ -188,16 +255,23 @@ class ProcessTrial:
             nproc=self._launch.nproc,
             started_at=self._started_at,
             wall=self._wall,
-            artifacts=self._artifacts(),
-            stacks=f"{self._folder.name}/stacks.log",
+            artifacts=artifacts,
+            stacks=self._stacks(artifacts),
         )
+
+    def _stacks(self, artifacts: dict[str, str]) -> str | None:
+        """The dump to look at first: that of the rank that the others waited for, where it is known."""
+        for record in self.seen.ranks:
+            if record["rank"] == self.seen.missing and record["stacks"] in artifacts.values():
+                return str(record["stacks"])
+        return artifacts.get("stacks")
 
     def _artifacts(self) -> dict[str, str]:
         found = {}
         with contextlib.suppress(OSError):
-            stacks = self._folder / "stacks.log"
-            if stacks.exists() and stacks.stat().st_size == 0:
-                stacks.unlink()
+            for stacks in [self._folder / _STACKS, *self._folder.glob("attempt_*/rank_*.stacks.log")]:
+                if stacks.exists() and stacks.stat().st_size == 0:
+                    stacks.unlink()
             if own_rank() == 0:  # another rank's is still to be read
                 for leftover in [*self._folder.glob("rank_*.events"), *self._folder.glob("torchrun.json")]:
                     leftover.unlink()

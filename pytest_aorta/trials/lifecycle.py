@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.trials.plain import to_plain
+from pytest_aorta.trials.size import bounded
 from pytest_aorta.trials.workload import WorkloadResult
 
 Event = dict[str, Any]
@@ -129,12 +130,14 @@ def result_to_plain(result: object) -> dict[str, Any]:
     details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
     if not isinstance(plain.get("metrics", {}), dict):
         plain["metrics"] = {"value": plain["metrics"]}
-    return {
-        **plain,
-        "passed": bool(fields["passed"]),
-        "step_times_ms": times,
-        "failure_details": details + [{"note": note} for note in notes],
-    }
+    return bounded(
+        {
+            **plain,
+            "passed": bool(fields["passed"]),
+            "step_times_ms": times,
+            "failure_details": details + [{"note": note} for note in notes],
+        }
+    )
 
 
 def _whole(value: Any) -> int:
@@ -183,7 +186,8 @@ def failure_of(error: BaseException, phase: str) -> dict[str, Any]:
     """A ``Failure`` as plain data."""
     failure: dict[str, Any] = {"phase": phase, "kind": "exception", **describe_exception(error), "at": time.time()}
     if isinstance(error, SystemExit):
-        code = error.code
+        # Python itself exits with 255 then, and refuses to write a number of some thousand digits.
+        code = 255 if isinstance(error.code, int) and error.code.bit_length() > 63 else error.code
         failure["exit_code"] = code if isinstance(code, int) else 0 if code is None else 1
         shown = code if code is None or isinstance(code, int) else repr(failure["message"])
         failure["message"] = f"sys.exit({shown})"

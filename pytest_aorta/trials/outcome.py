@@ -31,7 +31,11 @@ class Observed:
         progress: last progress event.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
         finished: whether the trial's process said that it had finished all phases.
-        timed_out: whether the parent ended it because of its deadline.
+        timed_out: whether the parent ended it because of its deadline, or because it made no progress.
+        timeout: the deadline in seconds.
+        stalled: the seconds without progress because of which it was ended.
+        whereabouts: where it was then, in words.
+        missing: the rank that others waited for then.
         lost: why the trial cannot be judged (launch failed, host process died, interrupted), as a ``Failure``.
     """
 
@@ -47,6 +51,9 @@ class Observed:
     finished: bool = False
     timed_out: bool = False
     timeout: float | None = None
+    stalled: float | None = None
+    whereabouts: str | None = None
+    missing: int | None = None
     lost: dict[str, Any] | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
 
@@ -86,7 +93,7 @@ class Observed:
             self.ranks = event["ranks"]
             self.rank_failure = event["failure"]
         elif kind == "failed":  # a fresh interpreter could not import the workload
-            self.lost = {"phase": "import", "kind": "exception", **event["error"]}
+            self.lost = {"phase": event.get("phase", "import"), "kind": "exception", **event["error"]}
         elif kind == "lived":
             self.finished = True
 
@@ -131,14 +138,20 @@ def _failure(seen: Observed) -> dict[str, Any] | None:
 
 
 def timeout_failure(seen: Observed) -> dict[str, Any]:
-    """What to say of a process that the deadline found still running."""
+    """What to say of a process that the deadline, or the stall limit, found still running."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
     where = {"launch": "launching", "import": "importing"}.get(seen.phase, f"{seen.phase}()")
     message = f"the deadline{limit} passed in {where}"
+    if seen.stalled is not None:
+        message = f"no progress for {seen.stalled:g} s in {where}"
     if seen.progress is not None:
         total = seen.progress.get("total")
         message += f", after step {seen.progress['step']}" + (f" of {total}" if total is not None else "")
-    return {"phase": seen.phase, "kind": "timeout", "message": message}
+    if seen.whereabouts is not None:
+        message += f"; {seen.whereabouts}"
+    kind = "timeout" if seen.stalled is None else "stall"
+    failure: dict[str, Any] = {"phase": seen.phase, "kind": kind, "message": message}
+    return failure if seen.missing is None else {**failure, "rank": seen.missing}
 
 
 def _ended_early(seen: Observed) -> dict[str, Any]:

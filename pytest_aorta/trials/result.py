@@ -106,6 +106,7 @@ class RankRecord(_Record):
     collateral: bool = False
     stdout: str | None = None
     stderr: str | None = None
+    stacks: str | None = None
 
 
 class TrialResult(_Record):

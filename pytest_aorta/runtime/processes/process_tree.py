@@ -64,6 +64,15 @@ def describe(pid: int) -> str:
         return f"pid {pid}"
 
 
+def describe_state(pid: int) -> str:
+    """Name, pid and what the kernel says that it does, for messages; ``disk-sleep`` is the uninterruptible one."""
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()} (pid {pid}, {process.status()})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
 def send_signal(pids: Iterable[int], number: int) -> None:
     """Signal every process that still exists and that we may signal."""
     for pid in pids:
@@ -90,6 +99,7 @@ def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
     turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
     for pid in listening:
         send_signal([pid], STACK_SIGNAL)
+        send_signal([pid], signal.SIGCONT)  # a stopped process would not see it
         time.sleep(turn if pid != listening[-1] else settle)
 
 

@@ -33,6 +33,8 @@ class Serving:
         #: Marks of the branches, and the channels that tell their fate, by pid.
         self.branches: dict[int, tuple[str, Channel]] = {}
         self.ended: dict[int, tuple[int, Any]] = {}
+        #: Processes that outlived SIGKILL: stuck in the kernel, and nobody's any more.
+        self.stuck: set[int] = set()
         self.patience = math.inf
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -83,7 +85,9 @@ class Serving:
             self.fork_branch(order["mark"])
         elif order["op"] == "kill" and order["pid"] == self.running:
             process_tree.request_stacks(self.task_members())
-            self.end_task(order["grace"])
+            alive = self.end_task(order["grace"])
+            if self.running in alive:
+                self.tell_end(returncode=None, max_rss=None, swept=[], alive=alive)
 
     def fork_standby(self) -> None:
         """Fork the child that the next task will run in, and hand its channel to the parent."""
@@ -145,7 +149,8 @@ class Serving:
 
     def task_roots(self) -> list[int]:
         """The running task's process and every orphan that was adopted from it."""
-        roots = [pid for pid in process_tree.children_of_self() if pid != self.standby and pid not in self.branches]
+        others = {self.standby, *self.branches, *self.stuck}
+        roots = [pid for pid in process_tree.children_of_self() if pid not in others]
         if of_branches := [mark for mark, _ in self.branches.values()]:
             roots = [pid for pid in roots if pid == self.running or not marks.bears(pid, *of_branches)]
         return roots
@@ -193,6 +198,7 @@ class Serving:
             if pid == 0:
                 return
             self.ended[pid] = (os.waitstatus_to_exitcode(status), usage)
+            self.stuck.discard(pid)
 
     def tend(self) -> None:
         """Collect every child that has ended, and bury the branches among them."""
@@ -224,18 +230,23 @@ class Serving:
             left = self.task_roots()
             swept = [process_tree.describe(pid) for pid in process_tree.tree(left)] if left else []
             alive = self.end_task(grace=0) if left else []
-            message = {
-                "type": "ended",
-                "returncode": returncode,
-                "max_rss_bytes": usage.ru_maxrss * 1024,
-                "swept": swept,
-                "unkillable": [process_tree.describe(pid) for pid in alive],
-                "at": time.time(),
-            }
-            self.running = None
-            kept = {self.standby, *self.branches}
-            self.ended = {pid: end for pid, end in self.ended.items() if pid in kept}
-            self.control.send(message)
+            self.tell_end(returncode, usage.ru_maxrss * 1024, swept, alive)
+
+    def tell_end(self, returncode: int | None, max_rss: int | None, swept: list[str], alive: list[int]) -> None:
+        """Tell the parent that the running task is over; what is still ``alive`` will not be waited for."""
+        message = {
+            "type": "ended",
+            "returncode": returncode,
+            "max_rss_bytes": max_rss,
+            "swept": swept,
+            "unkillable": [process_tree.describe_state(pid) for pid in alive],
+            "at": time.time(),
+        }
+        self.stuck.update(alive)
+        self.running = None
+        kept = {self.standby, *self.branches}
+        self.ended = {pid: end for pid, end in self.ended.items() if pid in kept}
+        self.control.send(message)
 
 
 def branch_main(control: Channel, zygote: int, mark: str, order: Message, run: Any) -> None:

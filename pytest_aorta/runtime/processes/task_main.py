@@ -30,11 +30,15 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
     descriptors = [channel.receive_fd() for _ in range(task["descriptors"])]
     if None in descriptors:
         os._exit(0)
-    redirect(task["stdout"], task["stderr"])
+    try:
+        redirect(task["stdout"], task["stderr"])
+        arm(task["stacks"])
+    except OSError as error:  # a folder that has vanished, a full disk
+        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
+        leave(0)
     try:
         if task["cores"] is not None:
             os.sched_setaffinity(0, task["cores"])
-        arm(task["stacks"])
         if order["fresh"]:
             run = _prepare(channel, order)
         run(task["payload"], channel)

@@ -1,0 +1,67 @@
+"""Where the ranks of a trial were that had to be ended: which one is missing, and what the others waited in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.stacks import Whereabouts, read_dump, whereabouts
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """What the stacks of a trial's ranks say together.
+
+    Attributes:
+        text: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
+        missing: the first rank that others wait for in a collective; ``None`` when nobody is known to wait.
+    """
+
+    text: str
+    missing: int | None
+
+
+def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | None], source: str | None) -> HangReport:
+    """Find out who waited for whom, and write into the records of the ranks that hung where each of them was.
+
+    A rank that waits in a collective for another one becomes ``collateral``.
+
+    Args:
+        records: plain ``RankRecord`` of every rank.
+        stacks: the dump of a rank.
+        source: the workload's file.
+    """
+    found: dict[int, Whereabouts | None] = {}
+    for record in records:
+        failure = record["failure"]
+        if failure is not None and failure["kind"] in ("timeout", "stall"):
+            path = stacks(record["rank"])
+            where = None if path is None else whereabouts(read_dump(path), source)
+            found[record["rank"]] = where
+            if where is not None:
+                failure["message"] += f"; {where.text}"
+    waiting = {rank for rank, where in found.items() if where is not None and where.collective is not None}
+    missing = [record["rank"] for record in records if record["rank"] not in waiting] if waiting else []
+    texts = []
+    for record in sorted(records, key=lambda record: (record["rank"] not in missing, record["rank"])):
+        rank = record["rank"]
+        if rank in waiting and missing:
+            record["collateral"] = True
+        where = found.get(rank)
+        text = where.text if where is not None else _end_of(record)
+        texts.append(f"rank {rank}{' is missing' if rank in missing else ''}: {text}")
+    return HangReport("; ".join(texts), missing[0] if missing else None)
+
+
+def _end_of(record: dict[str, Any]) -> str:
+    """How a rank ended that has told no stack."""
+    failure = record["failure"]
+    if failure is None:
+        return f"exited {record['exit_code'] or 0}"
+    if failure["kind"] in ("timeout", "stall"):
+        return "it gave no stack"
+    if failure["kind"] == "exception":
+        return f"raised {failure['type']}"
+    return str(failure["message"])

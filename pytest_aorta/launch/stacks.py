@@ -1,0 +1,101 @@
+"""Reading the stacks that a process wrote before it was ended: where it was, in a few words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+#: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.+)')
+
+#: Bytes of a dump that are looked at.
+_LOOKED_AT = 2**20
+
+#: What lies there, in whichever interpreter, is called by the workload, and was not written by its owner.
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
+
+#: Functions that stand around others.
+_WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>"}
+
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a process was.
+
+    Attributes:
+        text: ``all_reduce in step() at fsdp.py line 88``.
+        collective: the function of ``torch.distributed`` that it was in, if it was in one.
+    """
+
+    text: str
+    collective: str | None
+
+
+def read_dump(path: Path) -> list[list[Frame]]:
+    """The threads of the first dump in a file, each with its innermost frame first; the main thread is the last.
+
+    Empty when there is no dump: the process did not listen any more, or not yet.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LOOKED_AT).decode(errors="replace")
+    except OSError:
+        return []
+    threads: list[list[Frame]] = []
+    before = ""
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            if before:  # an empty line is between two threads, not between two dumps
+                break
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(found["file"], int(found["line"]), found["name"]))
+        before = line
+    return threads
+
+
+def whereabouts(threads: list[list[Frame]], source: str | None = None) -> Whereabouts | None:
+    """Where the main thread was, as seen from the workload's own code.
+
+    Args:
+        threads: of ``read_dump``.
+        source: the workload's file.
+    """
+    if not threads or not threads[-1]:
+        return None
+    frames = threads[-1]
+    # The workload's are those that the runner has called.
+    until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
+    frames = frames[:until] or frames
+    own = _own(frames, source)
+    inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
+    called = f"{inside[-1]} in " if inside else ""
+    where = frames[own]
+    collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
+    return Whereabouts(f"{called}{where.name}() at {Path(where.file).name} line {where.line}", collective)
+
+
+def _own(frames: list[Frame], source: str | None) -> int:
+    """Index of the innermost frame of the workload's file, else of code that is no library's, else of any."""
+    for is_own in (lambda frame: frame.file == source, lambda frame: not _LIBRARY.search(frame.file)):
+        for at, frame in enumerate(frames):
+            if is_own(frame):
+                return at
+    return 0
+
+
+def _is_collective(frame: Frame) -> bool:
+    return frame.file.endswith(_COLLECTIVES) and not frame.name.startswith("_") and frame.name not in _WRAPPERS

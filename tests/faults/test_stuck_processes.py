@@ -1,0 +1,78 @@
+"""A process that nobody can end, as a stuck driver makes one: its trial is over, and its device is given to nobody.
+
+The process is a double, for no machine here has such a driver: its zygote is made to send it no SIGKILL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_aorta.runtime.devices import are_named_only, find_devices
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+STUCK = """
+import os, signal, time
+from functools import partial
+
+from pytest_aorta.runtime.processes import process_tree
+
+send_signal = process_tree.send_signal
+
+
+def send_no_sigkill(pids, number):
+    send_signal([pid for pid in pids if number != signal.SIGKILL], number)
+
+
+process_tree.send_signal = send_no_sigkill
+process_tree.end_all = partial(process_tree.end_all, limit=0.2)
+
+
+class Stuck:
+    def __init__(self, config):
+        pass
+
+    def setup(self):
+        pass
+
+    def run(self):
+        first = not os.path.exists("stuck")
+        if first:
+            open("stuck", "w").close()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1000)
+        return {"passed": True, "metrics": {"device": os.environ.get("CUDA_VISIBLE_DEVICES")}}
+"""
+
+OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "0.5", "--aorta-grace", "0")
+
+
+def test_its_trial_is_over_and_names_it(bench: Bench) -> None:
+    bench.write(stuck=STUCK)
+    bench.run(*OPTIONS).assert_outcomes(failed=1, passed=1)
+    first, second = bench.trials().values()
+    assert (first["exit_status"], second["exit_status"]) == ("timeout", "ok")
+    [note] = first["result"]["failure_details"]
+    assert note["note"].endswith(", sleeping) could not be ended")
+    bench.wait_until(lambda: not bench.left_running())
+
+
+@pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
+def test_its_device_is_given_to_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(bench.path / "leases"))
+    bench.write(stuck=STUCK)
+    bench.run(*OPTIONS, "--aorta-devices", "0-1").assert_outcomes(failed=1, passed=1)
+    assert bench.trials()["Stuck/trial_1.json"]["result"]["metrics"]["device"] == "1"
+    bench.wait_until(lambda: not bench.left_running())
+
+    (bench.path / "stuck").unlink()
+    bench.run(*OPTIONS, "--aorta-devices", "0").assert_outcomes(failed=1, errors=1)
+    assert list(bench.statuses().values()) == ["timeout", "infrastructure_failed"]
+    failure = bench.trials()["Stuck/trial_1.json"]["failure"]
+    assert (failure["phase"], failure["traceback"]) == ("launch", None)
+    assert failure["message"].startswith("device 0 is held by ")
+    assert failure["message"].endswith("which cannot be ended; a trial takes 1 of the devices that are left")
+    bench.wait_until(lambda: not bench.left_running())
