@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.running import SlotTrial
     from pytest_aorta.session import Run
     from pytest_aorta.trials.spec import TrialSpec
@@ -23,10 +24,10 @@ class Ahead:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._waiting: dict[str, tuple[SlotTrial, TrialSpec, TrialPlace]] = {}
+        self._waiting: dict[str, tuple[SlotTrial | ReplayedTrial, TrialSpec, TrialPlace]] = {}
         self._launched = False
         #: Trials whose items did not want them, and that are being ended.
-        self._dropped: list[tuple[SlotTrial, TrialPlace]] = []
+        self._dropped: list[tuple[SlotTrial | ReplayedTrial, TrialPlace]] = []
         #: Fixtures and hooks that keep trials from being launched ahead, with an item that has each.
         self.held_by: dict[str, str] = {}
 
@@ -39,11 +40,16 @@ class Ahead:
         from pytest_aorta.session import deadline_of
 
         installed = _installed(session.config)
-        for item in session.items:
-            if isinstance(item, TrialItem) and item.spec.isolation != "none" and not self._held(item, installed):
-                place = item.plan.place(item.spec)
-                trial: Any = self._run.start(item.spec, place, deadline_of(item, item.spec), urgent=False)
-                self._waiting[item.nodeid] = (trial, item.spec, place)
+        chosen = [
+            (item, item.plan.place(item.spec))
+            for item in session.items
+            if isinstance(item, TrialItem) and item.spec.isolation != "none" and not self._held(item, installed)
+        ]
+        # All of them first: to know whether a result is still good takes a slot, which the trials would have.
+        found = [self._run.find(item.spec, place) for item, place in chosen]
+        for (item, place), trial in zip(chosen, found, strict=True):
+            started: Any = trial or self._run.start(item.spec, place, deadline_of(item, item.spec), urgent=False)
+            self._waiting[item.nodeid] = (started, item.spec, place)
 
     def _held(self, item: pytest.Function, installed: set[str]) -> bool:
         """Whether code of the user runs before the item, or marks may keep it from running at all."""
@@ -52,7 +58,7 @@ class Ahead:
             self.held_by.setdefault(found, item.nodeid)
         return found is not None or any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail"))
 
-    def take(self, item: pytest.Item) -> SlotTrial | None:
+    def take(self, item: pytest.Item) -> SlotTrial | ReplayedTrial | None:
         """The trial of an item that pytest has come to."""
         found = self._waiting.pop(item.nodeid, None)
         return None if found is None else found[0]

@@ -12,10 +12,13 @@ from pytest_aorta.launch.inprocess import InProcessTrial, check_here
 from pytest_aorta.launch.rules import own_rank, under_launcher
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
+from pytest_aorta.resuming import kept_trial
 from pytest_aorta.runtime.hosts.specs import expand_specs
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
+from pytest_aorta.workspace.leftovers import Leftovers
+from pytest_aorta.workspace.resume import read_kept, retitle
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.running import RunningTrial
@@ -58,7 +61,8 @@ class RunRequest:
 def run_trials(request: RunRequest) -> list[TrialResult]:
     """Run all trials of a cell, write their files, and return their records in the order of the trials.
 
-    A trial that fails, crashes or times out is a result. Of several ranks, only rank 0 writes.
+    A trial that fails, crashes or times out is a result. Of several ranks, only rank 0 writes. With ``resume``, a
+    trial that has a result of this very request is not run again.
 
     Raises:
         RegistryError: an unknown name.
@@ -91,9 +95,12 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
     engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
+    leftovers = Leftovers(results)
 
     def retire(place: TrialPlace) -> None:
         history.retire(results, place, run, own_rank() if under_launcher() else None)
+
+    check = check_here if request.isolation == "none" else engine.checked
 
     def launch(spec: TrialSpec) -> RunningTrial:
         place = plan.place(spec)
@@ -102,10 +109,25 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             return InProcessTrial(spec)
         return engine.launch(spec, place.folder_in(results, own_rank()), urgent=False, on_start=lambda: retire(place))
 
+    def write(running: RunningTrial, place: TrialPlace) -> None:
+        file, record = place.file_in(results), running.finish()
+        if running.resumed:
+            retitle(file, record.trial_id)
+        elif not (request.resume and read_kept(file)):
+            if file.exists():  # of an earlier run: this trial could not even be started
+                retire(place)
+            write_json(file, record.to_dict())
+        leftovers.remove(place.file)
+
     records = []
     try:
-        (check_here if request.isolation == "none" else engine.check)(plan.trials[0])
-        for running in [launch(spec) for spec in plan.trials]:
+        check(plan.trials[0])
+        # All of them first: each looks for what is there before any trial takes its place.
+        found = [
+            kept_trial(spec, plan.place(spec).file_in(results), check) if request.resume else None
+            for spec in plan.trials
+        ]
+        for running in [it or launch(spec) for it, spec in zip(found, plan.trials, strict=True)]:
             try:
                 for phase in ("setup", "run"):
                     running.wait(phase)
@@ -113,10 +135,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
                 pass  # only without isolation; the record has it
             records.append(running.finish())
             if own_rank() == 0:
-                place = plan.place(running.spec)
-                if place.file_in(results).exists():  # of an earlier run: this trial could not even be started
-                    retire(place)
-                write_json(place.file_in(results), records[-1].to_dict())
+                write(running, plan.place(running.spec))
     finally:
         engine.close()
     return records

@@ -97,9 +97,9 @@ class RunTrial:
         except KeyboardInterrupt:
             run.interrupt()
             running.interrupt("KeyboardInterrupt")
-            run.keep(self._item, where, running.finish())
+            run.keep(self._item, where, running.finish(), running.resumed)
             raise
-        run.keep(self._item, where, record)
+        run.keep(self._item, where, record, running.resumed)
         warn(self._item, running)
         return record
 

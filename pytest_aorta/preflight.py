@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.collection import TrialItem
+from pytest_aorta.collection import TrialItem, plan_of_file
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError, under_launcher
 from pytest_aorta.options import is_mentioned
+from pytest_aorta.plan import Plan
 from pytest_aorta.session import Run, run_of
 from pytest_aorta.slots import check_slots, under_xdist
 from pytest_aorta.trials.options import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.workload_files import workload_classes
 
 
 def check_trials(session: pytest.Session) -> None:
@@ -38,7 +40,13 @@ def check_trials(session: pytest.Session) -> None:
         chosen = run.selection
         if chosen.workloads and (chosen.config or chosen.steps or chosen.nproc or chosen.devices):
             specs = list(run.plan.trials)
-    if not specs or config.getoption("setuponly", False):
+    if config.getoption("setuponly", False):
+        return
+    if (specs or is_mentioned(config)) and run_of(config).selection.resume:
+        from pytest_aorta.resuming import move_what_has_grown
+
+        move_what_has_grown(_plans(config), run_of(config).results)
+    if not specs:
         return
     refuse_unwritable(run_of(config).results)
     for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
@@ -46,6 +54,16 @@ def check_trials(session: pytest.Session) -> None:
             check(run_of(config), spec)
         except (ConfigError, LaunchModeError, EngineUnusable) as error:
             raise pytest.UsageError(str(error)) from None
+
+
+def _plans(config: pytest.Config) -> list[Plan]:
+    """All plans; those of files are known to xdist's workers only, and are made again."""
+    run = run_of(config)
+    if not under_xdist(config):
+        return run.plans
+    files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    given = dict.fromkeys(file for file in files if workload_classes(file))
+    return [*run.plans, *(plan_of_file(file, run.selection, run.registry) for file in given)]
 
 
 def check(run: Run, spec: TrialSpec) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.layout import TrialPlace
+from pytest_aorta.workspace.leftovers import Leftovers
+from pytest_aorta.workspace.resume import read_kept, retitle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +41,9 @@ class TrialWriter:
         self.summary: dict[tuple[str, str], CellSummary] = {}
         self.written: set[str] = set()
         self.errors: list[str] = []
+        #: How many trials had a result already.
+        self.resumed = 0
+        self._leftovers = Leftovers(run.results)
 
     def reported(self, report: pytest.TestReport) -> None:
         """Write the records that a report brings."""
@@ -48,22 +53,35 @@ class TrialWriter:
     def write(self, record: dict[str, Any]) -> None:
         """Write one record; a failure to write is told at the end of the run, and the run goes on."""
         path, result = record["path"], record["result"]
+        resumed = record.get("resumed", False)
         try:
-            self._clear(TrialPlace(PurePosixPath(path)))
-            write_json(self.run.results / path, result)
+            if resumed:
+                retitle(self.run.results / path, result["trial_id"])
+            elif self._clear(TrialPlace(PurePosixPath(path))):
+                write_json(self.run.results / path, result)
+            self._leftovers.remove(PurePosixPath(path))
         except OSError as error:
             self.errors.append(f"{self.run.results / path}: {error}")
         if record in self.run.unreported:
             self.run.unreported.remove(record)
         self.written.add(path)
+        self.resumed += resumed
         cell = self.summary.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
-    def _clear(self, place: TrialPlace) -> None:
-        """An earlier result is still there when its successor could not even be started."""
-        if place.file_in(self.run.results).exists():
-            history.retire(self.run.results, place, self.run.stamp)
+    def _clear(self, place: TrialPlace) -> bool:
+        """An earlier result is still there when its successor could not even be started; whether that takes its place.
+
+        With ``--aorta-resume`` it does not: what went wrong says nothing about a result that can be replayed.
+        """
+        file = place.file_in(self.run.results)
+        if not file.exists():
+            return True
+        if self.run.selection.resume and str(place.file) not in self.written and read_kept(file) is not None:
+            return False
+        history.retire(self.run.results, place, self.run.stamp)
+        return True
 
     def lost(self, nodeid: str, why: str) -> None:
         """Record an item whose process died before it could report."""
@@ -110,7 +128,7 @@ class TrialWriter:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.lost(nodeid, f"interrupted: {why}")
         places = {plan.place(spec) for plan in self.run.plans for spec in plan.trials}
-        if places and {str(place.file) for place in places} == self.written:
+        if places and not self.run.selection.resume and {str(place.file) for place in places} == self.written:
             workloads = {place.file.parts[0] for place in places}
             history.retire_others(self.run.results, workloads, places, self.run.stamp)
 
@@ -134,6 +152,9 @@ class TrialWriter:
             names = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
             numbers = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
             terminal.write_line("  ".join(names + numbers).rstrip())
+        if self.run.selection.resume:
+            total = sum(found.statuses.total() for found in self.summary.values())
+            terminal.write_line(f"{self.resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
         if self.run.ahead.held_by:
             code = ", ".join(self.run.ahead.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +20,9 @@ from pytest_aorta.registry import Registry
 from pytest_aorta.workspace import history
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.checked import Checked
     from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.running import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -38,7 +39,7 @@ class Told:
     """What the reports of an item carry.
 
     ``exit_status`` of its trial as far as known; ``records`` of trials that are over, each with ``path``, relative to
-    the results directory, and ``result``.
+    the results directory, ``result``, and ``resumed``: whether that is the file's content already.
     """
 
     exit_status: str | None = None
@@ -72,6 +73,8 @@ class Run:
         self.unreported: list[dict[str, Any]] = []
         #: What has interrupted pytest itself, between two phases of an item as well as in one.
         self.interrupted: str | None = None
+        #: Where trials have been started; a plugin may run an item again, and wants to see something new.
+        self._started: set[TrialPlace] = set()
         self._lock = threading.Lock()
         self._engine: TrialEngine | None = None
 
@@ -130,22 +133,39 @@ class Run:
     def launch(
         self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, extra_env: Mapping[str, str]
     ) -> RunningTrial:
-        """Start the trial of an item; an earlier result in its place moves to the history."""
+        """Start the trial of an item, or with ``--aorta-resume`` find its result."""
         item.stash.setdefault(REPORT, Told())  # a test may start several
         running = self.ahead.take(item) if not extra_env else None
-        return running or self.start(spec, place, deadline_of(item, spec), extra_env)
+        if running is not None:
+            return running
+        spec = replace(spec, overlay={**spec.overlay, **extra_env})
+        return self.find(spec, place) or self.start(spec, place, deadline_of(item, spec))
+
+    def find(self, spec: TrialSpec, place: TrialPlace) -> ReplayedTrial | None:
+        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of this very request."""
+        if not self.selection.resume or place in self._started:
+            return None
+        from pytest_aorta.resuming import kept_trial
+
+        return kept_trial(spec, place.file_in(self.results), self._checked)
+
+    def _checked(self, spec: TrialSpec) -> Checked | None:
+        if spec.isolation == "none":
+            from pytest_aorta.launch.inprocess import check_here
+
+            return check_here(spec)
+        return self.engine.checked(spec)
 
     def start(
         self,
         spec: TrialSpec,
         place: TrialPlace,
         deadline: float | None,
-        extra_env: Mapping[str, str] = MappingProxyType({}),
         *,
         urgent: bool = True,
     ) -> RunningTrial:
-        """Have a trial run; an ``urgent`` one before those that wait for a slot."""
-        spec = replace(spec, overlay={**spec.overlay, **extra_env})
+        """Have a trial run, an ``urgent`` one before those that wait for a slot; an earlier result moves away."""
+        self._started.add(place)
         if spec.isolation == "none":
             from pytest_aorta.launch.inprocess import InProcessTrial
 
@@ -167,7 +187,8 @@ class Run:
 
         lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
         lost["message"] = why + lost["message"]
-        history.retire(self.results, place, self.stamp)
+        if not self.selection.resume:  # then it gives way only to a trial that has started
+            history.retire(self.results, place, self.stamp)
         record = build_record(spec, Observed(lost=lost), {}, started_at=utc_now())
         item.stash[REPORT] = Told()
         self.keep(item, place, record)
@@ -213,9 +234,9 @@ class Run:
         except KeyboardInterrupt:
             self.interrupt()
             running.interrupt("KeyboardInterrupt")
-            self.keep(item, place, running.finish())  # with the result, where there is one already
+            self.keep(item, place, running.finish(), running.resumed)  # with the result, where there is one already
             raise
-        self.keep(item, place, record)
+        self.keep(item, place, record, running.resumed)
         if record.failure is not None and record.failure.phase == "cleanup":
             raise TrialFailed(failure_text(record, self.results, place, item))
 
@@ -224,11 +245,11 @@ class Run:
         self.interrupted = why
         self.ahead.interrupt(why)
 
-    def keep(self, item: pytest.Item, place: TrialPlace, record: TrialResult) -> None:
+    def keep(self, item: pytest.Item, place: TrialPlace, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""
         told = item.stash.setdefault(REPORT, Told())
         told.exit_status = record.exit_status
-        told.records.append({"path": str(place.file), "result": record.to_dict()})
+        told.records.append({"path": str(place.file), "result": record.to_dict(), "resumed": resumed})
         item.user_properties.append(("aorta_exit_status", record.exit_status))
         if not hasattr(self.config, "workerinput"):  # a worker's last report may be lost, and then so is its process
             self.unreported.append(told.records[-1])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_aorta.launch.checked import Checked
 from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.runner import specification
@@ -17,9 +18,11 @@ from pytest_aorta.runtime.cores import core_shares, threads_of
 from pytest_aorta.runtime.jobs import Slot
 from pytest_aorta.runtime.linked import StartupError
 from pytest_aorta.runtime.orchestrator import Orchestrator
+from pytest_aorta.runtime.records import Outcome
 from pytest_aorta.runtime.work import Job, Preparation
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.options import ConfigError
+from pytest_aorta.trials.plain import decode_non_finite
 from pytest_aorta.trials.spec import GRACE, TrialSpec
 
 _RUN = "pytest_aorta.launch.tasks:run_trial"
@@ -62,6 +65,7 @@ class TrialEngine:
             )
         self._variables: dict[str, str] = {}
         self._unusable: Exception | None = None
+        self._checked: dict[tuple[str, int | None], Checked] = {}
 
     @property
     def _session(self) -> Orchestrator:
@@ -85,8 +89,10 @@ class TrialEngine:
         # Written for a user, wherever it was raised; anything else keeps its traceback.
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 
-    def check(self, spec: TrialSpec) -> None:
+    def check(self, spec: TrialSpec) -> Checked | None:
         """Find out what would prevent every trial of a cell, before the first one.
+
+        ``None`` for what is no mistake of the request: the trials will say it, each in its file.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
@@ -94,13 +100,24 @@ class TrialEngine:
             EngineUnusable: no trial can be run.
         """
         preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
-        record = self._session.submit_job(Job(_PREPARE, preparation.payload)).wait()
+        # Urgent: somebody waits for it, while trials that were launched ahead may wait for a slot.
+        record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
         details = dict(record.failure.details) if record.failure is not None else {}
         if details.get("kind") == "ConfigError":
             raise ConfigError(details["message"])
         if details.get("kind") == "LaunchModeError":
             raise LaunchModeError(details["message"])
-        # Anything else the trials will say, each in its file.
+        if record.outcome is not Outcome.SUCCESS:
+            return None
+        told = record.payload
+        found = Checked(told["source_digest"], decode_non_finite(told["config"]), told["nproc"])
+        self._checked[preparation.key, spec.nproc] = found
+        return found
+
+    def checked(self, spec: TrialSpec) -> Checked | None:
+        """As ``check``, which is asked only once for all trials of a cell."""
+        preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
+        return self._checked.get((preparation.key, spec.nproc)) or self.check(spec)
 
     def launch(
         self,

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.checked import Checked
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import resolve_launch
 from pytest_aorta.probe.collect import collect_env, collect_static
@@ -23,16 +24,19 @@ def describe_here(spec: TrialSpec) -> dict[str, Any]:
     return describe(load_class(spec.workload.target), dict(spec.overrides), spec.steps)
 
 
-def check_here(spec: TrialSpec) -> None:
+def check_here(spec: TrialSpec) -> Checked:
     """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
     description = describe_here(spec)
     if description["config_error"] is not None:
         raise ConfigError(description["config_error"])
     resolve_launch(spec, description)
+    return Checked(description["source_digest"], description["config"], 1)  # further ranks are not this record's
 
 
 class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
+
+    resumed = False
 
     def __init__(self, spec: TrialSpec) -> None:
         self.spec = spec

@@ -22,6 +22,8 @@ class RunningTrial(Protocol):
     """A trial on its way."""
 
     spec: TrialSpec
+    #: Whether an earlier run has its result, and it is not run.
+    resumed: bool
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
@@ -44,6 +46,8 @@ class RunningTrial(Protocol):
 
 class SlotTrial:
     """A trial that the engine was given. Its events come on other threads."""
+
+    resumed = False
 
     def __init__(self, spec: TrialSpec, folder: Path) -> None:
         self.spec = spec

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.process import Inherited
 from pytest_aorta.runtime.processes.errors import ZygoteError
+from pytest_aorta.trials.plain import encode_non_finite
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.service import TrialService
@@ -55,7 +56,7 @@ class CellBroken(Exception):
 def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     """Import the workload once, in the process that the cell's trials are forked from, and check how they start.
 
-    Returns ``need``, the number of devices that a trial takes.
+    Returns ``need``, the number of devices that a trial takes, and as plain data what ``Checked`` is made of.
 
     Raises:
         CellBroken: they cannot be started.
@@ -65,12 +66,17 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     try:
         with service.seat(job, 1) as seat:
             job.on_cancel(lambda why: service.runner.abandon(order.spec, order.inherited, seat))
-            _, launch = service.runner.check(order.spec, order.inherited, seat)
+            description, launch = service.runner.check(order.spec, order.inherited, seat)
         service.check_need(name, launch.nproc)
         service.needs[name] = launch.nproc
     except Exception as error:
         raise CellBroken(error) from error
-    return {"need": launch.nproc}
+    return {
+        "need": launch.nproc,
+        "source_digest": description["source_digest"],
+        "config": encode_non_finite(description["config"]),  # it may come from another host, as JSON
+        "nproc": launch.nproc,
+    }
 
 
 def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:

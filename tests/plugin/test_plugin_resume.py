@@ -1,0 +1,356 @@
+"""``--aorta-resume``: a trial that has a result of this very request is not run, and shows as it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+
+#: Every run of a trial leaves a line in the ledger.
+COUNTS = """
+import os
+
+class Counts:
+    def __init__(self, config): self.config = config
+    def setup(self): pass
+    def run(self):
+        fd = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(fd, b"%d\\n" % os.getpid())
+        return {"passed": True, "metrics": dict(self.config)}
+"""
+
+#: Ways to run pytest.
+WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2")}
+
+
+@pytest.fixture
+def counts(bench: Bench) -> Bench:
+    bench.write(counts=COUNTS)
+    bench.register(counts="counts:Counts")
+    return bench
+
+
+def runs(bench: Bench) -> int:
+    """How many trials have run so far."""
+    ledger = bench.path / "ledger"
+    return len(ledger.read_text().splitlines()) if ledger.exists() else 0
+
+
+def contents(bench: Bench) -> dict[str, tuple[bytes, int]]:
+    """What a trial file is, and when it was written."""
+    return {name: ((bench.results / name).read_bytes(), (bench.results / name).stat().st_ino) for name in bench.files()}
+
+
+def run(bench: Bench, *options: str, trials: int = 4) -> pytest.RunResult:
+    return bench.run("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_runs_twice(counts: Bench, way: str) -> None:
+    run(counts, *WAYS[way]).assert_outcomes(passed=4)
+    before = contents(counts)
+    again = run(counts, "--aorta-resume", *WAYS[way])
+    again.assert_outcomes(passed=4)
+    again.stdout.fnmatch_lines(["counts *local-none * 4 * 4 *", "4 of 4 trials had a result already (--aorta-resume)"])
+    assert runs(counts) == 4
+    assert contents(counts) == before
+    assert counts.earlier() == []
+    assert counts.left_running() == []
+
+
+def test_without_the_option_everything_does(counts: Bench) -> None:
+    run(counts)
+    again = run(counts)
+    again.stdout.no_fnmatch_line("*--aorta-resume*")
+    assert runs(counts) == 8
+    assert len(counts.earlier()) == 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_missing_runs(counts: Bench, way: str) -> None:
+    run(counts)
+    before = contents(counts)
+    missing = ("counts/trial_1.json", "counts/trial_2.json")
+    for name in missing:
+        (counts.results / name).unlink()
+    again = run(counts, "--aorta-resume", *WAYS[way], trials=6)
+    again.assert_outcomes(passed=6)
+    again.stdout.fnmatch_lines(["2 of 6 trials had a result already (--aorta-resume)"])
+    assert runs(counts) == 8
+    after = contents(counts)
+    assert len(after) == 6
+    assert all(after[name] == before[name] for name in before if name not in missing)
+    assert counts.earlier() == []
+
+
+ALL_STATUSES = {
+    "passes": "Passes",
+    "raises": "RaisesInRun",
+    "refuses": "ReturnsFalse",
+    "crashes": "SegfaultsInRun",
+    "hangs": "HangsPolitelyInRun",
+    "stuck": "HangsInSetup",
+    "unclean": "RaisesInCleanup",
+    "twice": "FailsInRunAndCleanup",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_shows_as_it_did(bench: Bench, way: str) -> None:
+    bench.copy(FAULTY)
+    bench.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
+    options = [word for name in ALL_STATUSES for word in ("--aorta-workload", name)]
+    first = bench.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way])
+    before = contents(bench)
+    again = bench.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way], "--aorta-resume")
+    assert again.ret == first.ret == pytest.ExitCode.TESTS_FAILED
+    assert again.parseoutcomes() == first.parseoutcomes()
+    assert bench.words(again) == bench.words(first)
+    assert bench.words(again)["stuck[local-none-0]"] == ["TIMEOUT"]
+    again.stdout.fnmatch_lines(["trial file: */raises/trial_0.json", "run it again: pytest *"])
+    again.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)", "FAILED *ValueError: loss*"])
+    assert contents(bench) == before
+
+
+def test_ranks_show_as_they_did(bench: Bench) -> None:
+    bench.write(
+        ranks="""
+        import os, signal
+
+        class Ranks:
+            launch_mode = "distributed"
+            min_world_size = 2
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                if os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                return {"passed": True}
+        """
+    )
+    bench.register(ranks="ranks:Ranks")
+    first = bench.run("--aorta-workload", "ranks", "-v")
+    again = bench.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
+    assert again.parseoutcomes() == first.parseoutcomes() == {"failed": 1}
+    again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
+
+
+def test_a_new_source_runs_everything(counts: Bench) -> None:
+    run(counts)
+    counts.write(counts=COUNTS + "\n# another thought\n")
+    run(counts, "--aorta-resume").assert_outcomes(passed=4)
+    assert runs(counts) == 8
+    assert len(counts.earlier()) == 4
+
+
+@pytest.mark.parametrize(
+    "other", [("--aorta-config", "a=1"), ("--aorta-extra-env", "A=1"), ("--aorta-isolation", "spawn")]
+)
+def test_so_does_another_request(counts: Bench, other: tuple[str, str]) -> None:
+    run(counts)
+    again = run(counts, "--aorta-resume", *other)
+    again.assert_outcomes(passed=4)
+    again.stdout.fnmatch_lines(["0 of 4 trials had a result already (--aorta-resume)"])
+    assert runs(counts) == 8
+    assert len(counts.earlier()) == 4
+    run(counts, "--aorta-resume", *other).assert_outcomes(passed=4)
+    assert runs(counts) == 8
+
+
+def test_so_does_another_variable_of_a_fixture(counts: Bench) -> None:
+    counts.write(
+        conftest="""
+        import os, pytest
+
+        @pytest.fixture
+        def aorta_extra_env(): return {"SHADE": os.environ["SHADE_OF_FIXTURE"]}
+        """
+    )
+    for shade, so_far in (("red", 4), ("red", 4), ("blue", 8), ("blue", 8)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SHADE_OF_FIXTURE", shade)
+            run(counts, "--aorta-resume").assert_outcomes(passed=4)
+        assert runs(counts) == so_far
+
+
+def test_what_says_nothing_about_the_workload_runs_again(bench: Bench) -> None:
+    bench.write(
+        shaky="""
+        import pathlib
+
+        class Shaky:
+            def __init__(self, config): pass
+            def setup(self): assert pathlib.Path("repaired").exists()
+            def run(self): return {"passed": True}
+        """
+    )
+    bench.register(shaky="shaky:Shaky")
+    bench.run("--aorta-workload", "shaky").assert_outcomes(errors=1)
+    (bench.path / "repaired").touch()
+    bench.run("--aorta-workload", "shaky", "--aorta-resume").assert_outcomes(passed=1)
+    assert bench.statuses() == {"shaky/trial_0.json": "ok"}
+    assert bench.earlier() == ["shaky/trial_0.json"]
+
+
+def test_so_does_a_torn_file(counts: Bench) -> None:
+    run(counts)
+    file = counts.results / "counts" / "trial_2.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    run(counts, "--aorta-resume").assert_outcomes(passed=4)
+    assert runs(counts) == 5
+    assert counts.earlier() == ["counts/trial_2.json"]
+    assert set(counts.statuses().values()) == {"ok"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plan_that_has_grown_takes_its_results_along(counts: Bench, way: str) -> None:
+    counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
+    run(counts)
+    before = contents(counts)
+    cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none")
+    again = run(counts, "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
+    again.assert_outcomes(passed=8)
+    again.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
+    assert runs(counts) == 8
+    assert counts.earlier() == []
+    after = contents(counts)
+    assert sorted(after) == sorted(f"counts/local-{name}/trial_{i}.json" for name in ("blue", "none") for i in range(4))
+    for index in range(4):
+        # What was the first mitigation set of the plan is the second one now; nothing else has changed.
+        kept = after[f"counts/local-none/trial_{index}.json"][0]
+        assert kept == before[f"counts/trial_{index}.json"][0].replace(b"_d0_m0_t", b"_d0_m1_t")
+        assert (counts.results / "counts" / "local-none" / f"trial_{index}" / "stdout.log").exists()
+    run(counts, "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
+    assert contents(counts) == after
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_so_does_one_of_a_file(counts: Bench, way: str) -> None:
+    counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
+    counts.run("counts.py", *WAYS[way]).assert_outcomes(passed=1)
+    cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none")
+    again = counts.run("counts.py", "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
+    again.assert_outcomes(passed=2)
+    assert runs(counts) == 2
+    assert counts.files() == ["Counts/local-blue/trial_0.json", "Counts/local-none/trial_0.json"]
+    assert counts.earlier() == []
+
+
+def test_what_the_plan_no_longer_holds_stays(counts: Bench) -> None:
+    run(counts)
+    run(counts, "--aorta-resume", trials=2).assert_outcomes(passed=2)
+    assert len(counts.files()) == 4
+    assert counts.earlier() == []
+
+
+def test_in_pytest_s_own_process(counts: Bench) -> None:
+    for _ in range(2):
+        run(counts, "--aorta-resume", "--aorta-isolation", "none").assert_outcomes(passed=4)
+    assert runs(counts) == 4
+
+
+def test_trials_of_tests(counts: Bench) -> None:
+    counts.write(
+        test_it="""
+        import pytest
+
+        def test_one(aorta_run):
+            assert aorta_run("counts").exit_status == "ok"
+            assert aorta_run("counts", config={"a": 1}).result.metrics == {"a": 1}
+
+        @pytest.mark.aorta(trials=2)
+        def test_several(aorta_trial):
+            assert aorta_trial("counts").trial_index == aorta_trial.index
+        """
+    )
+    for _ in range(2):
+        result = counts.run("test_it.py", "--aorta-resume")
+        result.assert_outcomes(passed=3)
+        assert runs(counts) == 4
+    result.stdout.fnmatch_lines(["4 of 4 trials had a result already (--aorta-resume)"])
+    assert counts.earlier() == []
+
+
+@pytest.mark.parametrize("isolation", ["fork", "none"])
+def test_run_trials(counts: Bench, isolation: str) -> None:
+    counts.write(
+        script=f"""
+        from pytest_aorta import RunRequest, run_trials
+
+        first = run_trials(RunRequest("counts", 3, isolation="{isolation}"))
+        again = run_trials(RunRequest("counts", 4, isolation="{isolation}", resume=True))
+        assert again[:3] == first
+        assert len(again) == 4
+        """
+    )
+    assert counts.pytester.runpython(Path("script.py")).ret == 0
+    assert runs(counts) == 4
+    assert counts.earlier() == []
+
+
+def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Bench) -> None:
+    """What went wrong before says nothing about it: here a fixture, or the import."""
+    run(counts)
+    before = contents(counts)
+    counts.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def broken(): raise OSError("no such volume")
+        """
+    )
+    run(counts, "--aorta-resume").assert_outcomes(errors=4)
+    assert contents(counts) == before
+    (counts.path / "conftest.py").unlink()
+    counts.write(counts="import no_such_module\n" + COUNTS)
+    run(counts, "--aorta-resume").assert_outcomes(errors=4)
+    assert contents(counts) == before
+    counts.write(counts=COUNTS)
+    run(counts, "--aorta-resume").assert_outcomes(passed=4)
+    assert contents(counts) == before
+    assert runs(counts) == 4
+
+
+def test_what_a_killed_writer_has_left_is_removed(counts: Bench) -> None:
+    run(counts, trials=2)
+    (counts.results / "counts" / "trial_1.json").unlink()
+    left = [counts.results / "counts" / f".trial_{index}.json.abc.tmp" for index in range(3)]
+    for path in left:
+        path.write_text("{")
+    run(counts, "--aorta-resume", trials=2)
+    assert [path.exists() for path in left] == [False, False, True]
+
+
+def test_nothing_is_imported_for_what_has_no_result(counts: Bench) -> None:
+    """The cell is asked once for all its trials, and only when there is a candidate."""
+    counts.write(counts="open('imports', 'a').write('x')\n" + COUNTS)
+    run(counts, "--aorta-resume")
+    first = (counts.path / "imports").read_text()
+    run(counts, "--aorta-resume")
+    assert len((counts.path / "imports").read_text()) <= 2 * len(first)
+
+
+def test_reruns_run(counts: Bench) -> None:
+    """A plugin that runs a failed item again wants to see something new."""
+    counts.write(
+        conftest="""
+        def pytest_runtest_protocol(item, nextitem):
+            from _pytest.runner import runtestprotocol
+            for _ in range(2):
+                runtestprotocol(item, nextitem=nextitem)
+            return True
+        """
+    )
+    run(counts, "--aorta-resume", trials=1)
+    assert runs(counts) == 2
+    assert json.loads((counts.results / "counts" / "trial_0.json").read_text())["exit_status"] == "ok"
+    assert counts.earlier() == ["counts/trial_0.json"]

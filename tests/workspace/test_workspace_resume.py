@@ -1,0 +1,154 @@
+"""Which results may stand for a trial, which files move into the folders of cells, and what a killed writer leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from pytest_aorta.workspace.atomic import write_json
+from pytest_aorta.workspace.leftovers import Leftovers
+from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, retitle
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """The content of a trial file."""
+    return {
+        "schema_version": "0.1",
+        "trial_id": "probe_d0_m0_t0",
+        "workload": "probe",
+        "cell": "local-none",
+        "trial_index": 0,
+        "execution_env": {"kind": "local", "name": "local", "source_package": "builtin"},
+        "mitigations_applied": ["none"],
+        "config": {},
+        "env": {},
+        "result": {"passed": True},
+        "wall_clock_sec": 0.5,
+        "exit_status": "ok",
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "host": "here",
+        "request_fingerprint": "f00",
+        **changes,
+    }
+
+
+def put(path: Path, **changes: Any) -> Path:
+    """Write a trial file, and a log beside it."""
+    write_json(path, record(**changes))
+    path.with_suffix("").mkdir()
+    (path.with_suffix("") / "stdout.log").write_text(str(changes))
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("status", ["ok", "workload_failed", "timeout"])
+def test_what_says_something_about_the_workload_is_kept(tmp_path: Path, status: str) -> None:
+    kept = read_kept(put(tmp_path / "trial_0.json", exit_status=status))
+    assert kept is not None
+    assert kept.exit_status == status
+
+
+@pytest.mark.parametrize("changes", [{"exit_status": "infrastructure_failed"}, {"request_fingerprint": None}])
+def test_what_does_not_is_not(tmp_path: Path, changes: dict[str, Any]) -> None:
+    file = put(tmp_path / "trial_0.json", **changes)
+    assert read_kept(file) is None
+    assert read_record(file) is not None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"text"', "{}", "[" * 100_000, '{"trial_id": "x"}'])
+def test_nor_is_what_is_no_record(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "trial_0.json"
+    file.write_text(content)
+    assert read_kept(file) is None
+
+
+def test_nor_what_is_not_there_or_is_no_text(tmp_path: Path) -> None:
+    assert read_kept(tmp_path / "trial_0.json") is None
+    assert read_kept(tmp_path) is None
+    (tmp_path / "trial_0.json").write_bytes(b"\xff\xfe")
+    assert read_kept(tmp_path / "trial_0.json") is None
+
+
+def test_nor_is_any_beginning_of_a_record(tmp_path: Path) -> None:
+    whole = json.dumps(record(), indent=1).encode()
+    for length in range(0, len(whole), 7):
+        (tmp_path / "trial_0.json").write_bytes(whole[:length])
+        assert read_kept(tmp_path / "trial_0.json") is None, length
+
+
+def test_a_new_name_is_all_that_changes(tmp_path: Path) -> None:
+    file = put(tmp_path / "trial_0.json", of_a_later_schema={"a": [1, "NaN"]}, wall_clock_sec="Infinity")
+    before = file.read_bytes()
+    retitle(file, "probe_d0_m0_t0")
+    assert file.read_bytes() == before
+    retitle(file, "probe_d3_m1_t0")
+    assert file.read_bytes() == before.replace(b"probe_d0_m0_t0", b"probe_d3_m1_t0")
+
+
+def test_flat_files_move_to_the_cells_that_they_name(tmp_path: Path) -> None:
+    put(tmp_path / "probe" / "trial_0.json")
+    put(tmp_path / "probe" / "trial_1.json", cell="local-a+b", trial_index=1, exit_status="infrastructure_failed")
+    (tmp_path / "probe" / "trial_1.rank_1").mkdir()
+    (tmp_path / "probe" / "trial_1.rank_1" / "stdout.log").touch()
+    put(tmp_path / "other" / "trial_0.json")
+    move_flat_files(tmp_path, "probe")
+    assert names(tmp_path / "probe") == [
+        "local-a+b/trial_1.json",
+        "local-a+b/trial_1.rank_1/stdout.log",
+        "local-a+b/trial_1/stdout.log",
+        "local-none/trial_0.json",
+        "local-none/trial_0/stdout.log",
+    ]
+    assert names(tmp_path / "other") == ["trial_0.json", "trial_0/stdout.log"]
+    move_flat_files(tmp_path, "probe")
+    move_flat_files(tmp_path, "of no such name")
+
+
+def test_no_cell_leads_out_of_the_workload_s_folder(tmp_path: Path) -> None:
+    put(tmp_path / "probe" / "trial_0.json", cell="../../elsewhere")
+    move_flat_files(tmp_path, "probe")
+    assert [len(PurePosixPath(name).parts) for name in names(tmp_path / "probe")] == [2, 3]
+
+
+@pytest.mark.parametrize("taken", ["local-none/trial_0.json", "local-none/trial_0/stdout.log"])
+def test_nothing_moves_where_something_else_lies(tmp_path: Path, taken: str) -> None:
+    file = put(tmp_path / "probe" / "trial_0.json")
+    there = tmp_path / "probe" / taken
+    there.parent.mkdir(parents=True)
+    there.write_text("another's")
+    move_flat_files(tmp_path, "probe")
+    assert file.exists()
+    assert (tmp_path / "probe" / "trial_0" / "stdout.log").read_text() == "{}"
+    assert there.read_text() == "another's"
+
+
+def test_a_move_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+    put(tmp_path / "probe" / "trial_0.json")
+    (tmp_path / "probe" / "local-none").mkdir()
+    (tmp_path / "probe" / "trial_0").rename(tmp_path / "probe" / "local-none" / "trial_0")
+    move_flat_files(tmp_path, "probe")
+    assert names(tmp_path / "probe") == ["local-none/trial_0.json", "local-none/trial_0/stdout.log"]
+
+
+def test_torn_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "probe").mkdir()
+    (tmp_path / "probe" / "trial_0.json").write_text("{")
+    move_flat_files(tmp_path, "probe")
+    assert names(tmp_path / "probe") == ["trial_0.json"]
+
+
+def test_what_a_killed_writer_leaves_goes_with_its_own_trial_only(tmp_path: Path) -> None:
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    for name in (".trial_1.json.a_b1.tmp", ".trial_1.json.x.tmp", ".trial_11.json.x.tmp", ".other.json.x.tmp"):
+        (folder / name).touch()
+    leftovers = Leftovers(tmp_path)
+    for file in ("probe/trial_1.json", "probe/trial_2.json", "nowhere/trial_1.json", "probe/trial_1.json"):
+        leftovers.remove(PurePosixPath(file))
+    assert names(folder) == [".other.json.x.tmp", ".trial_11.json.x.tmp"]
