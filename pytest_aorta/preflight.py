@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from pytest_aorta.collection import TrialItem, plan_of_file
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError, under_launcher
 from pytest_aorta.options import is_mentioned
-from pytest_aorta.plan import Plan
+from pytest_aorta.plan import Plan, PlanError
+from pytest_aorta.registry import RegistryError
 from pytest_aorta.session import Run, run_of
 from pytest_aorta.slots import check_slots, under_xdist
 from pytest_aorta.trials.options import ConfigError
@@ -61,9 +63,12 @@ def _plans(config: pytest.Config) -> list[Plan]:
     run = run_of(config)
     if not under_xdist(config):
         return run.plans
+    plans = list(run.plans)
     files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    given = dict.fromkeys(file for file in files if workload_classes(file))
-    return [*run.plans, *(plan_of_file(file, run.selection, run.registry) for file in given)]
+    for file in dict.fromkeys(file for file in files if workload_classes(file)):
+        with contextlib.suppress(RegistryError, PlanError):  # the workers say so
+            plans.append(plan_of_file(file, run.selection, run.registry))
+    return plans
 
 
 def check(run: Run, spec: TrialSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ class Counts:
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2")}
 
+HOST = {"host": ("--aorta-host", "popen")}
+
 
 @pytest.fixture
 def counts(bench: Bench) -> Bench:
@@ -52,11 +55,12 @@ def run(bench: Bench, *options: str, trials: int = 4) -> pytest.RunResult:
     return bench.run("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *HOST])
 def test_nothing_runs_twice(counts: Bench, way: str) -> None:
-    run(counts, *WAYS[way]).assert_outcomes(passed=4)
+    options = {**WAYS, **HOST}[way]
+    run(counts, *options).assert_outcomes(passed=4)
     before = contents(counts)
-    again = run(counts, "--aorta-resume", *WAYS[way])
+    again = run(counts, "--aorta-resume", *options)
     again.assert_outcomes(passed=4)
     again.stdout.fnmatch_lines(["counts *local-none * 4 * 4 *", "4 of 4 trials had a result already (--aorta-resume)"])
     assert runs(counts) == 4
@@ -140,6 +144,39 @@ def test_ranks_show_as_they_did(bench: Bench) -> None:
     again = bench.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
     assert again.parseoutcomes() == first.parseoutcomes() == {"failed": 1}
     again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
+
+
+def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(bench: Bench) -> None:
+    bench.write(
+        ranks="""
+        import os
+        import torch.distributed as dist
+
+        class Ranks:
+            launch_mode = "distributed"
+            min_world_size = 2
+            def __init__(self, config): pass
+            def setup(self): dist.init_process_group("gloo")
+            def run(self):
+                dist.barrier()
+                fd = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.write(fd, b"%d\\n" % os.getpid())
+                return {"passed": True}
+            def cleanup(self): dist.destroy_process_group()
+        """
+    )
+    bench.register(ranks="ranks:Ranks")
+    bench.write_registry(mitigations={"blue": {"SHADE": "blue"}})
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "pytest"]
+    trials = ["-p", "no:hypothesispytest", "--aorta-workload", "ranks", "--aorta-trials", "2", "--aorta-resume"]
+    cells = ["--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "blue"]
+    for options, so_far, kept in ((trials, 4, 0), (trials, 4, 2), ([*trials, *cells], 8, 2)):
+        result = bench.pytester.run(*launcher, *options, timeout=100)
+        assert result.ret == 0
+        assert runs(bench) == so_far
+        result.stdout.fnmatch_lines([f"{kept} of {so_far // 2} trials had a result already (--aorta-resume)"])
+    assert len(bench.files()) == 4
+    assert bench.earlier() == []
 
 
 def test_a_new_source_runs_everything(counts: Bench) -> None:
