@@ -57,7 +57,11 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
             f"{'.'.join(map(str, item['loc'])) or 'config'}={item['input']!r}: {item['msg']}" for item in error.errors()
         ]
         raise ConfigError(f"{cls.__name__}: " + "; ".join(lines)) from error
-    return Config(value, to_plain(value.model_dump(mode="json")))
+    try:
+        plain = value.model_dump(mode="json")
+    except Exception:  # an option that pydantic cannot write, such as a torch.dtype
+        plain = dict(value)
+    return Config(value, to_plain(plain))
 
 
 def _validate(model: Any, given: dict[str, Any]) -> Any:
@@ -82,5 +86,5 @@ def _guess(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of a text with thousands of brackets
         return {"true": True, "false": False, "none": None}.get(value.lower(), value)

@@ -30,42 +30,52 @@ def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> 
     """Reduce a value to ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` and ``dict`` with ``str`` keys.
 
     NumPy and torch scalars become numbers, small arrays lists. What has no such form becomes its ``repr``, and a line
-    is added to ``notes`` that names the place. Never raises.
+    is added to ``notes`` that names the place. Never raises, whatever the value does when it is looked at; only a
+    ``KeyboardInterrupt`` passes.
     """
     return _plain(value, [] if notes is None else notes, where, ())
 
 
 def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
     """``inside``: identities of the containers around the value."""
-    if value is None or type(value) in (bool, float, str):
+    kind = type(value)
+    # Not "in (bool, float, str)", which would ask a metaclass whether it is equal.
+    if value is None or kind is float or kind is str or kind is bool:
         return value
-    if type(value) is int and value.bit_length() <= _INT_BITS:
+    if kind is int and value.bit_length() <= _INT_BITS:
         return value
     if id(value) in inside or len(inside) > _DEPTH_LIMIT:
         notes.append(f"{where or 'value'}: nested too deeply or contains itself; kept as text")
         return _text(value)
     try:
         return _reduce(value, notes, where, (*inside, id(value)))
-    except Exception as error:
-        notes.append(f"{where or 'value'}: {type(error).__name__} while reading it; kept as text")
+    except KeyboardInterrupt:  # somebody's decision, and not the value's
+        raise
+    except BaseException as error:
+        notes.append(f"{where or 'value'}: {_type_name(error)} while reading it; kept as text")
     return _text(value)
 
 
 def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(value.value, notes, where, inside)
-    if isinstance(value, int) and value.bit_length() > _INT_BITS:
-        notes.append(f"{where or 'value'}: an integer of {value.bit_length()} bits; kept as text")
-        return hex(value)[:_REPR_LIMIT]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
+    # The methods of the bases: those of a subclass may return anything, itself included.
+    if isinstance(value, int):
+        number = int.__int__(value)
+        if number.bit_length() > _INT_BITS:
+            notes.append(f"{where or 'value'}: an integer of {number.bit_length()} bits; kept as text")
+            return hex(number)[:_REPR_LIMIT]
+        return bool(number) if isinstance(value, bool) else number
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
+        return bytes.decode(value, errors="backslashreplace")
     if isinstance(value, os.PathLike):
-        return os.fsdecode(os.fspath(value))
+        return str.__str__(os.fsdecode(os.fspath(value)))
     if isinstance(value, datetime.datetime | datetime.date):
-        return value.isoformat()
+        return str.__str__(value.isoformat())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -84,18 +94,18 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
         if size > _ARRAY_LIMIT:
             shape = tuple(value.shape)
             notes.append(f"{where or 'value'}: {size} elements; kept as text")
-            return f"<{type(value).__name__} of shape {shape}, {value.dtype}>"
+            return f"<{_type_name(value)} of shape {shape}, {value.dtype}>"
         listed = value.tolist()
         # numpy.longdouble has no Python counterpart, and gives itself
         return float(listed) if type(listed) is type(value) else _plain(listed, notes, where, inside)
-    notes.append(f"{where or 'value'}: {type(value).__qualname__} has no JSON form; kept as text")
+    notes.append(f"{where or 'value'}: {_type_name(value)} has no JSON form; kept as text")
     return _text(value)
 
 
 def _mapping(value: Mapping[Any, Any], notes: list[str], where: str, inside: tuple[int, ...]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, element in value.items():
-        name = str(key if isinstance(key, str) else _plain(key, notes, where, inside))
+        name = str(_plain(key, notes, where, inside))
         name = name.encode(errors="backslashreplace").decode()  # pydantic cannot write a key with lone surrogates
         while name in plain:  # 1 and "1" are different keys in Python, and one in JSON
             notes.append(f"{where or 'value'}: two keys read {name!r}; the second got an underscore")
@@ -106,10 +116,18 @@ def _mapping(value: Mapping[Any, Any], notes: list[str], where: str, inside: tup
 
 def _text(value: object) -> str:
     try:
-        text = repr(value)
+        text = str.__str__(repr(value))
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        text = f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
+        text = f"<{_type_name(value)}, whose repr raised {_type_name(error)}>"
     return text[:_REPR_LIMIT]
+
+
+def _type_name(value: object) -> str:
+    # Past the value's metaclass, which may have a say in what is found on a class.
+    name: str = type.__dict__["__qualname__"].__get__(type(value))
+    return name
 
 
 def encode_non_finite(value: Any) -> Any:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from optional_workloads import Aliased, Bare, Open, Typed, Untyped, WithoutSteps
+from pydantic import BaseModel, ConfigDict
 
 from pytest_aorta.trials.options import ConfigError, resolve_config
+from pytest_aorta.trials.plain import encode_non_finite
 
 
 @pytest.mark.parametrize(
@@ -137,3 +144,39 @@ def test_a_value_that_no_file_can_hold_reaches_the_workload_and_is_recorded_as_t
 
     assert config.value["thing"] is thing
     assert config.plain["thing"] == repr(thing)
+
+
+class WithWhatPydanticCannotWrite:
+    class Config(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+
+        dtype: torch.dtype = torch.float32
+        salt: bytes = b"\xff"
+        steps: int = 3
+
+
+def test_an_option_that_pydantic_cannot_write_is_recorded_as_text() -> None:
+    config = resolve_config(WithWhatPydanticCannotWrite, {"steps": "5"}, None)
+
+    assert config.value.dtype is torch.float32
+    assert config.plain == {"dtype": "torch.float32", "salt": "\\xff", "steps": 5}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000], ids=["list", "object", "number"])
+def test_what_no_reader_of_json_can_take_stays_a_text(text: str) -> None:
+    assert resolve_config(Bare, {"option": text}, None).value == {"option": text}
+    with pytest.raises(ConfigError, match="sizes="):
+        resolve_config(Typed, {"sizes": text}, None)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["lr", "dtype", "compile", "sizes", "name", "limit", "out", "schedule", "steps"]),
+        st.text(alphabet=st.characters(codec=None)) | st.text(alphabet='[]{}",:0123456789.-eE naif'),
+        max_size=3,
+    )
+)
+def test_whatever_is_typed_it_is_a_configuration_or_an_error_of_one(overrides: dict[str, str]) -> None:
+    for cls in (Typed, Bare):
+        with contextlib.suppress(ConfigError):
+            json.dumps(encode_non_finite(resolve_config(cls, overrides, None).plain), allow_nan=False)

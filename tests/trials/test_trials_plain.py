@@ -58,6 +58,127 @@ class EverythingRaises:
         raise ValueError
 
 
+class EqualityRaises(type):
+    """A metaclass; numeric ones that compare element by element exist."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("no")
+
+    __hash__ = type.__hash__
+
+
+class NamelessType(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OfAnUncomparableType(metaclass=EqualityRaises):
+    def __repr__(self) -> str:
+        return "<uncomparable>"
+
+
+class OfANamelessType(metaclass=NamelessType):
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+class NameOfAnError(Exception, metaclass=NamelessType):
+    pass
+
+
+class RaisesAnErrorWithoutAName:
+    def __repr__(self) -> str:
+        raise NameOfAnError
+
+
+class HashRaises:
+    def __hash__(self) -> int:
+        raise RuntimeError("no")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    def __repr__(self) -> str:
+        return "<unhashable>"
+
+
+class ClassRaises:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise SystemExit(3)
+
+    def __repr__(self) -> str:
+        return "<classless>"
+
+
+def pretends_to_be(kind: type) -> object:
+    """What ``isinstance`` takes for something that it is not."""
+
+    class Pretender:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            return kind
+
+        def __repr__(self) -> str:
+            return f"<no {kind.__name__}>"
+
+    return Pretender()
+
+
+class OwnText(str):
+    """Its ``str()`` is of its own type again, and so are all its parts."""
+
+    def __str__(self) -> str:
+        return self
+
+    def __getitem__(self, key: Any) -> str:
+        raise RuntimeError("no")
+
+    def encode(self, *arguments: Any, **options: Any) -> bytes:
+        raise RuntimeError("no")
+
+
+class GrowingInt(int):
+    def __int__(self) -> int:
+        return 10**5000
+
+    __index__ = __int__
+
+    def bit_length(self) -> int:
+        return 1
+
+
+class OwnFloat(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+class OwnBytes(bytes):
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        return object()
+
+
+class OwnDate(datetime.date):
+    def isoformat(self) -> Any:
+        return object()
+
+    def __repr__(self) -> str:
+        return OwnText("<some day>")
+
+
+class ItsOwnElement:
+    """An array with a single element, which is the array."""
+
+    dtype = "self"
+    shape = ()
+
+    def tolist(self) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return "<itself>"
+
+
 class IterationRaises(list):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         raise OSError("disk on fire")
@@ -180,14 +301,54 @@ def test_what_has_no_json_form_becomes_text_and_a_note_names_the_place(value: ob
         (EverythingRaises(), "<EverythingRaises, whose repr raised ValueError>"),
         (IterationRaises([1]), "<a bad list>"),
         ({ReprRaises()}, "<set, whose repr raised RuntimeError>"),
+        ({ReprExits()}, "<set, whose repr raised SystemExit>"),
+        (OfAnUncomparableType(), "<uncomparable>"),
+        (OfANamelessType(), "<OfANamelessType, whose repr raised ValueError>"),
+        (RaisesAnErrorWithoutAName(), "<RaisesAnErrorWithoutAName, whose repr raised NameOfAnError>"),
+        (HashRaises(), "<unhashable>"),
+        (ClassRaises(), "<classless>"),
+        *((pretends_to_be(kind), f"<no {kind.__name__}>") for kind in (int, float, str, bytes, dict, list, set)),
+        (pretends_to_be(enum.Enum), "<no Enum>"),
+        (pretends_to_be(datetime.date), "<no date>"),
+        (OwnDate(2024, 1, 2), "<some day>"),
+        (ItsOwnElement(), "<itself>"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: value if type(value) is str else "",
 )
 def test_a_hostile_object_costs_only_itself(value: object, text: str) -> None:
     notes: list[str] = []
 
     assert to_plain({"bad": value, "good": 1}, notes) == {"bad": text, "good": 1}
     assert [note.partition(":")[0] for note in notes] == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (OwnText("text"), "text"),
+        (GrowingInt(3), 3),
+        (OwnFloat(0.5), 0.5),
+        (OwnBytes(b"bytes"), "bytes"),
+        ({OwnText("key"): 1, GrowingInt(3): 2}, {"key": 1, "3": 2}),
+    ],
+    ids=_kind,
+)
+def test_of_a_number_or_text_with_ideas_of_its_own_the_value_is_kept(value: object, plain: object) -> None:
+    reduced = to_plain([value])[0]
+
+    assert is_plain(reduced)
+    assert reduced == plain
+
+
+def test_ctrl_c_is_the_only_thing_that_gets_through() -> None:
+    class Interrupted:
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        to_plain(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        to_plain({Interrupted()})
 
 
 def test_a_long_text_of_an_unknown_object_is_cut_but_a_text_is_not() -> None:
@@ -262,6 +423,12 @@ def array_of_objects(values: list[object]) -> object:
     return array
 
 
+def with_itself(values: list[object]) -> list[object]:
+    """A list that ends with itself, and with a mapping that holds it."""
+    values += [values, {"again": values}]
+    return values
+
+
 _scalars = (
     st.none()
     | st.booleans()
@@ -274,7 +441,14 @@ _scalars = (
     | st.dates()
     | st.decimals()
     | st.uuids()
-    | st.sampled_from([ReprRaises, EverythingRaises]).map(lambda cls: cls())
+    | st.sampled_from(
+        # Not those that hypothesis itself cannot look at.
+        [ReprRaises, EverythingRaises, HashRaises, ItsOwnElement]
+    ).map(lambda cls: cls())
+    | st.sampled_from([int, float, str, bytes, dict, list, set, enum.Enum, Path, BaseModel]).map(pretends_to_be)
+    | st.text().map(OwnText)
+    | st.integers().map(GrowingInt)
+    | st.binary().map(OwnBytes)
     | st.just(Color.RED)
     | st.floats(width=32).map(np.float32)
     | st.integers(0, 255).map(np.uint8)
@@ -290,6 +464,7 @@ anything = st.recursive(
         | st.sets(_hashable)
         | st.builds(Point, st.floats(), inner)
         | st.lists(inner).map(array_of_objects)
+        | st.lists(inner).map(with_itself)
     ),
     max_leaves=12,
 )

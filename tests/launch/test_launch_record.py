@@ -1,0 +1,177 @@
+"""Whatever was seen of a trial, however it went and wherever it broke off, there is one complete record of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import event as note
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_aorta.launch.record import build_record
+from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.lifecycle import failure_of, result_to_plain
+from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.result import ExitStatus, Phase, TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+
+Event = dict[str, Any]
+
+SPEC = TrialSpec(
+    workload=WorkloadEntry("w", "module:Class", "test"),
+    environment=Environment("local", source_package="test"),
+    mitigations=("none",),
+    overlay={},
+    environment_index=0,
+    mitigation_index=0,
+    trial_index=0,
+)
+DESCRIPTION = {"source_digest": "digest", "config": {"lr": float("nan")}}
+
+errors = st.sampled_from(
+    [ValueError("x"), KeyboardInterrupt(), SystemExit(3), SystemExit("no licence"), SystemExit(10**5000), OSError(28)]
+)
+returned = st.fixed_dictionaries(
+    {"passed": st.booleans()},
+    optional={
+        "failure_count": st.integers() | st.text(max_size=3) | st.floats(),
+        "first_failure_iteration": st.none() | st.integers(),
+        "failure_details": st.lists(st.dictionaries(st.text(max_size=3), st.floats(), max_size=2), max_size=2),
+        "step_times_ms": st.lists(st.floats() | st.text(max_size=3), max_size=3) | st.just("many"),
+        "elapsed_sec": st.floats() | st.text(max_size=3),
+        "metrics": st.dictionaries(st.text(max_size=3), st.floats() | st.integers(), max_size=2) | st.floats(),
+        "main_work_started": st.booleans() | st.integers(),
+    },
+)
+rank_failures = st.builds(
+    lambda phase, kind, rank: {"phase": phase, "kind": kind, "rank": rank, "message": f"rank {rank}"},
+    st.sampled_from(["import", "setup", "run", "cleanup"]),
+    st.sampled_from(["exception", "signal", "exit_code", "timeout", "result", "rank"]),
+    st.integers(0, 1),
+)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[Event]:
+    """What a trial's process says of itself in a life that nobody cuts short."""
+    progress = [{"type": "progress", "step": draw(st.integers(0, 9)), "total": draw(st.none() | st.just(9))}]
+    said: list[Event] = []
+    if draw(st.booleans()):  # a fresh interpreter
+        if draw(st.booleans()):
+            return [{"type": "failed", "error": {"type": "ImportError", "message": "no", "traceback": ""}}]
+        said.append({"type": "prepared"})
+    said.append({"type": "env", "env": {"env_vars": {}}})
+
+    def phase(name: str, **news: Any) -> bool:
+        failure = draw(st.none() | errors)
+        end = {"failure": failure_of(failure, name)} if failure is not None else news
+        said.extend([{"type": "begin", "phase": name}, *progress, {"type": "end", "phase": name, "sec": 0.5, **end}])
+        return failure is None
+
+    if phase("setup"):
+        phase("run", result=result_to_plain(draw(returned)))
+    if draw(st.booleans()):
+        phase("cleanup")
+    if draw(st.booleans()):
+        ranks = [{"rank": 0, "pid": 1}, {"rank": 1, "exit_code": 1, "collateral": True}]
+        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures)})
+    return [*said, {"type": "lived"}]
+
+
+def observe(life: list[Event], heard: int, deadline: int | None) -> Observed:
+    """The first ``heard`` events of a life, the deadline having passed before event ``deadline``."""
+    seen = Observed(phase="launch", timeout=30.0)
+    for index, event in enumerate(life[:heard]):
+        seen.timed_out = seen.timed_out or deadline == index
+        seen.see(event)
+    return seen
+
+
+def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
+    """The record, which goes to JSON and back without loss, and its status."""
+    status, failure = conclude(seen)
+    record = build_record(SPEC, seen, DESCRIPTION, started_at="now")
+    data = json.loads(json.dumps(record.to_dict(), allow_nan=False))
+
+    assert TrialResult.from_dict(data).to_dict() == record.to_dict()
+    assert record.exit_status == status
+    assert status in get_args(ExitStatus)
+    if status == "ok":
+        assert record.result.passed
+        assert record.failure is None or record.failure.phase == "cleanup"
+    else:
+        assert failure is not None
+        assert record.failure is not None
+        assert record.failure.message or record.failure.type
+        assert status == "timeout" or record.failure.kind not in ("timeout", "stall")
+    return record, status
+
+
+@given(lives(), st.integers(0, 20), st.none() | st.integers(0, 20), st.sampled_from([0, 3, -11, None]))
+def test_every_end_of_every_life_has_a_record(
+    life: list[Event], heard: int, deadline: int | None, returncode: int | None
+) -> None:
+    seen = observe(life, heard, deadline)
+    seen.returncode = returncode
+
+    _, status = checked(seen)
+
+    note(status)
+
+
+@given(lives(), st.integers(0, 20), st.booleans())
+@example([], 0, False)
+def test_a_trial_that_is_lost_anywhere_has_a_record(life: list[Event], heard: int, timed_out: bool) -> None:
+    seen = observe(life, heard, None)
+    seen.timed_out = timed_out
+    seen.lost = {"phase": seen.phase, "kind": "signal", "signal": "SIGKILL", "message": "its host process died"}
+
+    _, status = checked(seen)
+
+    if seen.result is None:
+        assert status == "infrastructure_failed"
+
+
+@given(lives(), st.sampled_from([0, 3, -11]))
+def test_what_came_before_the_work_is_never_blamed_on_the_workload(life: list[Event], returncode: int) -> None:
+    seen = observe(life, len(life), None)
+    seen.returncode = returncode
+
+    record, status = checked(seen)
+
+    if record.failure is not None and record.failure.phase in ("launch", "import", "setup") and seen.result is None:
+        assert status in ("infrastructure_failed", "timeout")
+    if status == "workload_failed":
+        assert record.failure is not None
+        assert record.failure.phase in ("run", "cleanup") or seen.result is not None
+
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("returncode", [0, 3, -11, -200, None])
+@pytest.mark.parametrize("timed_out", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("passed", [None, False, True])
+def test_no_combination_is_without_a_record(
+    phase: Phase, returncode: int | None, timed_out: bool, lost: bool, passed: bool | None
+) -> None:
+    """Also of those that cannot be reached, for what cannot happen is what is to be told reliably."""
+    seen = Observed(phase=phase, returncode=returncode, timed_out=timed_out)
+    if passed is not None:
+        seen.result = {"passed": passed}
+        seen.phase = "cleanup"
+    if lost:
+        seen.lost = {"phase": seen.phase, "kind": "signal", "message": "its host process died"}
+
+    _, status = checked(seen)
+
+    if passed is not None:
+        assert status == ("ok" if passed else "workload_failed")
+    elif lost:
+        assert status == "infrastructure_failed"
+    elif timed_out:
+        assert status == "timeout"
