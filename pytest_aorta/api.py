@@ -38,7 +38,7 @@ class RunRequest:
     trials: int
     environment: str = "local"
     mitigations: tuple[str, ...] = ("none",)
-    extra_env: Mapping[str, str] = field(default_factory=dict)
+    extra_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may be secrets
     steps: int | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     results_dir: Path = Path("results")

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from pytest_aorta.options import OPTIONS
+from pytest_aorta.options import OPTIONS, without_values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +113,8 @@ def rerun_line(item: pytest.Item) -> str:
         for value in given if isinstance(given, list) else [] if given is None else [given]:
             if option.name == "extra-env":
                 value = ",".join(f"{name}=..." for name in option.parse(value))
+            if option.name == "host":
+                value = without_values(value)
             arguments += [option.flag] if option.is_switch else [option.flag, value]
     command = ["pytest", *arguments, item.nodeid]
     return " ".join(shlex.quote(part) for part in command)

@@ -60,7 +60,8 @@ class Option:
 
 
 def _positive_int(text: str) -> int:
-    if not re.fullmatch(r"\+?\d+", text.strip()) or int(text) < 1:
+    # More digits than anything can be counted in; of some thousand, Python refuses to make a number.
+    if not re.fullmatch(r"\+?[0-9]{1,18}", text.strip()) or int(text) < 1:
         raise ValueError("a whole number of at least 1")
     return int(text)
 
@@ -104,9 +105,10 @@ def _grace(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if size < 1:
+    if not 0 < size < 2**63:  # what the system can count
         raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
     return size
 
@@ -140,6 +142,8 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 #: What follows a separator between variables, which may also be a part of a value.
 _NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
@@ -149,8 +153,7 @@ def _pairs(text: str) -> dict[str, str]:
     pairs = {}
     for part in re.split(f",{_NEXT_PAIR}", text):
         name, equals, value = part.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-            # The value may be a secret; only its name is repeated.
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
             raise ValueError("NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores")
         pairs[name] = value
     return pairs
@@ -302,16 +305,40 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     from pytest_aorta.runtime.hosts.specs import expand_specs
 
+    for text in texts:
+        count = text.partition("*")[0]
+        if count.isdecimal() and len(count) > 4:
+            raise OptionError(f"--aorta-host: {count} hosts are not valid; expected at most 9999")
     try:
         return tuple(expand_specs(texts))
+    except ValueError:
+        pass
+    try:  # for the message; the values of variables may be secrets, and no mistake is one of theirs
+        expand_specs([without_values(text) for text in texts])
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
+    raise OptionError("--aorta-host: not valid")
+
+
+def without_values(host: str) -> str:
+    """A host's specification in which ``env:NAME=VALUE`` is ``env:NAME=...``."""
+    parts = [part.partition("=") for part in host.split("//")]
+    # Also where env: is misspelt; no other key has a colon.
+    return "//".join(
+        f"{key}=..." if value and re.search(":|env", key, re.IGNORECASE) else key + equals + value
+        for key, equals, value in parts
+    )
 
 
 def _path(text: str, base: Path) -> Path:
     """A file named on the command line is relative to the current directory, one in an ini file to that file."""
-    path = Path(text).expanduser()
-    return path if path.is_absolute() or path.exists() else base / path
+    try:
+        path = Path(text).expanduser()
+        return path if path.is_absolute() or path.exists() else base / path
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, a user that does not exist
+        raise OptionError(
+            f"--aorta-registry-file: {text!r} is not valid; expected the path of a file: {error}"
+        ) from None
 
 
 def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> Any:
@@ -336,7 +363,15 @@ def _parse(option: Option, text: str, source: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
-        shown = repr(text)
-        if option.name == "extra-env":  # the rest may be a secret, or a part of one
-            shown = repr(text.partition("=")[0]) if "=" in text else "a text without '='"
+        shown = _shown_pairs(text) if option.name == "extra-env" else repr(text)
         raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None
+
+
+def _shown_pairs(text: str) -> str:
+    """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
+    parts = [part.partition("=") for part in re.split(f",{_NEXT_PAIR}", text)]
+    name, equals, value = next((part for part in parts if not _VARIABLE.fullmatch(part[0]) or not part[1]), parts[0])
+    if not equals:
+        return "a text without '='"
+    # A secret in Base64 ends like that, and a name that nothing follows is more likely one.
+    return repr(name) if value.strip("=") else "a text with nothing after its '='"

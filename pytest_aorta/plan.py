@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
-from pytest_aorta.trials.plain import canonical_json
+from pytest_aorta.trials.plain import canonical_json, to_plain
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher, TrialSpec
 from pytest_aorta.workspace.layout import TrialPlace, place
 
@@ -47,7 +47,7 @@ class Selection:
     trials: int = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
-    extra_env: Mapping[str, str] = field(default_factory=dict)
+    extra_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may be secrets
     steps: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
@@ -82,7 +82,9 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Eight hexadecimal digits, equal for equal plans."""
-        listing = [[spec.trial_id, spec.cell, dict(spec.overlay), str(dict(spec.overrides))] for spec in self.trials]
+        listing = [
+            [spec.trial_id, spec.cell, dict(spec.overlay), to_plain(dict(spec.overrides))] for spec in self.trials
+        ]
         return hashlib.sha256(canonical_json(listing).encode()).hexdigest()[:8]
 
     @cached_property
@@ -183,6 +185,7 @@ def overlay(
     Raises:
         PlanError: one of them belongs to the launcher of the ranks, or is no text.
     """
+    __tracebackhide__ = True  # pytest would show the arguments
     merged: dict[str, str] = {}
     sources = [(f"environment {environment.name!r}", environment.env)]
     sources += [(f"mitigation {mitigation.name!r}", mitigation.env) for mitigation in mitigations]

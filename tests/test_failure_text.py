@@ -188,3 +188,9 @@ def test_a_node_id_with_spaces_and_quotes_survives_a_shell() -> None:
     node_id = "my tests/it's.py::A[local-none-0]"
 
     assert shlex.split(rerun_line(item(node_id))) == ["pytest", node_id]
+
+
+def test_the_rerun_line_shows_no_value_of_a_host_s_variables() -> None:
+    line = rerun_line(item(host=["popen//env:TOKEN=hunter2//id=a"]))
+
+    assert line == f"pytest --aorta-host popen//env:TOKEN=...//id=a '{NODE_ID}'"

@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.options import OPTIONS, Option, OptionError, is_mentioned, read_selection
+from pytest_aorta.options import OPTIONS, Option, OptionError, is_mentioned, read_selection, without_values
 from pytest_aorta.plan import Selection
 
 NOBODY: Mapping[str, str] = {}
@@ -330,3 +331,149 @@ def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Option, text: st
         parsed = each.parse(text)
 
     assert parsed is not None
+
+
+#: What each option says is valid. A test further up has the same texts, each with a mistake.
+VALID = {
+    **dict.fromkeys(("trials", "steps", "nproc"), "a whole number of at least 1"),
+    **dict.fromkeys(("timeout", "stall-timeout"), "a number of seconds above 0"),
+    **dict.fromkeys(
+        ("memory", "log-limit"), "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"
+    ),
+    **dict.fromkeys(("workload", "environment", "results-dir", "host", "registry-file"), "a name"),
+    **dict.fromkeys(("mitigations", "collect"), "names separated by commas"),
+    "grace": "a number of seconds, 0 for none",
+    "slots": "a whole number of at least 1, or auto",
+    "devices": "a list such as 0-3 or 0,2-4, or none",
+    "resume": "true or false",
+    "extra-env": "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores",
+    "config": "KEY=VALUE",
+    "isolation": "one of fork, spawn, none",
+    "launcher": "one of auto, elastic, torchrun, external",
+    "order": "one of interleaved, grouped, random",
+}
+
+#: Texts that are nearly numbers, sizes, lists and pairs, and numbers larger than anything.
+odd_texts = (
+    st.text()
+    | st.text(alphabet=st.characters(codec=None), max_size=6)
+    | st.text(alphabet="0123456789.+-_eEinfa KMGTkiB\u212a\u0663\u00b2", max_size=8)
+    | st.text(alphabet="Aa_1=,; \0", max_size=8)
+    | st.integers(1, 6000).map(lambda count: "9" * count)
+    | st.tuples(st.integers(1, 6000), st.sampled_from("KMGT")).map(lambda it: "9" * it[0] + it[1])
+)
+
+
+@given(st.sampled_from(OPTIONS), odd_texts)
+@example(option("memory"), "3\u212a")
+@example(option("memory"), "9" * 400)
+@example(option("memory"), f"{2**63}")
+@example(option("log-limit"), "9" * 305 + "T")
+@example(option("trials"), "9" * 5000)
+@example(option("slots"), "9" * 5000)
+def test_what_is_no_value_is_answered_by_what_is_valid(each: Option, text: str) -> None:
+    try:
+        value = each.parse(text)
+    except ValueError as error:
+        answer: str | None = str(error)
+    else:
+        answer = None
+        assert value is not None
+
+    assert answer in (None, VALID[each.name])
+
+
+@given(st.sampled_from(["memory", "log-limit"]), st.integers(1, 2**40), st.sampled_from(["", "K", "m", "GiB", "tb"]))
+def test_a_size_is_whole_and_positive_and_what_the_system_can_count(name: str, number: int, unit: str) -> None:
+    parse = option(name).parse
+    exponent = " KMGT".index((unit or " ")[0].upper())
+
+    if number * 1024**exponent < 2**63:
+        assert parse(f"{number}{unit}") == number * 1024**exponent
+    else:
+        with pytest.raises(ValueError, match="a number of bytes above 0"):
+            parse(f"{number}{unit}")
+
+
+def typed(**given: Any) -> pytest.Config:
+    """As much of a configuration as is looked at, with these on the command line."""
+    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in OPTIONS})
+    return cast(
+        pytest.Config,
+        SimpleNamespace(
+            option=options,
+            getini=lambda name: None,
+            inipath=None,
+            invocation_params=SimpleNamespace(dir=Path("/")),
+        ),
+    )
+
+
+# "auto" counts what this machine has.
+@given(st.dictionaries(st.sampled_from(OPTIONS), odd_texts.filter(lambda text: text.strip() != "auto"), max_size=3))
+@example({option("registry-file"): "~nobody-of-this-name/registry.json"})
+@example({option("registry-file"): "x" * 10_000})
+@example({option("registry-file"): "a\0b"})
+@example({option("host"): "9" * 5000 + "*popen"})
+@example({option("host"): "99999999999*popen"})
+@example({option("host"): "//"})
+def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value_and_source(
+    given_texts: dict[Option, str],
+) -> None:
+    config = typed(**{each.ini: [text] if each.repeat else text for each, text in given_texts.items()})
+    try:
+        selection = read_selection(config, NOBODY)
+    except OptionError as error:
+        answer = str(error)
+    else:
+        assert isinstance(selection, Selection)
+        return
+
+    (wrong,) = (each for each in given_texts if answer.startswith(f"{each.flag}: "))
+    text = given_texts[wrong]
+    if wrong.name == "host" and text[:5].isdecimal():
+        text = text.partition("*")[0]
+    if wrong.name != "extra-env":
+        assert text in answer or repr(text) in answer
+
+
+@given(st.from_regex(r"[a-z0-9]{12}", fullmatch=True), st.sampled_from(["", ","]), st.sampled_from(["", ",A=1", "=="]))
+@example("hunter2hunter", "", ",TOKEN=x")
+def test_a_secret_that_has_lost_its_name_is_not_repeated(secret: str, before: str, after: str) -> None:
+    # A slash as in Base64, so that it cannot be taken for a name.
+    text = f"{before}{secret}/{after}"
+    with pytest.raises(OptionError) as caught:
+        read_selection(typed(aorta_extra_env=[text]), NOBODY)
+
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        f"popen//env:TOKEN={SECRET}//speed=9",
+        f"2*env:TOKEN={SECRET}",
+        f"popen//env:A=1//Env:TOKEN={SECRET}",
+        f"popen//envTOKEN={SECRET}",
+        f"ssh=a//popen//env:A/B={SECRET}/{SECRET}=",
+        f"2*popen//id=a//env:TOKEN={SECRET}",
+    ],
+)
+def test_the_value_of_a_host_s_variable_is_not_repeated_either(host: str) -> None:
+    with pytest.raises(OptionError, match="--aorta-host: ") as caught:
+        read_selection(typed(aorta_host=[host]), NOBODY)
+
+    assert SECRET not in str(caught.value)
+    assert "..." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("popen", "popen"),
+        ("ssh=me@gpu7 -p 22//python=/opt/py", "ssh=me@gpu7 -p 22//python=/opt/py"),
+        ("2*popen//env:A=b*c//env:B=", "2*popen//env:A=...//env:B="),
+    ],
+)
+def test_of_a_host_all_but_the_values_of_its_variables_can_be_shown(host: str, shown: str) -> None:
+    assert without_values(host) == shown

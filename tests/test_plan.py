@@ -9,10 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.plan import WARM_CELLS, Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
@@ -279,14 +280,18 @@ def test_interleaved_needs_at_most_the_bound_of_cells_at_a_time(cells: list[list
 
 
 _SCRIPT = """
+from dataclasses import replace
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 selection = Selection(
     workloads=("gemm", "fsdp"), trials=3, mitigations=(("none",), ("xnack",), ("xnack", "none")),
-    config={"b": "1", "a": "2"}, extra_env={"Y": "1", "X": "2"}, order="random",
+    config={"b": "1", "a": "2", "kinds": {"x", "y", "z"}}, extra_env={"Y": "1", "X": "2"},
 )
-plan = make_plan(selection, Registry.load())
-print(plan.digest, *(spec.item_name for spec in plan.trials), *(spec.fingerprint("s", {}, 1) for spec in plan.trials))
+for order in ("random", "grouped", "interleaved"):
+    plan = make_plan(replace(selection, order=order), Registry.load())
+    print(plan.digest, plan.cells)
+    for spec in plan.trials:
+        print(spec.item_name, spec.trial_id, plan.place(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
 """
 
 
@@ -303,6 +308,18 @@ def test_every_process_makes_the_same_plan_and_the_same_fingerprints() -> None:
     }
 
     assert len(made) == 1
+
+
+def test_an_option_s_value_that_cannot_be_shown_does_not_keep_a_plan_from_being_made() -> None:
+    class Unspeakable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    trials = ordered(grid(1, 1, 2, 2), "grouped")
+    plan = Plan(tuple(replace(spec, overrides={"model": Unspeakable()}) for spec in trials))
+
+    assert re.fullmatch("[0-9a-f]{8}", plan.digest)
+    assert plan.digest != Plan(trials).digest
 
 
 # with which variables
@@ -392,6 +409,45 @@ def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> Non
         assert " " not in str(plan.place(spec).file)
         assert spec.item_name.isascii()
     assert plan.trials[0].mitigations == ("größe",)
+
+
+any_name = st.text(alphabet=st.characters(codec=None), max_size=6) | st.text(alphabet="ab-+/", max_size=4)
+
+
+@given(
+    st.lists(any_name, min_size=1, max_size=2, unique=True),
+    st.lists(any_name, min_size=1, max_size=3, unique=True),
+    st.lists(st.lists(any_name, max_size=2).map(tuple), min_size=1, max_size=3, unique=True),
+    st.integers(1, 2),
+    st.sampled_from(ORDERS),
+)
+@example(["a/b", "a_b"], ["local"], [("x",)], 1, "grouped")
+@example(["w"], ["a", "a-b"], [("b-c",), ("c",)], 1, "grouped")
+@example(["w"], ["a"], [("b+c",), ("b", "c")], 1, "grouped")
+@example(["w"], ["a"], [("b,c",), ("b", "c")], 1, "grouped")
+def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
+    workloads: list[str], environments: list[str], sets: list[tuple[str, ...]], trials: int, order: Order
+) -> None:
+    selection = Selection(trials=trials, environments=tuple(environments), mitigations=tuple(sets))
+    names_only = cast(
+        Registry,
+        SimpleNamespace(environment=lambda name: environment(name), mitigation=lambda name: mitigation(name)),
+    )
+    try:
+        cells = trials_of([entry(name) for name in workloads], selection, names_only)
+    except PlanError:
+        return
+
+    plan = Plan(ordered(cells, order))
+
+    assert len(plan.trials) == len(workloads) * len(environments) * len(sets) * trials
+    for key in ("item_name", "trial_id"):
+        assert len({getattr(spec, key) for spec in plan.trials}) == len(plan.trials)
+    files = {plan.place(spec).file for spec in plan.trials}
+    folders = {plan.place(spec).folder for spec in plan.trials}
+    assert len(files | folders) == 2 * len(plan.trials)
+    # What one trial leaves in its folder is never another one's.
+    assert not any(folder in file.parents for file in files for folder in folders)
 
 
 # fingerprints

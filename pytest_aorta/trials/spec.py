@@ -48,7 +48,7 @@ class TrialSpec:
     workload: WorkloadEntry
     environment: Environment
     mitigations: tuple[str, ...]
-    overlay: Mapping[str, str]
+    overlay: Mapping[str, str] = field(repr=False)  # may be secrets
     environment_index: int
     mitigation_index: int
     trial_index: int
