@@ -41,11 +41,11 @@ NAMES = words(
 # A family is somebody's naming convention, and people put tokens under it (SLURM_JWT is SLURM's own). Losing a harmless
 # variable costs a line in a report, publishing a token costs more: so these match anywhere in the name ...
 _SECRET_WORDS = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|API_KEY|ACCESSKEY|PRIVATEKEY|JWT"
+    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|API_KEY|ACCESSKEY|PRIVATEKEY|JWT"
 )
 # ... and these, which are also syllables of harmless words, as a whole part between underscores.
 _SECRET_PARTS = frozenset(
-    {"AUTH", "BEARER", "COOKIE", "CRED", "CREDS", "KEY", "KEYS", "OAUTH", "PW", "PWD", "SIGNATURE"}
+    {"AUTH", "BEARER", "COOKIE", "CRED", "CREDS", "KEY", "KEYS", "OAUTH", "PRIVATE", "PW", "PWD", "SIGNATURE"}
 )
 # sbatch --export=ALL,HF_TOKEN=... comes back here with the assignments inside; nothing in it is worth that.
 _NEVER = frozenset({"SLURM_EXPORT_ENV"})

@@ -1,0 +1,277 @@
+"""Secrets in pytest's environment come into no file, report or message, however trials go wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+HERE = Path(__file__).parent
+
+#: A letter in front, so that none of them is a number that happens to be somewhere.
+CANARIES = {
+    name: f"canary{secrets.token_hex(8)}"
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "GITHUB_TOKEN", "MY_PASSWORD", "SLURM_JWT")
+}
+URL = f"postgres://me:canary{secrets.token_hex(8)}@db/x"
+
+#: Given to the trials by name: recorded in their files, as the documentation says, and nowhere else.
+GIVEN = f"given{secrets.token_hex(8)}"
+
+STATUSES = {
+    "Passes": "ok",
+    "Fails": "workload_failed",
+    "Raises": "workload_failed",
+    "RaisesInSetup": "infrastructure_failed",
+    "RaisesInCleanup": "ok",
+    "Segfaults": "workload_failed",
+    "Hangs": "timeout",
+}
+
+
+@pytest.fixture
+def holder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose environment is full of secrets, with workloads that hold them."""
+    for name, value in {**CANARIES, "DATABASE_URL": URL}.items():
+        monkeypatch.setenv(name, value)
+    bench.copy(HERE / "spilling_workloads.py")
+    return bench
+
+
+def without_the_given(trial: dict[str, Any]) -> str:
+    """A trial file's text less the one place where what was given is recorded."""
+    assert trial["env"]["env_vars"].pop("TOKEN", GIVEN) == GIVEN
+    return json.dumps(trial)
+
+
+def check(bench: Bench, result: pytest.RunResult) -> None:
+    """Nothing is anywhere: neither on the terminal nor in any file that the run has left."""
+    told = {"stdout": result.stdout.str(), "stderr": result.stderr.str()}
+    for path in bench.path.rglob("*"):
+        if path.is_file():
+            told[str(path.relative_to(bench.path))] = path.read_bytes().decode(errors="replace")
+    for name, trial in bench.trials().items():
+        told[f"results/{name}"] = without_the_given(trial)
+    spilled = [(name, word) for name, text in told.items() for word in re.findall("(?:canary|given)[0-9a-f]{8}", text)]
+    assert spilled == []
+
+
+WAYS = {
+    "fork": (),
+    "spawn": ("--aorta-isolation", "spawn"),
+    "slots": ("--aorta-slots", "2"),
+    "xdist": ("-n", "2"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Bench, way: str) -> None:
+    result = holder.run(
+        *("spilling_workloads.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
+        *("-vv", "-ra", "--showlocals", "--junitxml", "out.xml", "-o", "junit_logging=all"),
+    )
+
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert holder.statuses() == {f"{name}/trial_0.json": status for name, status in STATUSES.items()}
+    assert holder.trial("Passes/trial_0.json")["result"]["metrics"] == {"held": len(CANARIES) + 1}
+    # By name, because it was given by name ...
+    assert holder.trial("Passes/trial_0.json")["env"]["env_vars"]["TOKEN"] == GIVEN
+    # ... and without its value, because it may be a secret nevertheless.
+    result.stdout.fnmatch_lines(["run it again: pytest *--aorta-extra-env TOKEN=... *"])
+    assert "ValueError: x" in (holder.path / "out.xml").read_text()
+    check(holder, result)
+
+
+@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
+def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Bench, launcher: str) -> None:
+    holder.copy(HERE / "spilling_ranks.py")
+    broken = ["RaisesOnRank1"] if launcher == "torchrun" else ["RaisesOnRank1", "AbortsOnRank1"]
+
+    result = holder.run(
+        *(*(f"spilling_ranks.py::{name}" for name in broken), "--aorta-extra-env", f"TOKEN={GIVEN}"),
+        *("--aorta-launcher", launcher, "-vv", "--showlocals", "--junitxml", "out.xml"),
+    )
+
+    assert holder.statuses() == {f"{name}/trial_0.json": "workload_failed" for name in sorted(broken)}
+    for trial in holder.trials().values():
+        assert trial["failure"]["rank"] == 1
+    check(holder, result)
+
+
+def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(holder: Bench) -> None:
+    run = (
+        *("spilling_workloads.py", "-k", "Passes or Fails or Raises", "--aorta-isolation", "none"),
+        *("--aorta-extra-env", f"TOKEN={GIVEN}", "-vv", "--junitxml", "out.xml"),
+    )
+
+    result = holder.run(*run)
+
+    result.assert_outcomes(passed=2, failed=2, errors=2)
+    check(holder, result)
+    # It does so in the frames of the workload, as it does in those of a test, but not in ours.
+    shown = holder.run(*run, "--showlocals").stdout.str()
+    assert CANARIES["HF_TOKEN"] in shown
+    assert GIVEN not in shown
+    assert "overlay" not in shown
+
+
+WRONG = {
+    "no name": [f"{GIVEN}"],
+    "base64": [f"{GIVEN}/+=="],
+    "a dash": [f"MY-TOKEN={GIVEN}"],
+    "a number": [f"1TOKEN={GIVEN}"],
+    "a space": [f"TOKEN ={GIVEN}"],
+    "a name too late": [f"{GIVEN},TOKEN=x"],
+    "one right": [f"TOKEN={GIVEN}", f"={GIVEN}"],
+}
+
+
+def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Bench) -> None:
+    result = holder.run("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
+
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
+    check(holder, result)
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
+def test_a_mistake_in_the_extra_variables_is_told_without_them(
+    holder: Bench, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    typed = holder.run("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
+    monkeypatch.setenv("PYTEST_AORTA_EXTRA_ENV", given[-1])
+    exported = holder.run("spilling_workloads.py")
+
+    for result in (typed, exported):
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: *"])
+        check(holder, result)
+    typed.stderr.fnmatch_lines(["ERROR: *extra*"])
+
+
+BROKEN = {
+    "a list": {"mitigations": {"mine": {"TOKEN": [GIVEN]}}},
+    "no mapping": {"mitigations": {"mine": GIVEN}},
+    "an unknown key": {"environments": {"here": {"env": {"TOKEN": GIVEN}, "dokcer": "x"}}},
+    "env is no mapping": {"environments": {"here": {"env": GIVEN}}},
+    "env of a list": {"environments": {"here": {"env": {"TOKEN": {"value": GIVEN}}}}},
+    "no name": {"mitigations": {"mine": {"": GIVEN}}},
+    "the launcher's": {"mitigations": {"mine": {"RANK": GIVEN}}},
+}
+
+
+@pytest.mark.parametrize("sections", BROKEN.values(), ids=BROKEN)
+def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
+    holder: Bench, sections: dict[str, Any]
+) -> None:
+    holder.write_registry(**sections)
+    chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
+
+    result = holder.run("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
+
+    # The workload is there, but nothing can be made of it: for pytest, an error of collection.
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*ERROR collecting*", "*mine*" if "mitigations" in sections else "*here*"])
+    (holder.path / "registry.json").unlink()
+    check(holder, result)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"venv": "/no/such/venv"}, {"launcher": ["false"]}, {"launcher": ["/no/such/launcher"]}],
+    ids=["venv", "launcher ends", "no launcher"],
+)
+def test_an_environment_that_cannot_be_started_keeps_its_variables_to_itself(
+    holder: Bench, environment: dict[str, Any]
+) -> None:
+    holder.write_registry(environments={"here": {**environment, "env": {"TOKEN": GIVEN}}})
+
+    result = holder.run(
+        *("spilling_workloads.py::Passes", "--aorta-registry-file", "registry.json", "--aorta-environment", "here"),
+        *("-vv", "--showlocals", "--junitxml", "out.xml"),
+    )
+
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert holder.statuses() == {"Passes/trial_0.json": "infrastructure_failed"}
+    (holder.path / "registry.json").unlink()
+    check(holder, result)
+
+
+def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrongly(holder: Bench) -> None:
+    holder.write(
+        test_wrong="""
+        import pytest
+        from pytest_aorta import RunRequest, run_trials
+
+        @pytest.fixture
+        def bundles():
+            with open("/proc/self/environ", "rb") as file:
+                environ = dict(entry.split("=", 1) for entry in file.read().decode().split("\\0") if entry)
+            return Hidden({"TOKEN": environ["HF_TOKEN"]}), Hidden({"RANK": environ["HF_TOKEN"]})
+
+        class Hidden(dict):
+            def __repr__(self):
+                return "..."
+
+        def test_fixture_unknown(aorta_run, bundles):
+            aorta_run("no_such_thing", extra_env=bundles[0])
+
+        def test_fixture_refused(aorta_run, bundles):
+            aorta_run("gemm", extra_env=bundles[1])
+
+        @pytest.mark.aorta
+        def test_marked_unknown(aorta_trial, bundles):
+            aorta_trial("no_such_thing", extra_env=bundles[0])
+
+        def test_api_unknown(bundles):
+            run_trials(RunRequest("no_such_thing", 1, extra_env=dict(bundles[0])))
+
+        def test_api_refused(bundles):
+            run_trials(RunRequest("gemm", 1, extra_env=dict(bundles[1])))
+        """
+    )
+
+    result = holder.run("test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
+
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines_random(["*unknown workload 'no_such_thing'*", "*RANK is set by the launcher*"])
+    check(holder, result)
+
+
+def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holder: Bench) -> None:
+    result = holder.run(
+        *("--aorta-workload", "gemm", "--aorta-config", "sizez=1", "--aorta-extra-env", f"TOKEN={GIVEN}"),
+        *("-vv", "--showlocals", "--junitxml", "out.xml"),
+    )
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*Gemm has no option 'sizez'*"])
+    check(holder, result)
+
+
+@pytest.mark.parametrize("value", ["['a', TOKEN]", "{'TOKEN': 5, 'OTHER': TOKEN}", "{'RANK': TOKEN}"])
+def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Bench, value: str) -> None:
+    holder.write(
+        conftest=f"""
+        import os
+        import pytest
+
+        TOKEN = os.environ["HF_TOKEN"]
+
+        @pytest.fixture
+        def aorta_extra_env():
+            return {value}
+        """
+    )
+
+    result = holder.run("spilling_workloads.py::Passes", "-vv")
+
+    result.assert_outcomes(errors=1)
+    check(holder, result)
