@@ -73,6 +73,7 @@ class RunTrial:
             RegistryError: an unknown name.
             ConfigError, LaunchModeError: what would prevent every such trial.
         """
+        __tracebackhide__ = True  # pytest would show the arguments
         run = run_of(self._item.config)
         selection = replace(
             run.selection,
@@ -122,6 +123,7 @@ class MarkedTrial:
         extra_env: Mapping[str, str] | None = None,
     ) -> TrialResult:
         """Run a workload in this trial's cell; arguments as of ``aorta_run``."""
+        __tracebackhide__ = True  # pytest would show the arguments
         return self._run(
             workload,
             steps=steps,
