@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from pytest_aorta.options import OPTIONS, without_values
+from pytest_aorta.options import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,6 +114,8 @@ def rerun_line(item: pytest.Item) -> str:
             if option.name == "extra-env":
                 value = ",".join(f"{name}=..." for name in option.parse(value))
             if option.name == "host":
+                from pytest_aorta.runtime.hosts.specs import without_values
+
                 value = without_values(value)
             arguments += [option.flag] if option.is_switch else [option.flag, value]
     command = ["pytest", *arguments, item.nodeid]

@@ -12,6 +12,7 @@ import pytest
 from pytest_aorta.plan import Selection, check_variables, trials_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.session import REPORT, Told, run_of, warn
+from pytest_aorta.termination import reason_of
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.layout import place
 
@@ -95,9 +96,9 @@ class RunTrial:
         running = run.launch(self._item, spec, where, self._extra_env)
         try:
             record = running.finish()
-        except KeyboardInterrupt:
-            run.interrupt()
-            running.interrupt("KeyboardInterrupt")
+        except KeyboardInterrupt as error:
+            run.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
             run.keep(self._item, where, running.finish(), running.resumed)
             raise
         run.keep(self._item, where, record, running.resumed)

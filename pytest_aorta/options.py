@@ -303,7 +303,7 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     """``2*popen`` is two of them."""
     if not texts:
         return ()
-    from pytest_aorta.runtime.hosts.specs import expand_specs
+    from pytest_aorta.runtime.hosts.specs import expand_specs, without_values
 
     for text in texts:
         count = text.partition("*")[0]
@@ -318,16 +318,6 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
     raise OptionError("--aorta-host: not valid")
-
-
-def without_values(host: str) -> str:
-    """A host's specification in which ``env:NAME=VALUE`` is ``env:NAME=...``."""
-    parts = [part.partition("=") for part in host.split("//")]
-    # Also where env: is misspelt; no other key has a colon.
-    return "//".join(
-        f"{key}=..." if value and re.search(":|env", key, re.IGNORECASE) else key + equals + value
-        for key, equals, value in parts
-    )
 
 
 def _path(text: str, base: Path) -> Path:

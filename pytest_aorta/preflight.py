@@ -15,6 +15,7 @@ from pytest_aorta.plan import Plan, PlanError
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.session import Run, run_of
 from pytest_aorta.slots import check_slots, under_xdist
+from pytest_aorta.termination import end_in_order_when_terminated
 from pytest_aorta.trials.options import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workload_files import workload_classes
@@ -32,6 +33,7 @@ def check_trials(session: pytest.Session) -> None:
     config = session.config
     specs = [item.spec for item in session.items if isinstance(item, TrialItem)] if hasattr(session, "items") else []
     if is_mentioned(config):  # also where trials are only started by tests
+        end_in_order_when_terminated(config)
         check_slots(config, run_of(config).selection)
     if under_xdist(config):
         if under_launcher():

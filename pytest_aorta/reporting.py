@@ -182,7 +182,9 @@ def places(selection: Selection) -> str:
     """Where trials run, where that is not one after the other on this host; in words for the header."""
     found = [f"{selection.slots} slots"] if selection.slots > 1 else []
     if selection.hosts:
-        found = [f"{counted(selection.slots, 'slot')} on each of {', '.join(selection.hosts)}"]
+        from pytest_aorta.runtime.hosts.specs import without_values
+
+        found = [f"{counted(selection.slots, 'slot')} on each of {', '.join(map(without_values, selection.hosts))}"]
     if selection.devices:
         from pytest_aorta.runtime.devices import are_named_only, devices_text, find_devices
 

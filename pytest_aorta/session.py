@@ -17,6 +17,7 @@ from pytest_aorta.launch.rules import own_rank, under_launcher
 from pytest_aorta.options import OptionError, read_selection
 from pytest_aorta.plan import Plan, PlanError, Selection, make_plan
 from pytest_aorta.registry import Registry
+from pytest_aorta.termination import end_in_order_when_terminated, reason_of
 from pytest_aorta.workspace import history
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Run:
         from pytest_aorta.engines import make_engine
         from pytest_aorta.runtime.processes.process_tree import die_with_parent
 
+        end_in_order_when_terminated(self.config)
         with self._lock:
             if self._engine is None:
                 if hasattr(self.config, "workerinput"):
@@ -207,9 +209,9 @@ class Run:
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
             raise
-        except KeyboardInterrupt:
-            self.interrupt()
-            running.interrupt("KeyboardInterrupt")
+        except KeyboardInterrupt as error:
+            self.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
             raise
         except BaseException as error:  # of the workload itself, which runs in this process
             item.stash[REPORT].exit_status = getattr(error, "aorta_exit_status", None)
@@ -231,16 +233,16 @@ class Run:
             running.interrupt(self.interrupted or "the item ended before its trial")
         try:
             record = running.finish()
-        except KeyboardInterrupt:
-            self.interrupt()
-            running.interrupt("KeyboardInterrupt")
+        except KeyboardInterrupt as error:
+            self.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
             self.keep(item, place, running.finish(), running.resumed)  # with the result, where there is one already
             raise
         self.keep(item, place, record, running.resumed)
         if record.failure is not None and record.failure.phase == "cleanup":
             raise TrialFailed(failure_text(record, self.results, place, item))
 
-    def interrupt(self, why: str = "KeyboardInterrupt") -> None:
+    def interrupt(self, why: str) -> None:
         """Pytest itself was interrupted: nothing is to start any more."""
         self.interrupted = why
         self.ahead.interrupt(why)

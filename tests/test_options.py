@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.options import OPTIONS, Option, OptionError, is_mentioned, read_selection, without_values
+from pytest_aorta.options import OPTIONS, Option, OptionError, is_mentioned, read_selection
 from pytest_aorta.plan import Selection
+from pytest_aorta.runtime.hosts.specs import without_values
 
 NOBODY: Mapping[str, str] = {}
 

@@ -15,6 +15,7 @@ from pytest_aorta.launch.runner import specification
 from pytest_aorta.launch.running import SlotTrial
 from pytest_aorta.launch.tasks import TrialOrder
 from pytest_aorta.runtime.cores import core_shares, threads_of
+from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.jobs import Slot
 from pytest_aorta.runtime.linked import StartupError
 from pytest_aorta.runtime.orchestrator import Orchestrator
@@ -85,7 +86,8 @@ class TrialEngine:
 
         if isinstance(error.__cause__, HostError):
             return str(error.__cause__)
-        text = re.sub(r"^child_worker (\d+) level=3", lambda found: f"host {self._hosts[int(found[1])]}", str(error))
+        names = [without_values(host) for host in self._hosts]
+        text = re.sub(r"^child_worker (\d+) level=3", lambda found: f"host {names[int(found[1])]}", str(error))
         # Written for a user, wherever it was raised; anything else keeps its traceback.
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 

@@ -43,7 +43,7 @@ class Inherited:
         sys_path: what to add to ``sys.path``, where the interpreter is the same.
     """
 
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)  # some are secrets
     cwd: str
     sys_path: tuple[str, ...]
 

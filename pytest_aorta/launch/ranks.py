@@ -98,7 +98,7 @@ def rank_records(
         elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
             # Rank 0's own verdict is the trial's result already.
             failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
-        if code is None and not some_failed and seen.finished:
+        if code is None and not some_failed and (failure is None or failure["kind"] not in ("timeout", "stall")):
             code = 0
         records.append(
             {

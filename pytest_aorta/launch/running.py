@@ -158,7 +158,7 @@ def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> dict[str, Any
     details = dict(failure.details) if failure is not None else {}
     if settled.outcome is Outcome.CANCELLED or failure is None:
         return interruption(phase, why or "not wanted any more")
-    if settled.outcome is Outcome.SKIPPED and "phase" in details:  # its cell could not be prepared
+    if "phase" in details:  # its cell could not be prepared, or has no devices any more
         return {
             "phase": details["phase"],
             **ending(details["returncode"]),

@@ -38,6 +38,10 @@ class TrialOrder:
     inherited: Inherited | None = None
 
 
+class DevicesQuarantined(Exception):
+    """Processes that cannot be ended hold so many devices that too few are left."""
+
+
 class CellBroken(Exception):
     """The trials of a cell cannot be started. ``details`` says in which phase that showed, and how."""
 
@@ -90,16 +94,21 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     # Of the same name as at home: records name files by it.
     room = Path(tempfile.mkdtemp(dir=service.folder)) if away else None
     folder = order.folder if room is None else room / order.folder.name
-    with service.seat(job, _need(service, order)) as seat:
-        job.on_cancel(lambda why: service.runner.abandon(order.spec, order.inherited, seat))
-        running = service.runner.launch(order.spec, folder, order.timeout, order.inherited, seat)
-        job.on_cancel(running.interrupt)
-        for text in service.runner.take_warnings():
-            job.emit({"warning": text})
-        for phase in ("setup", "run"):
-            running.wait(phase)
-            job.emit({"ended": phase, "failed": running.seen.failed_in(phase)})
-        record = running.finish().to_dict()
+    try:
+        with service.seat(job, _need(service, order)) as seat:
+            job.on_cancel(lambda why: service.runner.abandon(order.spec, order.inherited, seat))
+            running = service.runner.launch(order.spec, folder, order.timeout, order.inherited, seat)
+            job.on_cancel(running.interrupt)
+            for text in service.runner.take_warnings():
+                job.emit({"warning": text})
+            for phase in ("setup", "run"):
+                running.wait(phase)
+                job.emit({"ended": phase, "failed": running.seen.failed_in(phase)})
+            record = running.finish().to_dict()
+            if running.stuck:
+                service.quarantine(seat, running.stuck)
+    except DevicesQuarantined as error:
+        raise CellBroken(error) from error
     if room is not None:
         _send_files(job, folder)
         shutil.rmtree(room, ignore_errors=True)

@@ -260,9 +260,10 @@ class ProcessTrial:
         )
 
     def _stacks(self, artifacts: dict[str, str]) -> str | None:
-        """The dump to look at first: that of the rank that the others waited for, where it is known."""
+        """The dump to look at first: that of the rank that the others waited for or that failed, where it is known."""
+        rank = self.seen.missing if self.seen.rank_failure is None else self.seen.rank_failure["rank"]
         for record in self.seen.ranks:
-            if record["rank"] == self.seen.missing and record["stacks"] in artifacts.values():
+            if record["rank"] == rank and record["stacks"] in artifacts.values():
                 return str(record["stacks"])
         return artifacts.get("stacks")
 

@@ -147,7 +147,9 @@ def test_timeout_shows_where_every_process_of_the_trial_was(bench: Bench) -> Non
     trial = bench.trial("Stubborn/trial_0.json")
     failure = trial["failure"]
     assert (failure["phase"], failure["kind"], failure["stacks"]) == ("run", "timeout", "trial_0/stacks.log")
-    assert failure["message"] == "the deadline of 1 s passed in run(), after step 3 of 10"
+    assert failure["message"] == (
+        "the deadline of 1 s passed in run(), after step 3 of 10; run() at stubborn.py line 19"
+    )
     assert trial["artifacts"]["stacks"] == "trial_0/stacks.log"
     stacks = (bench.results / "Stubborn" / "trial_0" / "stacks.log").read_text()
     assert "in wait_for_the_others" in stacks

@@ -17,7 +17,7 @@ import pytest_aorta
 from pytest_aorta.runtime.hosts.host_main import BOOTSTRAP
 from pytest_aorta.runtime.hosts.identity import first_difference
 from pytest_aorta.runtime.hosts.pieces import Joiner, Message, encode, pieces_of
-from pytest_aorta.runtime.hosts.specs import expand_specs, kind_of, parse_spec
+from pytest_aorta.runtime.hosts.specs import expand_specs, kind_of, parse_spec, without_values
 from pytest_aorta.runtime.hosts.transport import Transport
 
 __all__ = ["HostError", "HostLink", "expand_specs"]
@@ -110,7 +110,7 @@ class HostLink:
     def name(self) -> str:
         """For messages: the specification, and where it has led to."""
         place = "" if self.hostname is None else f", {self.hostname}, pid {self.pid}"
-        return f"{self._spec} ({self._spec.id}{place})"
+        return f"{without_values(str(self._spec))} ({self._spec.id}{place})"
 
     # Starting.
 

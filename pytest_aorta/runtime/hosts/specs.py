@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import execnet
@@ -17,6 +18,16 @@ _VALID = (
     "valid are popen, ssh=[USER@]HOST and socket=HOST:PORT, N*SPEC for N equal ones, "
     f"and after // any of {', '.join(f'{name}=' for name in _EXTRAS[:-1])}, {_EXTRAS[-1]}, env:NAME="
 )
+
+
+def without_values(host: str) -> str:
+    """A host's specification in which ``env:NAME=VALUE`` is ``env:NAME=...``: it may be a secret."""
+    parts = [part.partition("=") for part in host.split("//")]
+    # Also where env: is misspelt; no other key has a colon.
+    return "//".join(
+        f"{key}=..." if value and re.search(":|env", key, re.IGNORECASE) else key + equals + value
+        for key, equals, value in parts
+    )
 
 
 def kind_of(spec: execnet.XSpec) -> str:

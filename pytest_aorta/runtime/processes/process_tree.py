@@ -93,13 +93,13 @@ def catches(pid: int, number: int) -> bool:
 def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
     """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
 
-    One after the other: they write to the same file, each dump in many small pieces.
+    One after the other: they write to the same file, each dump in many small pieces. A stopped process gives none: it
+    would have to be woken for that, and would go on.
     """
     listening = [pid for pid in pids if catches(pid, STACK_SIGNAL)]
     turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
     for pid in listening:
         send_signal([pid], STACK_SIGNAL)
-        send_signal([pid], signal.SIGCONT)  # a stopped process would not see it
         time.sleep(turn if pid != listening[-1] else settle)
 
 
