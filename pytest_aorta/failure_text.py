@@ -62,7 +62,12 @@ def failure_text(record: TrialResult, results: Path, place: TrialPlace, item: py
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
     lines += ["", f"trial file: {place.file_in(results)}", f"run it again: {rerun_line(item)}"]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal but be shown."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _own_frames(traceback: list[str]) -> list[str]:
@@ -88,7 +93,7 @@ def tail_of(path: Path) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    clean = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    clean = printable(text)
     return _without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 

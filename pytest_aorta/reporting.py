@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.workspace import history
@@ -16,8 +18,6 @@ from pytest_aorta.workspace.leftovers import Leftovers
 from pytest_aorta.workspace.resume import read_kept, retitle
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
     from pytest_aorta.plan import Selection
@@ -47,11 +47,11 @@ class TrialWriter:
 
     def reported(self, report: pytest.TestReport) -> None:
         """Write the records that a report brings."""
-        for record in report.aorta["records"]:
+        for record in json.loads(report.aorta["records"]):
             self.write(record)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record; a failure to write is told at the end of the run, and the run goes on."""
+        """Write one record; where that fails, elsewhere, as is told at the end of the run. The run goes on."""
         path, result = record["path"], record["result"]
         resumed = record.get("resumed", False)
         try:
@@ -61,7 +61,7 @@ class TrialWriter:
                 write_json(self.run.results / path, result)
             self._leftovers.remove(PurePosixPath(path))
         except OSError as error:
-            self.errors.append(f"{self.run.results / path}: {error}")
+            self.errors.append(f"{self.run.results / path}: {error}{self._write_elsewhere(path, result)}")
         if record in self.run.unreported:
             self.run.unreported.remove(record)
         self.written.add(path)
@@ -69,6 +69,15 @@ class TrialWriter:
         cell = self.summary.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
+
+    def _write_elsewhere(self, path: str, result: dict[str, Any]) -> str:
+        """Keep a record for which there is no place among the results; where, in words."""
+        place = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.run.stamp}" / path
+        try:
+            write_json(place, result)
+        except OSError:
+            return ""
+        return f"; kept in {place}"
 
     def _clear(self, place: TrialPlace) -> bool:
         """An earlier result is still there when its successor could not even be started; whether that takes its place.

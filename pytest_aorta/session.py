@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -47,8 +48,11 @@ class Told:
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
-        """For an attribute of a report, which travels between processes."""
-        return {"exit_status": self.exit_status, "records": list(self.records) if with_records else []}
+        """For an attribute of a report, which travels between processes.
+
+        The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
+        """
+        return {"exit_status": self.exit_status, "records": json.dumps(self.records if with_records else [])}
 
 
 REPORT = pytest.StashKey[Told]()

@@ -16,11 +16,12 @@ class HangReport:
 
     Attributes:
         text: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
-        missing: the first rank that others wait for in a collective; ``None`` when nobody is known to wait.
+        rank: the one that the others wait for in a collective, or the only one that hung; ``None`` when that is not
+            known.
     """
 
     text: str
-    missing: int | None
+    rank: int | None
 
 
 def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | None], source: str | None) -> HangReport:
@@ -52,7 +53,8 @@ def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | No
         where = found.get(rank)
         text = where.text if where is not None else _end_of(record)
         texts.append(f"rank {rank}{' is missing' if rank in missing else ''}: {text}")
-    return HangReport("; ".join(texts), missing[0] if missing else None)
+    blamed = missing or (list(found) if len(found) == 1 else [])
+    return HangReport("; ".join(texts), blamed[0] if blamed else None)
 
 
 def _end_of(record: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def live(payload: dict[str, Any], send: Send) -> bool:
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
     fine = Lifecycle(cls, config.value, send).run_all()
-    send({"type": "lived"})
+    send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
     return fine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ _AT_ONCE = 2
 
 #: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
 _FOLLOWERS = {signal.SIGABRT}
+
+#: How backends tell that the rank at the other end has gone.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Read error|Socket closed|remote process exited", re.I
+)
 
 
 def story(folder: Path, rank: int) -> Path:
@@ -83,7 +89,8 @@ def rank_records(
         code = None if ending is None else int(ending["exitcode"])
         failure = next((seen.failures[phase] for phase in ("setup", "run", "cleanup") if phase in seen.failures), None)
         collateral = False
-        if rank in overdue and not seen.finished and (failure is None or failure.get("at", 0) > overdue[rank]):
+        late = rank in overdue and not (seen.finished and seen.finished_at <= overdue[rank])
+        if late and (failure is None or failure.get("at", 0) > overdue[rank]):
             # What it tells after the deadline is not what it would have told.
             seen.phase = seen.phase if failure is None else failure["phase"]
             seen.stalled = stalled
@@ -146,22 +153,38 @@ def find_log(folder: Path, rank: int, name: str) -> str | None:
     return found[-1].relative_to(folder.parent).as_posix() if found else None
 
 
+def ranks_event(records: list[dict[str, Any]]) -> Event:
+    """What the records of all ranks say together, as an event of their trial."""
+    return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}
+
+
+def cleanup_failure(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What went wrong in the cleanup of the first rank that has not only been ended because of another one."""
+    for record in records:
+        failure = record["failure"]
+        if failure is not None and failure["phase"] == "cleanup" and not record["collateral"]:
+            return {**failure, "message": f"rank {failure['rank']}: {failure['message']}"}
+    return None
+
+
 def root_cause(records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The failure that the others follow from, or ``None``.
 
     A fatal signal, a hang, or an end of its own accord before the result, beats an exception, because the peers of a
-    rank that is gone fail with exceptions; an exception beats an abort and a result that is not passed; a rank that was
-    ended because of another one counts only when there is nothing else. Among equals the earliest, then the lowest
-    rank.
+    rank that is gone fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that
+    an exception that tells of a lost connection; a rank that was ended because of another one counts only when there
+    is nothing else. Among equals the earliest, then the lowest rank.
     A failure in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
     """
 
     def order(record: dict[str, Any]) -> tuple[int, float, int]:
         failure = record["failure"]
         if record["collateral"]:
-            weight = 4 if record["signal"] is not None else 5
+            weight = 5 if record["signal"] is not None else 6
         elif failure["kind"] == "signal":
             weight = 2 if failure["signal"] in {number.name for number in _FOLLOWERS} else 0
+        elif failure["kind"] == "exception" and _PEER_LOST.search(failure["message"]):
+            weight = 4
         else:
             weight = {"exit_code": 0, "timeout": 0, "exception": 1}.get(failure["kind"], 3)
         return weight, failure.get("at", 0.0), record["rank"]

@@ -89,12 +89,9 @@ def whereabouts(threads: list[list[Frame]], source: str | None = None) -> Wherea
 
 
 def _own(frames: list[Frame], source: str | None) -> int:
-    """Index of the innermost frame of the workload's file, else of code that is no library's, else of any."""
-    for is_own in (lambda frame: frame.file == source, lambda frame: not _LIBRARY.search(frame.file)):
-        for at, frame in enumerate(frames):
-            if is_own(frame):
-                return at
-    return 0
+    """Index of the innermost frame of code that is no library's but the workload's; else of the innermost of all."""
+    own = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
+    return next(own, 0)
 
 
 def _is_collective(frame: Frame) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from pytest_aorta.launch.living import live, prepare
-from pytest_aorta.launch.ranks import find_log, rank_records, rank_stacks, read_story, root_cause, story, teller
+from pytest_aorta.launch.ranks import find_log, rank_records, rank_stacks, ranks_event, read_story, story, teller
 from pytest_aorta.runtime.processes.task_main import arm
 from pytest_aorta.trials.lifecycle import Send
 
@@ -53,13 +53,13 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     if endings:
         endings |= _quiet_ends(folder, set(range(payload["nproc"])) - set(endings))
     records = rank_records(lambda _: folder, payload["nproc"], endings, lambda rank, name: find_log(folder, rank, name))
-    failure = root_cause(records)
-    if code != 0 and failure is None:
+    event = ranks_event(records)
+    if code != 0 and event["failure"] is None and event["cleanup"] is None:
         message = f"torchrun ended with exit code {code}; see stderr"
-        failure = {"phase": "setup", "kind": "exit_code", "exit_code": code, "message": message}
+        event["failure"] = {"phase": "setup", "kind": "exit_code", "exit_code": code, "message": message}
     (folder / _PAYLOAD).unlink(missing_ok=True)
     (folder / _FAILURES).unlink(missing_ok=True)
-    send({"type": "ranks", "ranks": records, "failure": failure})
+    send(event)
 
 
 def _quiet_ends(folder: Path, ranks: set[int]) -> dict[int, dict[str, Any]]:

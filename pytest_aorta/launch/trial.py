@@ -12,7 +12,7 @@ from pytest_aorta.launch import external
 from pytest_aorta.launch.hangs import report_hang
 from pytest_aorta.launch.logs import LogLimit
 from pytest_aorta.launch.process import Seat
-from pytest_aorta.launch.ranks import find_log, rank_records, root_cause
+from pytest_aorta.launch.ranks import find_log, rank_records, ranks_event
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
 from pytest_aorta.launch.stacks import read_dump, whereabouts
@@ -29,6 +29,9 @@ _LOOK_INTERVAL = 0.5
 
 #: In a trial's folder: where its process writes its stacks when asked to.
 _STACKS = "stacks.log"
+
+#: Processes that are told by name when they outlive their trial.
+_NAMED = 10
 
 #: Order of a trial's phases as ``wait`` knows them.
 _ORDER = ("launch", "import", "setup", "run", "cleanup")
@@ -235,14 +238,16 @@ class ProcessTrial:
     def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
         if self._overdue is not None:
             report = report_hang(records, stacks, self._source)
-            self.seen.whereabouts, self.seen.missing = report.text, report.missing
-        self.seen.see({"type": "ranks", "ranks": records, "failure": root_cause(records)})
+            self.seen.whereabouts, self.seen.hung_rank = report.text, report.rank
+        self.seen.see(ranks_event(records))
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
         self.stuck = ended["unkillable"]
-        for key, what in (("swept", "left running, and ended"), ("unkillable", "could not be ended")):
-            for name in ended[key]:
-                self.seen.notes.append({"note": f"{name} was {what}" if key == "swept" else f"{name} {what}"})
+        for key, what in (("swept", "was left running, and ended"), ("unkillable", "could not be ended")):
+            names = ended[key][:_NAMED]
+            if len(ended[key]) > _NAMED:
+                names.append(f"{len(ended[key]) - _NAMED} more")
+            self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
     def _build(self) -> TrialResult:
         self._wall = time.monotonic() - self._start
@@ -261,7 +266,7 @@ class ProcessTrial:
 
     def _stacks(self, artifacts: dict[str, str]) -> str | None:
         """The dump to look at first: that of the rank that the others waited for or that failed, where it is known."""
-        rank = self.seen.missing if self.seen.rank_failure is None else self.seen.rank_failure["rank"]
+        rank = self.seen.hung_rank if self.seen.rank_failure is None else self.seen.rank_failure["rank"]
         for record in self.seen.ranks:
             if record["rank"] == rank and record["stacks"] in artifacts.values():
                 return str(record["stacks"])

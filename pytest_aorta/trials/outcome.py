@@ -28,14 +28,16 @@ class Observed:
         failures: failures that the trial told of itself, by phase.
         ranks: records of the ranks of a distributed trial.
         rank_failure: the root cause among the ranks.
+        rank_cleanup: what went wrong in the cleanup of one of them.
         progress: last progress event.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
         finished: whether the trial's process said that it had finished all phases.
+        finished_at: when, in seconds of ``time.time()``.
         timed_out: whether the parent ended it because of its deadline, or because it made no progress.
         timeout: the deadline in seconds.
         stalled: the seconds without progress because of which it was ended.
         whereabouts: where it was then, in words.
-        missing: the rank that others waited for then.
+        hung_rank: the rank that others waited for then, or the only one that hung.
         lost: why the trial cannot be judged (launch failed, host process died, interrupted), as a ``Failure``.
     """
 
@@ -46,14 +48,16 @@ class Observed:
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     rank_failure: dict[str, Any] | None = None
+    rank_cleanup: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None
     returncode: int | None = None
     finished: bool = False
+    finished_at: float = 0.0
     timed_out: bool = False
     timeout: float | None = None
     stalled: float | None = None
     whereabouts: str | None = None
-    missing: int | None = None
+    hung_rank: int | None = None
     lost: dict[str, Any] | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
 
@@ -92,10 +96,12 @@ class Observed:
         elif kind == "ranks":
             self.ranks = event["ranks"]
             self.rank_failure = event["failure"]
+            self.rank_cleanup = event["cleanup"]
         elif kind == "failed":  # a fresh interpreter could not import the workload
             self.lost = {"phase": event.get("phase", "import"), "kind": "exception", **event["error"]}
         elif kind == "lived":
             self.finished = True
+            self.finished_at = event.get("at", 0.0)
 
 
 def conclude(seen: Observed) -> tuple[ExitStatus, dict[str, Any] | None]:
@@ -128,6 +134,8 @@ def _failure(seen: Observed) -> dict[str, Any] | None:
             return seen.failures[phase]
     if seen.timed_out:
         return timeout_failure(seen)
+    if seen.rank_cleanup is not None:
+        return seen.rank_cleanup
     if "cleanup" in seen.failures:
         return seen.failures["cleanup"]
     if seen.lost is not None:
@@ -151,7 +159,7 @@ def timeout_failure(seen: Observed) -> dict[str, Any]:
         message += f"; {seen.whereabouts}"
     kind = "timeout" if seen.stalled is None else "stall"
     failure: dict[str, Any] = {"phase": seen.phase, "kind": kind, "message": message}
-    return failure if seen.missing is None else {**failure, "rank": seen.missing}
+    return failure if seen.hung_rank is None else {**failure, "rank": seen.hung_rank}
 
 
 def _ended_early(seen: Observed) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def recursion() -> None:
 
 def out_of_memory() -> None:
     """Twelve gigabytes, none of which is ever touched."""
-    hoard = [bytearray(2**26) for _ in range(192)]
+    hoard = [bytes(2**26) for _ in range(192)]
     raise AssertionError(f"there was memory for {len(hoard)} blocks")
 
 
