@@ -91,7 +91,14 @@ FAULTS = (
     Fault("floods_stdout", "more output than `--aorta-log-limit`", None, note="bytes were cut"),
     Fault("closes_stdout", "stdout and stderr closed", None),
     Fault("returns_50_mb", "a result of 50 MB", None, phases=("run",), note="left out", ranks=False),
-    Fault("returns_what_json_cannot_hold", "a result unfit for JSON", None, phases=("run",), note="kept as text"),
+    Fault(
+        "returns_what_json_cannot_hold",
+        "a result unfit for JSON",
+        None,
+        phases=("run",),
+        note="kept as text",
+        ranks=False,
+    ),
     Fault("returns_nothing", "no result", "result", phases=("run",), ranks=False),
 )
 

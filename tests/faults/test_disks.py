@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,9 +61,8 @@ def test_results_that_cannot_be_written_are_refused_before_the_first_trial(bench
 
 
 def can_mount() -> bool:
-    return (
-        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode == 0
-    )
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount file systems, not even in a namespace of its own")
