@@ -1,0 +1,156 @@
+"""The limits that a user sets: stalls, memory, logs, grace; and what is kept when one is reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+HERE = Path(__file__).parent
+
+#: Reports progress forever, or for a while; says so with a file when it is told to end.
+WORKS = """
+import signal
+import time
+
+class Works:
+    def __init__(self, config):
+        self.phase = config.get("hangs_in", "run")
+        self.steps = int(config.get("steps", 3))
+
+    def setup(self):
+        self.work("setup")
+
+    def run(self):
+        self.work("run")
+        return {"passed": True}
+
+    def cleanup(self):
+        self.work("cleanup")
+
+    def work(self, phase):
+        if self.phase == phase:
+            for step in range(self.steps):
+                self.progress(step + 1, 10)
+                time.sleep(0.2)
+            self.wait()
+
+    def wait(self):
+        time.sleep(1000)
+
+
+class Finishes(Works):
+    def wait(self):
+        pass
+
+
+class Resists(Works):
+    def wait(self):
+        def told(*_):
+            open("told", "w").close()
+
+        signal.signal(signal.SIGTERM, told)
+        while True:
+            time.sleep(1000)
+
+
+class Ranks(Works):
+    launch_mode = "distributed"
+    min_world_size = 2
+"""
+
+
+@pytest.fixture
+def works(bench: Bench) -> Bench:
+    bench.write(works=WORKS)
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("phase", "status"), [("setup", "timeout"), ("run", "timeout"), ("cleanup", "ok")], ids=lambda value: str(value)
+)
+def test_no_progress_for_too_long_is_a_stall(works: Bench, phase: str, status: str) -> None:
+    options = ("--aorta-stall-timeout", "1", "--aorta-config", f"hangs_in={phase}")
+    result = works.run("works.py::Works", "-rA", *options)
+    trial = works.trial("Works/trial_0.json")
+    failure = trial["failure"]
+    assert trial["exit_status"] == status
+    assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
+    line = WORKS.split("\n").index("        time.sleep(1000)")
+    expected = f"no progress for 1 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
+    assert failure["message"] == expected
+    if phase == "run":
+        assert works.words(works.run("works.py::Works", "-v", *options)) == {"Works[local-none-0]": ["TIMEOUT"]}
+    result.stdout.fnmatch_lines([f"*{expected}"])
+    assert works.left_running() == []
+
+
+def test_progress_keeps_a_trial_alive(works: Bench) -> None:
+    """Longer than the limit as a whole, in every phase shorter."""
+    works.run("works.py::Finishes", "--aorta-stall-timeout", "1.5", "--aorta-config", "steps=12").assert_outcomes(
+        passed=1
+    )
+
+
+def test_the_deadline_that_passes_first_is_told(works: Bench) -> None:
+    works.run("works.py::Works", "--aorta-stall-timeout", "60", "--aorta-timeout", "1")
+    assert works.trial("Works/trial_0.json")["failure"]["kind"] == "timeout"
+
+
+def test_ranks_stall_together(works: Bench) -> None:
+    works.run("works.py::Ranks", "--aorta-stall-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
+    trial = works.trial("Ranks/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["kind"]) == ("timeout", "stall")
+    assert "rank 0: wait() at works.py line" in trial["failure"]["message"]
+    assert [rank["failure"]["kind"] for rank in trial["ranks"]] == ["stall", "stall"]
+    assert all((works.results / "Ranks" / rank["stacks"]).stat().st_size > 0 for rank in trial["ranks"])
+
+
+def test_the_grace_is_what_the_user_says(works: Bench) -> None:
+    """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
+    assert not (works.path / "told").exists()
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "1").assert_outcomes(failed=1)
+    assert (works.path / "told").exists()
+    assert works.left_running() == []
+
+
+def test_a_gigabyte_of_output(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOOD", str(2**30))
+    for name in ("fault_actions.py", "faulty.py"):
+        bench.copy(HERE / name)
+    options = ("--aorta-config", "script=floods_stdout-run", "--aorta-log-limit", "1M")
+    bench.run("faulty.py::Faulty", *options).assert_outcomes(passed=1)
+    log = bench.results / "Faulty" / "trial_0" / "stdout.log"
+    assert 2**20 < log.stat().st_size < 2**20 + 200
+    text = log.read_text()
+    assert text.startswith("0000000 0000001 ")
+    assert text.endswith(" 0000015 \n")
+    [note] = bench.trial("Faulty/trial_0.json")["result"]["failure_details"]
+    assert note["note"] == "stdout.log: 1072627712 of 1073676288 bytes were cut; --aorta-log-limit keeps 1048576"
+
+
+def test_memory_is_limited_in_every_process_of_a_trial(bench: Bench) -> None:
+    for name in ("fault_actions.py", "faulty.py"):
+        bench.copy(HERE / name)
+    script = ("--aorta-config", "script=out_of_memory-run")
+    bench.run("faulty.py", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
+    for name, rank in (("Faulty", None), ("FaultyRanks", 1)):
+        failure = bench.trial(f"{name}/trial_0.json")["failure"]
+        assert (failure["phase"], failure["type"], failure["rank"]) == ("run", "MemoryError", rank)
+
+
+def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(bench: Bench) -> None:
+    """Success, and then a hang at exit: multiprocessing waits for threads, as an interpreter does."""
+    for name in ("fault_actions.py", "faulty.py"):
+        bench.copy(HERE / name)
+    options = ("--aorta-config", "script=thread_that_never_ends-run", "--aorta-timeout", "4")
+    bench.run("faulty.py::FaultyRanks", *options).assert_outcomes(passed=1, errors=1)
+    trial = bench.trial("FaultyRanks/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["phase"], trial["failure"]["kind"]) == ("ok", "cleanup", "timeout")
+    assert trial["result"]["metrics"]["total"] > 0
+    assert bench.left_running() == []
