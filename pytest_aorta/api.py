@@ -14,6 +14,7 @@ from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.resuming import kept_trial
 from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
@@ -51,6 +52,7 @@ class RunRequest:
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
+    elastic: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
     registry_files: tuple[Path, ...] = ()
     slots: int = 1
@@ -88,6 +90,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         isolation=request.isolation,
         launcher=request.launcher,
         nproc=request.nproc,
+        elastic=elastic_options(request.elastic),
         registry_files=request.registry_files,
         slots=request.slots,
         devices=request.devices,

@@ -166,6 +166,14 @@ def _key_value(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
+def _elastic(text: str) -> tuple[str, str]:
+    from pytest_aorta.trials.elastic import parse_elastic
+
+    key, _, value = text.partition("=")
+    parse_elastic(key.strip(), value)
+    return key.strip(), value
+
+
 OPTIONS = (
     Option("workload", _name, "NAME", "run this registered workload; repeat for several", repeat=True),
     Option("trials", _positive_int, "N", "trials per cell (default 1)"),
@@ -211,6 +219,13 @@ OPTIONS = (
         _choice("auto", "elastic", "torchrun", "external"),
         "HOW",
         "who starts the ranks: auto (default), elastic, torchrun, external (pytest itself is a rank)",
+    ),
+    Option(
+        "elastic",
+        _elastic,
+        "KEY=VALUE",
+        "an option of the agent that starts the ranks, such as max_restarts=1; repeat",
+        repeat=True,
     ),
     Option(
         "order",
@@ -273,6 +288,10 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         from pytest_aorta.slots import automatic_slots
 
         values["aorta_slots"] = automatic_slots(config, values["aorta_devices"])
+    if values["aorta_elastic"]:
+        from pytest_aorta.trials.elastic import elastic_options
+
+        chosen["elastic"] = elastic_options(dict(values["aorta_elastic"]))
     chosen["hosts"] = _hosts(values["aorta_host"])
     for name in (
         "trials",

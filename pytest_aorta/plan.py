@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
+from pytest_aorta.trials.elastic import DEFAULTS, ElasticOptions
 from pytest_aorta.trials.plain import canonical_json, to_plain
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher, TrialSpec
 from pytest_aorta.workspace.layout import TrialPlace, place
@@ -61,6 +62,7 @@ class Selection:
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
+    elastic: ElasticOptions = DEFAULTS
     order: Order = "interleaved"
     registry_files: tuple[Path, ...] = ()
     slots: int = 1
@@ -149,6 +151,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 isolation=selection.isolation,
                 launcher=selection.launcher,
                 nproc=selection.nproc,
+                elastic=selection.elastic,
                 collect=collectors,
             )
             for index in range(selection.trials)

@@ -31,6 +31,8 @@ class CellSummary:
 
     statuses: Counter[str] = field(default_factory=Counter)
     step_times_ms: list[float] = field(default_factory=list)
+    #: How many are ok only because their ranks were started again.
+    restarted: int = 0
 
 
 class TrialWriter:
@@ -68,6 +70,7 @@ class TrialWriter:
         self.resumed += resumed
         cell = self.summary.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
+        cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def _write_elsewhere(self, path: str, result: dict[str, Any]) -> str:
@@ -161,6 +164,10 @@ class TrialWriter:
             names = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
             numbers = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
             terminal.write_line("  ".join(names + numbers).rstrip())
+        restarted = sum(found.restarted for found in self.summary.values())
+        if restarted:
+            where = self._restarted()
+            terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
         if self.run.selection.resume:
             total = sum(found.statuses.total() for found in self.summary.values())
             terminal.write_line(f"{self.resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
@@ -170,6 +177,11 @@ class TrialWriter:
         for error in self.errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {shown(self.run.results, self.run)}")
+
+    def _restarted(self) -> str:
+        """Of which cells."""
+        found = {cell: summary.restarted for cell, summary in self.summary.items() if summary.restarted}
+        return ", ".join(f"{count} of {workload} {cell}" for (workload, cell), count in found.items())
 
 
 def shown(path: Path, run: Run) -> str:

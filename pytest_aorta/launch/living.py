@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.variables import launcher_variables
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.lifecycle import Lifecycle, Send
@@ -36,13 +37,14 @@ def rehearse(argument: dict[str, Any]) -> None:
     load_class(argument["target"])
 
 
-def live(payload: dict[str, Any], send: Send) -> bool:
-    """One process's whole life: environment snapshot, then the phases. Whether setup and run succeeded."""
-    send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
+def live(payload: dict[str, Any], send: Send) -> BaseException | None:
+    """One process's whole life: environment snapshot, then the phases. What setup or run raised, if they did."""
+    env = collect_env(_static, payload["overlay"]).to_dict()
+    send({"type": "env", "env": env, "launcher_variables": launcher_variables(payload["base_pid"])})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
-    fine = Lifecycle(cls, config.value, send).run_all()
+    error = Lifecycle(cls, config.value, send).run_all()
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
-    return fine
+    return error

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,10 +22,28 @@ _AT_ONCE = 2
 #: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
 _FOLLOWERS = {signal.SIGABRT}
 
+#: Bytes that are read of an error file.
+_ERROR_FILE = 2**20
+
 #: How backends tell that the rank at the other end has gone.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Read error|Socket closed|remote process exited", re.I
 )
+
+
+#: Tells a rank which attempt it belongs to.
+ATTEMPT = "AORTA_ATTEMPT"
+
+
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
+    return folder / f"attempt_{attempt}"
+
+
+def last_attempt(folder: Path) -> int:
+    """The last attempt that has left something; 0 when none has."""
+    numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def story(folder: Path, rank: int) -> Path:
@@ -42,6 +61,29 @@ def teller(folder: Path, rank: int, relay: Callable[[Event], None] | None = None
             relay(event)
 
     return send
+
+
+class Relay:
+    """Sends what a rank has told, attempt after attempt, from its stories."""
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self._send = send
+        #: Bytes that were sent of each story.
+        self._told: dict[Path, int] = {}
+
+    def look(self, path: Path) -> None:
+        """Send the complete lines of a story that were not sent yet."""
+        told = self._told.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(told)
+                data = file.read()
+        except OSError:
+            return
+        complete = data[: data.rfind(b"\n") + 1]
+        for line in complete.splitlines():
+            self._send(json.loads(line))
+        self._told[path] = told + len(complete)
 
 
 def read_story(folder: Path, rank: int) -> Observed:
@@ -66,6 +108,8 @@ def rank_records(
     logs: Callable[[int, str], str | None],
     overdue: Mapping[int, float] = MappingProxyType({}),
     stalled: float | None = None,
+    errors: Callable[[int], Path | None] = lambda rank: None,
+    local: Mapping[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """One plain ``RankRecord`` per rank.
 
@@ -79,11 +123,14 @@ def rank_records(
         overdue: ranks that were ended because of the deadline unless they had finished, and when it passed (seconds of
             ``time.time()``).
         stalled: the seconds without progress that were too many, where it was not the deadline.
+        errors: a rank's error file.
+        local: global to local ranks, where these are not all ranks, or not the same numbers.
     """
+    local = {rank: rank for rank in range(nproc)} if local is None else local
     failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
     some_failed = bool(failed_at)
     records = []
-    for rank in range(nproc):
+    for rank in sorted(local):
         seen = read_story(folder(rank), rank)
         ending = endings.get(rank)
         code = None if ending is None else int(ending["exitcode"])
@@ -101,7 +148,8 @@ def rank_records(
         elif failure is None and (code or not seen.finished):
             failure = _how_it_ended(seen, code or 0)
             late = ending is not None and ending.get("at", 0) - min(failed_at, default=0) > _AT_ONCE
-            collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and late)
+            told_to = ending is not None and ending.get("told_to", False)
+            collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and (late or told_to))
         elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
             # Rank 0's own verdict is the trial's result already.
             failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
@@ -110,19 +158,28 @@ def rank_records(
         records.append(
             {
                 "rank": rank,
-                "local_rank": rank,
-                "pid": None if ending is None else ending.get("pid"),
+                "local_rank": local[rank],
+                "host": socket.gethostname(),
+                "pid": _pid(seen) if ending is None else ending.get("pid"),
                 "exit_code": code if code is not None and code >= 0 else None,
                 "signal": signal_name(-code) if code is not None and code < 0 else None,
                 "passed": None if seen.result is None else seen.result["passed"],
                 "failure": None if failure is None else {**failure, "rank": rank},
                 "collateral": collateral,
+                "error_file": read_error_file(errors(rank)),
+                "result": seen.result,
                 "stdout": logs(rank, "stdout"),
                 "stderr": logs(rank, "stderr"),
                 "stacks": logs(rank, "stacks"),
             }
         )
     return records
+
+
+def _pid(seen: Observed) -> int | None:
+    """As the rank's own snapshot of its environment has it."""
+    pid = ((seen.env or {}).get("process") or {}).get("pid")
+    return pid if isinstance(pid, int) else None
 
 
 def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
@@ -133,29 +190,58 @@ def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
     return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
 
 
-def log_name(attempt: int, rank: int, stream: str) -> str:
-    """A rank's log, relative to the trial's artifacts folder."""
-    return f"attempt_{attempt}/rank_{rank}.{stream}.log"
+def find_file(folder: Path, attempt: int, rank: int, name: str) -> Path | None:
+    """What a rank of an attempt wrote below a trial's artifacts ``folder``: ``stdout.log``, ``error.json``, ..."""
+    own = folder / f"attempt_{attempt}" / f"rank_{rank}.{name}"
+    of_torchrun = folder.glob(f"torchrun/*/attempt_{attempt}/{rank}/{name}")
+    return next((path for path in (own, *of_torchrun) if path.exists()), None)
 
 
-def rank_stacks(folder: Path, rank: int) -> str:
-    """Where a rank that an agent has started writes its stacks when asked to; for the rank itself."""
-    path = folder / log_name(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), rank, "stacks")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return str(path)
+def find_log(folder: Path, attempt: int, rank: int, stream: str) -> str | None:
+    """A rank's log, relative to the folder of the trial file."""
+    found = find_file(folder, attempt, rank, f"{stream}.log")
+    if found is None or (stream == "stacks" and found.stat().st_size == 0):  # an empty one is cleared away
+        return None
+    return found.relative_to(folder.parent).as_posix()
 
 
-def find_log(folder: Path, rank: int, name: str) -> str | None:
-    """A rank's log in a trial's artifacts ``folder``, relative to the folder of the trial file."""
-    own = folder.glob(f"attempt_*/rank_{rank}.{name}.log")
-    of_torchrun = folder.glob(f"torchrun/*/attempt_*/{rank}/{name}.log")
-    found = sorted([*own, *of_torchrun])
-    return found[-1].relative_to(folder.parent).as_posix() if found else None
+def read_error_file(path: Path | None) -> dict[str, Any] | None:
+    """What torch's ``record``, or a workload itself, has written to a rank's error file; ``None`` without one."""
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_bytes()[:_ERROR_FILE])
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else {"message": content}
 
 
 def ranks_event(records: list[dict[str, Any]]) -> Event:
     """What the records of all ranks say together, as an event of their trial."""
     return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}
+
+
+def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The result of a trial whose ranks speak for themselves; ``None`` unless all of them have returned one.
+
+    Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
+    is rank 0's.
+    """
+    results = [record["result"] for record in records]
+    if not results or None in results:
+        return None
+    firsts = [result.get("first_failure_iteration") for result in results]
+    return {
+        **results[0],
+        "passed": all(result["passed"] for result in results),
+        "failure_count": sum(result.get("failure_count", 0) for result in results),
+        "first_failure_iteration": min((first for first in firsts if first is not None), default=None),
+        "failure_details": [
+            {"rank": record["rank"], **detail}
+            for record in records
+            for detail in record["result"].get("failure_details", [])
+        ],
+    }
 
 
 def cleanup_failure(records: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_aorta.launch.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
+from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -25,6 +25,7 @@ def build_record(
     wall: float = 0.0,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
+    launcher: str | None = None,
 ) -> TrialResult:
     """The complete record of a trial that is over."""
     status, failure = conclude(seen)
@@ -61,12 +62,26 @@ def build_record(
         wall_clock_sec=wall,
         exit_status=status,
         failure=None if failure is None else Failure.model_validate(failure),
+        elastic=None if launcher is None else _elastic(spec, seen, launcher),
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
         request_fingerprint=fingerprint,
         artifacts=dict(artifacts),
+    )
+
+
+def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
+    return Elastic.model_validate(
+        {
+            "launcher": launcher,
+            "states": seen.states,
+            "restarts": len(seen.attempts),
+            "attempts": seen.attempts,
+            "options": spec.elastic.to_plain(),
+            "launcher_variables": seen.launcher_variables,
+        }
     )
 
 

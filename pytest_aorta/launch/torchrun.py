@@ -6,18 +6,31 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pytest_aorta.launch.living import live, prepare
-from pytest_aorta.launch.ranks import find_log, rank_records, rank_stacks, ranks_event, read_story, story, teller
-from pytest_aorta.runtime.processes.task_main import arm
+from pytest_aorta.launch.rank_life import live_as_rank
+from pytest_aorta.launch.ranks import (
+    Relay,
+    attempt_folder,
+    find_file,
+    find_log,
+    last_attempt,
+    rank_records,
+    ranks_event,
+    read_story,
+    root_cause,
+    story,
+)
+from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.lifecycle import Send
 
 _PAYLOAD = "torchrun.json"
 _FAILURES = "torchrun_failures.json"
+_STATES = "torchrun_states.events"
 _LOGS = "torchrun"
 
 #: Seconds between two looks at what rank 0 has told.
@@ -30,19 +43,23 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     (folder / _PAYLOAD).write_text(json.dumps({**payload, "sys_path": sys.path}))
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.torchrun", "torchrun", str(folder / _FAILURES)),
-        *("--nproc-per-node", str(payload["nproc"])),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
-        *("--log-dir", str(folder / _LOGS), "--redirects", "3"),
+        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
+        *("--log-dir", str(folder / _LOGS)),
         *("-m", "pytest_aorta.launch.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
     process = subprocess.Popen(command)
-    told = 0
+    relay, attempt = Relay(send), 0
     while True:
         try:
             code: int | None = process.wait(_RELAY_INTERVAL)
         except subprocess.TimeoutExpired:
             code = None
-        told = _relay(story(folder, 0), told, send)
+        relay.look(folder / _STATES)
+        relay.look(story(attempt_folder(folder, attempt), 0))
+        while attempt < last_attempt(folder):
+            _tell_attempt(folder, attempt, payload["nproc"], send)
+            attempt += 1
+            relay.look(story(attempt_folder(folder, attempt), 0))
         if code is not None:
             break
     try:
@@ -51,15 +68,52 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
         failures = {}
     endings = {int(rank): ending for rank, ending in failures.items()}
     if endings:
-        endings |= _quiet_ends(folder, set(range(payload["nproc"])) - set(endings))
-    records = rank_records(lambda _: folder, payload["nproc"], endings, lambda rank, name: find_log(folder, rank, name))
+        ranks = set(range(payload["nproc"])) - set(endings)
+        endings |= _quiet_ends(attempt_folder(folder, attempt), ranks)
+    records = _records(folder, attempt, payload["nproc"], endings)
     event = ranks_event(records)
     if code != 0 and event["failure"] is None and event["cleanup"] is None:
         message = f"torchrun ended with exit code {code}; see stderr"
         event["failure"] = {"phase": "setup", "kind": "exit_code", "exit_code": code, "message": message}
-    (folder / _PAYLOAD).unlink(missing_ok=True)
-    (folder / _FAILURES).unlink(missing_ok=True)
+    for name in (_PAYLOAD, _FAILURES, _STATES):
+        (folder / name).unlink(missing_ok=True)
     send(event)
+
+
+def _agent_options(payload: Mapping[str, Any]) -> list[str]:
+    options = elastic_options(payload["elastic"])
+    given = {
+        "nnodes": ":".join(map(str, options.nnodes)),
+        "rdzv-backend": options.rdzv_backend or "c10d",
+        "rdzv-endpoint": options.rdzv_endpoint or "localhost:0",
+        "rdzv-id": options.rdzv_id or payload["trial_id"],
+        "max-restarts": options.max_restarts,
+        "monitor-interval": options.monitor_interval,
+        "redirects": options.redirects,
+        "tee": options.tee,
+        "role": options.role,
+        "start-method": options.start_method,
+    }
+    return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
+
+
+def _records(folder: Path, attempt: int, nproc: int, endings: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return rank_records(
+        lambda _: attempt_folder(folder, attempt),
+        nproc,
+        endings,
+        lambda rank, name: find_log(folder, attempt, rank, name),
+        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
+    )
+
+
+def _tell_attempt(folder: Path, attempt: int, nproc: int, send: Send) -> None:
+    """torchrun keeps to itself how an attempt ended that is not the last; the ranks' stories and error files tell."""
+    stories = {rank: read_story(attempt_folder(folder, attempt), rank) for rank in range(nproc)}
+    failed = [rank for rank, seen in stories.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
+    endings = {rank: {"exitcode": 1} for rank in failed}
+    records = _records(folder, attempt, nproc, endings)
+    send({"type": "attempt", "attempt": attempt, "ranks": records, "failure": root_cause(records)})
 
 
 def _quiet_ends(folder: Path, ranks: set[int]) -> dict[int, dict[str, Any]]:
@@ -68,25 +122,17 @@ def _quiet_ends(folder: Path, ranks: set[int]) -> dict[int, dict[str, Any]]:
     return {rank: {"pid": pid, "exitcode": 0} for rank, pid in pids.items() if pid and not psutil.pid_exists(pid)}
 
 
-def _relay(path: Path, told: int, send: Send) -> int:
-    """Send the complete lines of a story that were not sent yet; the new number of bytes sent."""
-    try:
-        with path.open("rb") as file:
-            file.seek(told)
-            data = file.read()
-    except OSError:
-        return told
-    complete = data[: data.rfind(b"\n") + 1]
-    for line in complete.splitlines():
-        send(json.loads(line))
-    return told + len(complete)
-
-
 def torchrun_main(failures: Path, arguments: list[str]) -> int:
     """torchrun's own entry point, with its failures kept as data; the exit status that torchrun would have."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api
     from torch.distributed.run import main
 
+    from pytest_aorta.launch.agent import telling_agent
+
+    fd = os.open(failures.with_name(_STATES), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    agent = telling_agent(lambda event: os.write(fd, json.dumps(event).encode() + b"\n"))
+    setattr(api, "LocalElasticAgent", agent)  # noqa: B010  (torch's own, but for the telling; no exported name)
     try:
         main(arguments)
     except ChildFailedError as error:
@@ -102,10 +148,7 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
 def rank_main(payload: dict[str, Any]) -> int:
     """The life of one rank, in an interpreter that torchrun started."""
     sys.path.extend(path for path in payload["sys_path"] if path not in sys.path)
-    folder, rank = Path(payload["folder"]), int(os.environ["RANK"])
-    arm(rank_stacks(folder, rank))
-    prepare(payload)
-    return 0 if live(payload, teller(folder, rank)) else 1
+    return 0 if live_as_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
 
 
 if __name__ == "__main__":

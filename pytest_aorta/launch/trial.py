@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch import external
+from pytest_aorta.launch.ends import read_ends
 from pytest_aorta.launch.hangs import report_hang
 from pytest_aorta.launch.logs import LogLimit
 from pytest_aorta.launch.process import Seat
-from pytest_aorta.launch.ranks import find_log, rank_records, ranks_event
+from pytest_aorta.launch.ranks import (
+    attempt_folder,
+    combined_result,
+    find_file,
+    find_log,
+    last_attempt,
+    rank_records,
+    ranks_event,
+)
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
 from pytest_aorta.launch.stacks import read_dump, whereabouts
@@ -91,6 +100,7 @@ class ProcessTrial:
             "folder": str(self._folder.absolute()),
             "grace": self._grace,
             "memory": spec.memory,
+            "elastic": spec.elastic.to_plain(),
         }
         logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
         self._task = server.submit(payload, **logs, cores=seat.cores, descriptors=seat.descriptors)
@@ -179,8 +189,10 @@ class ProcessTrial:
             self._start_clock()
         else:
             self.seen.see(event)
-            if event["type"] in ("begin", "progress"):
+            if event["type"] in ("begin", "progress", "attempt"):
                 self._note_progress()
+            elif event["type"] == "ranks":
+                self._combine_results()
         return True
 
     def _end_overdue(self, *, stalled: bool) -> None:
@@ -223,14 +235,17 @@ class ProcessTrial:
     def _read_stories(self, overdue: float) -> None:
         """Learn from the ranks' own stories what their agent, which was ended with them, could not tell any more."""
         nproc = self._launch.nproc
-        late = dict.fromkeys(range(nproc), overdue)
+        attempt = last_attempt(self._folder)
+        ends = read_ends(self._folder, attempt, before=overdue)
+        late = {rank: overdue for rank in range(nproc) if rank not in ends}
         records = rank_records(
-            lambda _: self._folder,
+            lambda _: attempt_folder(self._folder, attempt),
             nproc,
-            {},
-            lambda *log: find_log(self._folder, *log),
+            ends,
+            lambda *log: find_log(self._folder, attempt, *log),
             overdue=late,
             stalled=self.seen.stalled,
+            errors=lambda rank: find_file(self._folder, attempt, rank, "error.json"),
         )
         found = {record["rank"]: record["stacks"] for record in records}
         self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
@@ -240,6 +255,12 @@ class ProcessTrial:
             report = report_hang(records, stacks, self._source)
             self.seen.whereabouts, self.seen.hung_rank = report.text, report.rank
         self.seen.see(ranks_event(records))
+        self._combine_results()
+
+    def _combine_results(self) -> None:
+        """Where every rank speaks for itself, what they say together is the result."""
+        if self._description["result_scope"] == "rank_local":
+            self.seen.result = combined_result(self.seen.ranks) or self.seen.result
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
         self.stuck = ended["unkillable"]
@@ -262,6 +283,7 @@ class ProcessTrial:
             wall=self._wall,
             artifacts=artifacts,
             stacks=self._stacks(artifacts),
+            launcher=None if self._launch.mode == "single" else self._launch.mode,
         )
 
     def _stacks(self, artifacts: dict[str, str]) -> str | None:
@@ -279,9 +301,10 @@ class ProcessTrial:
                 if stacks.exists() and stacks.stat().st_size == 0:
                     stacks.unlink()
             if own_rank() == 0:  # another rank's is still to be read
-                for leftover in [*self._folder.glob("rank_*.events"), *self._folder.glob("torchrun.json")]:
+                stories = [*self._folder.glob("rank_*.events"), *self._folder.glob("attempt_*/rank_*.events")]
+                for leftover in [*stories, *self._folder.glob("torchrun.json")]:
                     leftover.unlink()
-            for path in sorted(self._folder.rglob("*.log")):
+            for path in sorted([*self._folder.rglob("*.log"), *self._folder.rglob("*error.json")]):
                 name = path.relative_to(self._folder).with_suffix("").as_posix()
                 found[name] = path.relative_to(self._folder.parent).as_posix()
         return found

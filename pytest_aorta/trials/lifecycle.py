@@ -32,15 +32,17 @@ class Lifecycle:
         self.config = config
         self.send = send
         self.workload: Any = None
+        #: What the last phase that failed has raised.
+        self.error: BaseException | None = None
 
-    def run_all(self) -> bool:
-        """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded."""
-        fine = self.setup()
-        if fine:
-            fine = self.run()
+    def run_all(self) -> BaseException | None:
+        """All phases; ``cleanup()`` runs whenever the workload was constructed. Returns what setup or run raised."""
+        if self.setup():
+            self.run()
+        error = self.error
         if self.workload is not None:
             self.cleanup()
-        return fine
+        return error
 
     def setup(self, *, reraise: bool = False) -> bool:
         """Construct the workload and set it up."""
@@ -74,8 +76,10 @@ class Lifecycle:
         try:
             event = body()
         except NotAResult as error:
+            self.error = error
             event = {"failure": {**failure_of(error, phase), "kind": "result"}}
         except BaseException as error:
+            self.error = error
             event = {"failure": failure_of(error, phase)}
             if reraise:
                 self.send({"type": "end", "phase": phase, "sec": time.perf_counter() - start, **event})

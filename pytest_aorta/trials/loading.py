@@ -73,6 +73,7 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
         "min_world_size": int(getattr(cls, "min_world_size", 1)),
         "timeout_sec": getattr(cls, "timeout_sec", None),
+        "result_scope": getattr(cls, "result_scope", "global"),
         "source": source_file(cls),
         "source_digest": source_digest(cls),
         "config": config,

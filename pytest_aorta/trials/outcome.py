@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 #: What comes after a phase has ended well; the process's exit belongs to ``cleanup``.
 _NEXT: dict[str, Phase] = {"launch": "setup", "import": "setup", "setup": "run", "run": "cleanup", "cleanup": "cleanup"}
 
+_BEFORE_SETUP = ("launch", "import")
+
 #: Failures in these phases say nothing about the workload's bug.
 _BEFORE_WORK = ("launch", "import", "setup")
 
@@ -27,6 +29,9 @@ class Observed:
         result: the plain fields of what ``run()`` returned.
         failures: failures that the trial told of itself, by phase.
         ranks: records of the ranks of a distributed trial.
+        states: of the worker group.
+        attempts: those that were followed by another one.
+        launcher_variables: those that the launcher has set for its ranks.
         rank_failure: the root cause among the ranks.
         rank_cleanup: what went wrong in the cleanup of one of them.
         progress: last progress event.
@@ -47,6 +52,9 @@ class Observed:
     result: dict[str, Any] | None = None
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    launcher_variables: dict[str, str] = field(default_factory=dict)
     rank_failure: dict[str, Any] | None = None
     rank_cleanup: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None
@@ -78,7 +86,7 @@ class Observed:
         interrupt its system calls, and what it then says of itself is not what it would have done.
         """
         kind = event["type"]
-        if self.timed_out and kind in ("begin", "end", "lived"):
+        if self.timed_out and kind in ("begin", "end", "lived", "attempt"):
             return
         if kind == "begin":
             self.phase = event["phase"]
@@ -91,17 +99,32 @@ class Observed:
             self.phase = _NEXT[phase] if "failure" not in event else "cleanup" if phase == "run" else phase
         elif kind == "env":
             self.env = event["env"]
+            self.launcher_variables = event.get("launcher_variables", {})
+        elif kind == "group":
+            self.states.append({key: value for key, value in event.items() if key != "type"})
+        elif kind == "attempt":
+            self.attempts.append({key: value for key, value in event.items() if key != "type"})
+            self._begin_again()
         elif kind == "progress":
             self.progress = event
         elif kind == "ranks":
             self.ranks = event["ranks"]
             self.rank_failure = event["failure"]
-            self.rank_cleanup = event["cleanup"]
+            self.rank_cleanup = event.get("cleanup")
         elif kind == "failed":  # a fresh interpreter could not import the workload
             self.lost = {"phase": event.get("phase", "import"), "kind": "exception", **event["error"]}
         elif kind == "lived":
             self.finished = True
             self.finished_at = event.get("at", 0.0)
+
+    def _begin_again(self) -> None:
+        """What the ranks of an attempt have told does not count any more: another one follows."""
+        self.phase = "setup"
+        self.phases_sec = {name: sec for name, sec in self.phases_sec.items() if name in _BEFORE_SETUP}
+        self.result = None
+        self.failures = {}
+        self.progress = None
+        self.finished = False
 
 
 def conclude(seen: Observed) -> tuple[ExitStatus, dict[str, Any] | None]:

@@ -98,15 +98,46 @@ class RankRecord(_Record):
 
     rank: int
     local_rank: int | None = None
+    host: str | None = None
     pid: int | None = None
     exit_code: int | None = None
     signal: str | None = None
     passed: bool | None = None
+    result: ResultRecord | None = None
     failure: Failure | None = None
     collateral: bool = False
     stdout: str | None = None
     stderr: str | None = None
     stacks: str | None = None
+    error_file: Free | None = None
+
+
+class GroupState(_Record):
+    """A state of the worker group, and when it began (seconds of ``time.time()``)."""
+
+    state: Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
+    at: Float
+    attempt: int
+    world_size: int | None = None
+
+
+class Attempt(_Record):
+    """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
+
+    attempt: int
+    failure: Failure | None = None
+    ranks: list[RankRecord] = Field(default_factory=list)
+
+
+class Elastic(_Record):
+    """What the agent of a distributed trial did."""
+
+    launcher: Literal["elastic", "torchrun", "external"]
+    states: list[GroupState] = Field(default_factory=list)
+    restarts: int = 0
+    attempts: list[Attempt] = Field(default_factory=list)
+    options: Free = Field(default_factory=dict)
+    launcher_variables: dict[str, str] = Field(default_factory=dict)
 
 
 class TrialResult(_Record):
@@ -126,11 +157,17 @@ class TrialResult(_Record):
     exit_status: ExitStatus
     failure: Failure | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
+    elastic: Elastic | None = None
     phases_sec: dict[str, Float] = Field(default_factory=dict)
     started_at: str
     host: str
     request_fingerprint: str | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks of a distributed trial were started again."""
+        return 0 if self.elastic is None else self.elastic.restarts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for strict JSON; a NaN is the string ``NaN``."""

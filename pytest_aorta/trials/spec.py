@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.elastic import DEFAULTS, ElasticOptions
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.plain import canonical_json
 
@@ -42,6 +43,7 @@ class TrialSpec:
         isolation: how the trial's process comes to be.
         launcher: who starts the ranks of a distributed workload.
         nproc: number of ranks, ``None`` for the workload's minimum.
+        elastic: options of the agent that starts the ranks.
         collect: names of collectors.
     """
 
@@ -61,6 +63,7 @@ class TrialSpec:
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
+    elastic: ElasticOptions = DEFAULTS
     collect: tuple[str, ...] = ()
 
     @property
@@ -97,6 +100,8 @@ class TrialSpec:
             "isolation": self.isolation,
             "trial": self.trial_index,
         }
+        if self.elastic != DEFAULTS:
+            request["elastic"] = self.elastic.to_plain()
         if self.memory is not None:
             request["memory"] = self.memory
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 LaunchMode = Literal["single_process", "distributed"]
+ResultScope = Literal["global", "rank_local"]
 
 
 @dataclass
@@ -56,6 +57,9 @@ class Workload(ABC):
         launch_mode: ``"single_process"``, or ``"distributed"`` for one process per rank, which finds the usual
             variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ...) and calls ``init_process_group()`` itself.
         min_world_size: smallest number of ranks of a distributed workload, and the default.
+        result_scope: what ``run()`` returns in a rank: ``"global"``, when rank 0 speaks for all ranks, or
+            ``"rank_local"``, when every rank speaks for itself; then the trial passes when all do, their failures are
+            counted together and listed in the order of the ranks, and the metrics are rank 0's.
         timeout_sec: default deadline of a trial in seconds, from the hand-over to the trial's process until that
             process has ended; ``None`` for no deadline.
     """
@@ -63,6 +67,7 @@ class Workload(ABC):
     launch_mode: ClassVar[LaunchMode] = "single_process"
     min_world_size: ClassVar[int] = 1
     timeout_sec: ClassVar[float | None] = None
+    result_scope: ClassVar[ResultScope] = "global"
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -204,7 +204,17 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
     assert set(record) == {
         *("schema_version", "trial_id", "workload", "execution_env", "mitigations_applied", "config", "env", "result"),
         *("wall_clock_sec", "exit_status"),
-        *("cell", "trial_index", "request_fingerprint", "failure", "ranks", "phases_sec", "started_at", "host"),
+        *(
+            "cell",
+            "trial_index",
+            "request_fingerprint",
+            "failure",
+            "ranks",
+            "elastic",
+            "phases_sec",
+            "started_at",
+            "host",
+        ),
         "artifacts",
     }
     assert set(record["execution_env"]) == {"kind", "name", "image", "digest", "venv", "rocm", "source_package"}

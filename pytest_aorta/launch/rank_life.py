@@ -1,0 +1,36 @@
+"""The life of a rank that an agent has started: it tells its story, and leaves an error file as torch's do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.living import live, prepare
+from pytest_aorta.launch.ranks import attempt_folder, teller
+from pytest_aorta.runtime.processes.task_main import arm
+from pytest_aorta.trials.lifecycle import Send
+
+
+def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
+    """Live the trial as the rank that ``RANK`` says; whether setup and run succeeded.
+
+    Args:
+        payload: as in ``launch.child.run``.
+        attempt: which one this is.
+        prepared: whether this process has imported the workload.
+        relay: takes the events of rank 0 as well.
+    """
+    folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
+    folder.mkdir(parents=True, exist_ok=True)
+    arm(str(folder / f"rank_{rank}.stacks.log"))
+    if not prepared:
+        prepare(payload)
+    tell = teller(folder, rank, relay=relay if rank == 0 else None)
+    error = live(payload, tell)
+    if isinstance(error, Exception):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        # For the agent, which tells it to whoever asks which rank failed first.
+        get_error_handler().record_exception(error)
+    return error is None

@@ -1,0 +1,134 @@
+"""Options of the agent that starts the ranks of a distributed trial; the names are torchrun's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+#: ``Std`` of torch: 0 none, 1 stdout, 2 stderr, 3 both; for all local ranks, or for each.
+_STREAMS = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """How torch's elastic agent runs a worker group.
+
+    Attributes:
+        max_restarts: times that the ranks are started again after one has failed.
+        monitor_interval: seconds between two looks of the agent at its ranks; ``None`` for 0.01, and for torchrun's own
+            where that starts them.
+        nnodes: nodes that have to take part, and that may; ``(1, 1)`` for this host alone.
+        node_rank: of this node; ``None`` for what SLURM says, else 0. Node 0 reports.
+        rdzv_backend: rendezvous of several nodes; ``None`` for ``c10d``.
+        rdzv_endpoint: ``HOST:PORT`` of the rendezvous; ``None`` for the first node of the SLURM job.
+        rdzv_id: name of the rendezvous; ``None`` for the trial's id.
+        start_method: ``fork`` (from the prepared process), ``spawn`` or ``forkserver`` (fresh interpreters).
+        redirects: streams of the ranks that go to logs of their own: ``3``, or ``0:3,1:1`` for some local ranks.
+        tee: streams that go to the trial's own log as well.
+        exit_barrier_timeout: seconds that an agent which is done waits for the others.
+        role: of the ranks.
+    """
+
+    max_restarts: int = 0
+    monitor_interval: float | None = None
+    nnodes: tuple[int, int] = (1, 1)
+    node_rank: int | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    start_method: str = "fork"
+    redirects: str = "3"
+    tee: str = "0"
+    exit_barrier_timeout: float = 300.0
+    role: str = "default"
+
+    def to_plain(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+DEFAULTS = ElasticOptions()
+
+
+def parse_elastic(key: str, text: str) -> Any:
+    """The value of one option, from its text.
+
+    Raises:
+        ValueError: there is no such option, or it cannot have this value; says what would be valid.
+    """
+    if key not in _PARSERS:
+        raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_PARSERS)}")
+    parse, expected = _PARSERS[key]
+    try:
+        return parse(text.strip())
+    except (ValueError, OverflowError):
+        raise ValueError(f"{key}= {expected}") from None
+
+
+def elastic_options(values: Mapping[str, Any]) -> ElasticOptions:
+    """Options from values, or from texts as on the command line; ``None`` leaves one at its default.
+
+    Raises:
+        ValueError: as ``parse_elastic``.
+    """
+    known = {
+        key: parse_elastic(key, value if isinstance(value, str) else _as_text(value))
+        for key, value in values.items()
+        if value is not None
+    }
+    return ElasticOptions(**known)
+
+
+def _as_text(value: Any) -> str:
+    return ":".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text) or int(text) < minimum:
+            raise ValueError
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    found = _at_least(1)(least), _at_least(1)(most if colon else least)
+    if found[0] > found[1]:
+        raise ValueError
+    return found
+
+
+def _matching(pattern: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError
+        return text
+
+    return parse
+
+
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "max_restarts": (_at_least(0), "a whole number, 0 for none"),
+    "monitor_interval": (_seconds, "a number of seconds above 0"),
+    "nnodes": (_nnodes, "a number of nodes, or MIN:MAX"),
+    "node_rank": (_at_least(0), "a whole number, 0 for the node that reports"),
+    "rdzv_backend": (_matching(r"[a-z0-9_-]+"), "the name of a rendezvous backend, such as c10d"),
+    "rdzv_endpoint": (_matching(r"\S+:\d{1,5}"), "HOST:PORT"),
+    "rdzv_id": (_matching(r"\S+"), "a name without spaces"),
+    "start_method": (_matching("fork|spawn|forkserver"), "fork, spawn or forkserver"),
+    "redirects": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),
+    "tee": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),
+    "exit_barrier_timeout": (_seconds, "a number of seconds above 0"),
+    "role": (_matching(r"[A-Za-z0-9_.-]+"), "a name of letters, digits, dots, dashes and underscores"),
+}

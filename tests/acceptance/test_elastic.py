@@ -1,0 +1,283 @@
+"""Distributed trials on torch's elastic agent: its life, its options, its restarts, and what is told of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.trials.result import GroupState
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+WORKLOAD = """
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Sums:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config):
+        self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+    def setup(self):
+        dist.init_process_group("gloo")
+        self.rank = dist.get_rank()
+
+    def run(self):
+        print(f"rank {self.rank} prints")
+        total = torch.full((1,), self.rank + 1.0)
+        dist.all_reduce(total)
+        self.work()
+        dist.barrier()
+        names = ("ROLE_NAME", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")
+        shown = {name: os.environ.get(name) for name in names}
+        return {"passed": True, "metrics": {"total": float(total), "rank": self.rank, "variables": shown}}
+
+    def work(self):
+        pass
+
+    def cleanup(self):
+        dist.destroy_process_group()
+
+
+class FailsOnce(Sums):
+    def work(self):
+        if self.rank == 1 and self.attempt == 0:
+            raise ValueError("the first time")
+
+
+class FailsOnceAlone(Sums):
+    # Without a process group, which plain torchrun does not always manage to restart on one host.
+
+    def setup(self):
+        self.rank = int(os.environ["RANK"])
+
+    def run(self):
+        print(f"rank {self.rank} prints")
+        if self.rank == 1 and self.attempt == 0:
+            raise ValueError("the first time")
+        return {"passed": True, "metrics": {"total": 3.0}}
+
+    def cleanup(self):
+        pass
+
+
+class FailsAlways(Sums):
+    def work(self):
+        if self.rank == 1:
+            raise ValueError(f"attempt {self.attempt}")
+
+
+class IgnoresSigterm(Sums):
+    def work(self):
+        if self.rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        dist.barrier()
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+
+class Judges(Sums):
+    result_scope = "rank_local"
+
+    def run(self):
+        details = [{"step": step} for step in range(self.rank)]
+        return {
+            "passed": self.rank == 0,
+            "failure_count": len(details),
+            "first_failure_iteration": 7 - self.rank if details else None,
+            "failure_details": details,
+            "metrics": {"rank": self.rank},
+        }
+"""
+
+
+@pytest.fixture
+def sums(bench: Bench) -> Bench:
+    bench.write(sums=WORKLOAD)
+    return bench
+
+
+def run(bench: Bench, name: str, *options: str) -> dict[str, Any]:
+    """Run one trial; its record."""
+    bench.run(f"sums.py::{name}", "--aorta-timeout", "50", *options)
+    assert bench.left_running() == []
+    return bench.trial(f"{name}/trial_0.json")
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_the_life_of_the_worker_group_is_recorded(sums: Bench, launcher: str) -> None:
+    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+    assert trial["exit_status"] == "ok"
+    elastic = trial["elastic"]
+    assert elastic["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
+    states = elastic["states"]
+    assert [state["state"] for state in states] == ["INIT", "HEALTHY", "SUCCEEDED"]
+    assert [state["world_size"] for state in states] == [None, 2, 2]
+    assert [state["at"] for state in states] == sorted(state["at"] for state in states)
+    assert (elastic["restarts"], elastic["attempts"]) == (0, [])
+    first, second = trial["ranks"]
+    assert [(rank["rank"], rank["local_rank"]) for rank in (first, second)] == [(0, 0), (1, 1)]
+    assert first["host"] == second["host"] == trial["host"]
+    assert first["pid"] != second["pid"] > 1
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_every_rank_has_its_own_result(sums: Bench, launcher: str) -> None:
+    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+    assert [rank["result"]["metrics"]["rank"] for rank in trial["ranks"]] == [0, 1]
+    assert [rank["result"]["metrics"]["total"] for rank in trial["ranks"]] == [3.0, 3.0]
+    assert trial["result"]["metrics"]["rank"] == 0
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_a_rank_that_fails_once_is_started_again(sums: Bench, launcher: str) -> None:
+    name = {"auto": "FailsOnce", "torchrun": "FailsOnceAlone"}[launcher]
+    trial = run(sums, name, "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1")
+    assert (trial["exit_status"], trial["failure"]) == ("ok", None)
+    assert trial["result"]["metrics"]["total"] == 3.0
+    elastic = trial["elastic"]
+    assert elastic["restarts"] == 1
+    expected = ["INIT", "HEALTHY", "FAILED", "STOPPED", "HEALTHY", "SUCCEEDED"]
+    assert [state["state"] for state in elastic["states"]] == expected
+    [attempt] = elastic["attempts"]
+    assert (attempt["attempt"], attempt["failure"]["rank"]) == (0, 1)
+    assert attempt["failure"]["message"] == "rank 1: the first time"
+    # The first to end has the other one ended, if that has not done so itself by then.
+    assert {rank["exit_code"] or rank["signal"] for rank in attempt["ranks"]} <= {1, "SIGTERM", None}
+    assert "the first time" in str(attempt["ranks"][1]["error_file"])
+    kept = [artifact for artifact in trial["artifacts"] if "stdout" in artifact]
+    logs = {(sums.results / name / trial["artifacts"][artifact]).read_text() for artifact in kept}
+    assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
+    for number in (0, 1):
+        assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
+
+
+def test_the_summary_counts_them_apart(sums: Bench) -> None:
+    result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["1 trial ok only after a restart of the ranks: 1 of FailsOnce local-none"])
+
+
+def test_the_last_attempt_is_the_trials(sums: Bench) -> None:
+    trial = run(sums, "FailsAlways", "--aorta-elastic", "max_restarts=2")
+    assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 2")
+    assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == [
+        "rank 1: attempt 0",
+        "rank 1: attempt 1",
+    ]
+    assert trial["elastic"]["states"][-1]["state"] == "FAILED"
+
+
+def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Bench) -> None:
+    """torch would wait for 30 seconds, whatever it is told; the deadline is earlier than that."""
+    options = ("--aorta-grace", "1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")
+    trial = run(sums, "IgnoresSigterm", *options)
+    assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGKILL")
+    assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
+
+
+def test_the_options_reach_the_ranks(sums: Bench) -> None:
+    given = {
+        "role": "trainer",
+        "rdzv_id": "mine",
+        "max_restarts": "3",
+        "monitor_interval": "0.05",
+        "exit_barrier_timeout": "7",
+    }
+    options = [text for key, value in given.items() for text in ("--aorta-elastic", f"{key}={value}")]
+    trial = run(sums, "Sums", "--aorta-nproc", "3", *options)
+    variables = trial["result"]["metrics"]["variables"]
+    assert (variables["ROLE_NAME"], variables["TORCHELASTIC_RUN_ID"]) == ("trainer", "mine")
+    assert variables["TORCHELASTIC_MAX_RESTARTS"] == "3"
+    assert len(trial["ranks"]) == 3
+    assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_fresh_interpreters(sums: Bench, method: str) -> None:
+    trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+    assert [rank["result"]["passed"] for rank in trial["ranks"]] == [True, True]
+    assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
+
+
+def test_redirects_and_tee_of_single_ranks(sums: Bench) -> None:
+    options = ("--aorta-elastic", "redirects=1:3", "--aorta-elastic", "tee=1:1")
+    trial = run(sums, "Sums", *options)
+    logs = sorted(name for name in trial["artifacts"] if "rank" in name)
+    assert logs == ["attempt_0/rank_1.stderr", "attempt_0/rank_1.stdout"]
+    own = (sums.results / "Sums" / "trial_0" / "stdout.log").read_text()
+    assert "rank 0 prints" in own
+    assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
+
+
+def test_torchs_own_rendezvous(sums: Bench) -> None:
+    trial = run(sums, "Sums", "--aorta-elastic", "rdzv_backend=c10d", "--aorta-elastic", "rdzv_endpoint=localhost:0")
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_what_the_launcher_sets_is_told(sums: Bench, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+    told = trial["elastic"]["launcher_variables"]
+    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
+    assert told.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
+    assert not [name for name in told if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
+    # What the trial itself is given wins.
+    trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
+    assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
+
+
+def test_ranks_that_speak_for_themselves(sums: Bench) -> None:
+    trial = run(sums, "Judges", "--aorta-nproc", "3")
+    assert trial["exit_status"] == "workload_failed"
+    result = trial["result"]
+    assert (result["passed"], result["failure_count"], result["first_failure_iteration"]) == (False, 3, 5)
+    assert result["failure_details"] == [
+        {"rank": 1, "step": 0},
+        {"rank": 2, "step": 0},
+        {"rank": 2, "step": 1},
+    ]
+    assert result["metrics"] == {"rank": 0}
+    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 1)
+
+
+def test_every_state_can_be_recorded() -> None:
+    names = ["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
+    torch_api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
+    assert {state.name for state in torch_api.WorkerState} == set(names)
+    for name in names:
+        assert GroupState(state=name, at=1.0, attempt=0).state == name  # type: ignore[arg-type]
+
+
+def test_a_wrong_option_is_answered_by_what_is_valid(sums: Bench) -> None:
+    for text, said in {
+        "max_restart=1": "expected KEY=VALUE with a KEY of max_restarts, *",
+        "nnodes=2:1": "expected nnodes= a number of nodes, or MIN:MAX",
+        "start_method=thread": "expected start_method= fork, spawn or forkserver",
+    }.items():
+        result = sums.run("sums.py", "--aorta-elastic", text)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic: '{text}' is not valid; {said}"])
+
+
+def test_every_row_of_the_documentation_names_a_test() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "distributed.md"
+    named = set(re.findall(r"\| `(test_\w+)` \|$", docs.read_text(), re.MULTILINE))
+    sources = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert named
+    assert {name for name in named if f"def {name}(" not in sources} == set()
