@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_aorta.api import RunRequest, run_trials
     from pytest_aorta.probe import EnvSnapshot, collect_env
+    from pytest_aorta.torchrun_result import TorchrunResult
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.workload import Workload, WorkloadResult
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "EnvSnapshot": "pytest_aorta.probe",
     "RunRequest": "pytest_aorta.api",
+    "TorchrunResult": "pytest_aorta.torchrun_result",
     "TrialResult": "pytest_aorta.trials.result",
     "Workload": "pytest_aorta.trials.workload",
     "WorkloadResult": "pytest_aorta.trials.workload",
@@ -29,6 +31,7 @@ _HOMES = {
 __all__ = [
     "EnvSnapshot",
     "RunRequest",
+    "TorchrunResult",
     "TrialResult",
     "Workload",
     "WorkloadResult",

@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_aorta.marked import MarkedTrial, RunTrial
     from pytest_aorta.probe import EnvSnapshot
+    from pytest_aorta.scripts import RunTorchrun
 
 
 @pytest.fixture
@@ -26,6 +27,17 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
     from pytest_aorta.marked import RunTrial
 
     return RunTrial(request.node, aorta_extra_env)
+
+
+@pytest.fixture
+def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
+    """``aorta_torchrun("train.py", "--steps", "3", nproc=2, timeout=60)`` runs a script under torchrun.
+
+    Returns a TorchrunResult: what the script does is in there, not an exception. Every call leaves a trial file.
+    """
+    from pytest_aorta.scripts import RunTorchrun
+
+    return RunTorchrun(aorta_run)
 
 
 @pytest.fixture

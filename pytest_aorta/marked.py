@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,17 @@ import pytest
 
 from pytest_aorta.plan import Selection, check_variables, trials_of
 from pytest_aorta.registry import WorkloadEntry
-from pytest_aorta.session import REPORT, Told, run_of, warn
+from pytest_aorta.session import REPORT, Told, deadline_of, run_of, warn
 from pytest_aorta.termination import reason_of
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.layout import place
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.running import RunningTrial
+    from pytest_aorta.session import Run
     from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.layout import TrialPlace
 
 _KEYWORDS = ("trials", "mitigations", "environments", "timeout")
 
@@ -41,9 +46,10 @@ class RunTrial:
     """Callable that runs one trial of a workload."""
 
     def __init__(self, item: pytest.Item, extra_env: Mapping[str, str]) -> None:
-        self._item = item
+        #: The test that starts the trials.
+        self.item = item
         self._extra_env = extra_env
-        self._count = 0
+        self._count = itertools.count()  # a test may start trials on several threads
         item.stash[REPORT] = Told()
 
     def __call__(
@@ -75,7 +81,7 @@ class RunTrial:
             ConfigError, LaunchModeError: what would prevent every such trial.
         """
         __tracebackhide__ = True  # pytest would show the arguments
-        run = run_of(self._item.config)
+        run = self.run
         selection = replace(
             run.selection,
             trials=1,
@@ -89,21 +95,45 @@ class RunTrial:
         )
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
         spec = replace(trials_of([entry], selection, run.registry)[0][0], trial_index=index)
+        return self.carry_out(spec)[0]
+
+    @property
+    def run(self) -> Run:
+        """The run of pytest that the test is part of."""
+        return run_of(self.item.config)
+
+    def carry_out(
+        self, spec: TrialSpec, *, timeout: float | None = None, anew: bool = False
+    ) -> tuple[TrialResult, TrialPlace]:
+        """Run one trial, wait for its end, and have its file written; the record, and where the file will be.
+
+        Args:
+            spec: what to run.
+            timeout: deadline in seconds that comes before all others.
+            anew: also with ``--aorta-resume``.
+        """
+        __tracebackhide__ = True  # pytest would show the variables
+        run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
         run.engine.check(spec)
-        where = place(self._item.nodeid, entry.name, self._count)
-        self._count += 1
-        running = run.launch(self._item, spec, where, self._extra_env)
+        where = place(self.item.nodeid, spec.workload.name, next(self._count))
+        if anew:
+            spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
+            running: RunningTrial = run.start(spec, where, timeout or deadline_of(self.item, spec))
+        else:
+            running = run.launch(self.item, spec, where, self._extra_env)
         try:
             record = running.finish()
-        except KeyboardInterrupt as error:
-            run.interrupt(reason_of(error))
-            running.interrupt(reason_of(error))
-            run.keep(self._item, where, running.finish(), running.resumed)
+        except BaseException as error:  # Ctrl-C, or a time limit for the whole test
+            why = reason_of(error)
+            if isinstance(error, KeyboardInterrupt):
+                run.interrupt(why)
+            running.interrupt(why)
+            run.keep(self.item, where, running.finish(), running.resumed)
             raise
-        run.keep(self._item, where, record, running.resumed)
-        warn(self._item, running)
-        return record
+        run.keep(self.item, where, record, running.resumed)
+        warn(self.item, running)
+        return record, where
 
 
 class MarkedTrial:

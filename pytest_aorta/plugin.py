@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.fixtures import aorta_env, aorta_extra_env, aorta_run, aorta_trial  # noqa: F401  (found by name)
+from pytest_aorta.fixtures import (  # noqa: F401  (found by name)
+    aorta_env,
+    aorta_extra_env,
+    aorta_run,
+    aorta_torchrun,
+    aorta_trial,
+)
 from pytest_aorta.options import add_options, is_mentioned
 
 if TYPE_CHECKING:

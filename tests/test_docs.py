@@ -32,8 +32,8 @@ def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
     [command] = blocks("workloads.md", "")
     result = pytester.runpytest_subprocess(*shlex.split(command)[1:])
     result.assert_outcomes(passed=4)
-    result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py")
-    result.assert_outcomes(passed=6)
+    result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py", "test_train.py")
+    result.assert_outcomes(passed=7)
 
 
 def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:

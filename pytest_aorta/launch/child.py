@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch import living
+from pytest_aorta.launch import living, script
 from pytest_aorta.launch.ranks import teller
 from pytest_aorta.launch.rules import own_rank
 from pytest_aorta.runtime.processes.channel import Channel
@@ -14,6 +15,8 @@ from pytest_aorta.runtime.processes.channel import Channel
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     """Prepare the workload, and import torch's agent where trials will need it. ``argument`` as of ``living``."""
+    if argument["target"] == script.TARGET:
+        return script.prepare_script(argument)
     description = living.prepare(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch import elastic  # noqa: F401  (once for all trials)
@@ -24,13 +27,18 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     """Live one trial.
 
     ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``, ``memory``.
+    ``folder``, ``grace``, ``memory``, ``elastic``; ``base_pid``, the process with the variables that a launcher
+    starts from, or ``None``, is added here.
     """
     mode, send = payload["mode"], channel.send
+    # An outer launcher has set its variables before this process began.
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else None
     if payload["memory"] is not None:
         # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
-    if mode == "elastic":
+    if payload["target"] == script.TARGET:
+        script.run_script(payload, send)
+    elif mode == "elastic":
         from pytest_aorta.launch.elastic import run_elastic
 
         run_elastic(payload, send)

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from pytest_aorta.trials.spec import TrialSpec
 
+#: ``launch_mode`` of a script that takes the place of a workload.
+SCRIPT = "script"
+
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -73,6 +76,12 @@ def resolve_launch(spec: TrialSpec, description: Mapping[str, Any], environ: Map
     name = spec.workload.name
     size = world_size(environ)
     minimum = description["min_world_size"]
+    if description["launch_mode"] == SCRIPT:
+        if size > 1:
+            raise LaunchModeError(
+                f"torchrun is to start {name}, but pytest is a rank already; start it without torchrun"
+            )
+        return Launch("torchrun", spec.nproc or 1)
     if description["launch_mode"] != "distributed":
         if size > 1:
             raise LaunchModeError(f"workload {name} is single_process; do not wrap with torchrun")

@@ -1,0 +1,346 @@
+"""Scripts and modules under the real torchrun, started by the fixture ``aorta_torchrun``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+#: What is wrong with rank 1 is the first argument; rank 0 waits for it to be ended.
+SCRIPT = """
+import ctypes, os, signal, sys, time
+
+rank = int(os.environ["RANK"])
+fault = sys.argv[1]
+
+def stuck():
+    time.sleep(1000)
+
+def main():
+    print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+    if fault == "none":
+        return
+    if fault == "first_time_only":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            return
+    if fault == "stubborn_peer" and rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open("ready", "w").close()
+    if rank == 1:
+        while fault == "stubborn_peer" and not os.path.exists("ready"):
+            time.sleep(0.01)
+        if fault == "segfault":
+            ctypes.string_at(0)
+        if fault == "exit":
+            sys.exit(3)
+        if fault == "hang":
+            stuck()
+        raise ValueError("what is wrong here")
+    if fault == "hang":
+        return
+    time.sleep(1000)
+
+if fault == "recorded":
+    from torch.distributed.elastic.multiprocessing.errors import record
+    main = record(main)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def scripts(bench: Bench) -> Bench:
+    bench.write(train=SCRIPT)
+    return bench
+
+
+def with_tests(bench: Bench, tests: str) -> None:
+    (bench.path / "test_it.py").write_text(tests)
+
+
+def statuses(bench: Bench) -> dict[str, str]:
+    """Exit statuses by the name of the test, which the folder's name begins with, and of the workload."""
+    found = {}
+    for path, status in bench.statuses().items():
+        test, workload, file = path.split("/")
+        found[f"{test.rpartition('~')[0].removeprefix('test_it.py_')}/{workload}/{file}"] = status
+    return found
+
+
+FAULTS = """
+def test_passes(aorta_torchrun):
+    done = aorta_torchrun("train.py", "none", nproc=2)
+    assert done.ok, done.message
+    assert (done.exit_status, done.returncode, done.restarts, done.failure) == ("ok", 0, 0, None)
+    assert done.message == "train on 2 ranks: ok"
+    assert [done.stdout(rank) for rank in (0, 1)] == ["rank 0 of 2\\\\n", "rank 1 of 2\\\\n"]
+    assert [(rank.rank, rank.exit_code, rank.failure) for rank in done.ranks] == [(0, 0, None), (1, 0, None)]
+    assert done.elapsed_sec > 0
+    assert (done.folder / "stderr.log").is_file()
+
+def check_exception(done):
+    assert (done.exit_status, done.returncode) == ("workload_failed", 1)
+    assert (done.failure.rank, done.failure.kind, done.failure.type) == (1, "exception", "ValueError")
+    assert done.ranks[1].failure.message == "what is wrong here"
+    assert 'raise ValueError("what is wrong here")' in done.ranks[1].failure.traceback
+    assert done.message.startswith("train on 2 ranks: workload_failed: rank 1: ValueError: what is wrong here\\\\n")
+    assert (done.ranks[1].exit_code, done.ranks[1].collateral) == (1, False)
+    assert (done.ranks[0].signal, done.ranks[0].collateral) == ("SIGTERM", True)
+
+def test_raises(aorta_torchrun):
+    done = aorta_torchrun("train.py", "raise", nproc=2)
+    check_exception(done)
+    assert done.ranks[1].error_file is None
+
+def test_raises_recorded(aorta_torchrun):
+    done = aorta_torchrun("train.py", "recorded", nproc=2)
+    check_exception(done)
+    assert done.ranks[1].error_file["message"]["message"] == "ValueError: what is wrong here"
+
+def test_segfault(aorta_torchrun):
+    done = aorta_torchrun("train.py", "segfault", nproc=2)
+    assert (done.failure.rank, done.failure.kind, done.failure.signal) == (1, "signal", "SIGSEGV")
+    assert (done.ranks[1].exit_code, done.ranks[1].signal) == (None, "SIGSEGV")
+    assert "in string_at" in done.stderr(1)
+    assert "in string_at" in done.message
+
+def test_exit(aorta_torchrun):
+    done = aorta_torchrun("train.py", "exit", nproc=2)
+    assert (done.failure.rank, done.failure.kind, done.failure.exit_code) == (1, "exit_code", 3)
+    assert done.ranks[1].exit_code == 3
+    assert done.message.startswith("train on 2 ranks: workload_failed: rank 1: ended itself with exit code 3")
+
+def test_restarts(aorta_torchrun):
+    done = aorta_torchrun("train.py", "first_time_only", nproc=2, max_restarts=1)
+    assert done.ok, done.message
+    assert done.restarts == 1
+    [attempt] = done.trial.elastic.attempts
+    assert (attempt.failure.rank, attempt.failure.type) == (1, "ValueError")
+
+def test_twice(aorta_torchrun):
+    assert aorta_torchrun("train.py", "none").ok
+    assert not aorta_torchrun("train.py", "exit", nproc=2).ok
+""".replace("\\\\n", "\\n")
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["here", "xdist", "spawn"])
+def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Bench, workers: tuple[str, ...]) -> None:
+    with_tests(scripts, FAULTS)
+    result = scripts.run("test_it.py", *workers)
+    result.assert_outcomes(passed=7)
+    assert statuses(scripts) == {
+        "test_passes/train/trial_0.json": "ok",
+        "test_raises/train/trial_0.json": "workload_failed",
+        "test_raises_recorded/train/trial_0.json": "workload_failed",
+        "test_segfault/train/trial_0.json": "workload_failed",
+        "test_exit/train/trial_0.json": "workload_failed",
+        "test_restarts/train/trial_0.json": "ok",
+        "test_twice/train/trial_0.json": "ok",
+        "test_twice/train/trial_1.json": "workload_failed",
+    }
+    assert scripts.left_running() == []
+
+
+def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Bench) -> None:
+    with_tests(
+        scripts,
+        """
+def test_hang(aorta_torchrun):
+    done = aorta_torchrun("train.py", "hang", nproc=2, timeout=8)
+    assert (done.exit_status, done.returncode, done.failure.rank) == ("timeout", None, 1)
+    assert "the deadline of 8 s passed in run(); rank 0: exited 0; rank 1: stuck() at train.py line 7" in done.message
+    assert (done.ranks[0].exit_code, done.ranks[0].failure) == (0, None)
+    assert (done.ranks[1].exit_code, done.ranks[1].failure.kind) == (None, "timeout")
+    assert "in stuck" in (done.folder.parent / done.failure.stacks).read_text()
+    assert done.stdout(1) == "rank 1 of 2\\n"
+
+def test_general_deadline(aorta_torchrun):
+    assert aorta_torchrun("train.py", "hang", nproc=2).exit_status == "timeout"
+""",
+    )
+    result = scripts.run("test_it.py", "--aorta-timeout", "6")
+    result.assert_outcomes(passed=2)
+    assert set(scripts.statuses().values()) == {"timeout"}
+    assert scripts.left_running() == []
+
+
+def test_a_rank_that_ignores_sigterm_has_only_the_grace(scripts: Bench) -> None:
+    with_tests(
+        scripts,
+        """
+def test_stubborn(aorta_torchrun):
+    done = aorta_torchrun("train.py", "stubborn_peer", nproc=2, timeout=25)
+    assert (done.exit_status, done.failure.rank) == ("workload_failed", 1)  # torch's own 30 s would be a timeout
+    assert (done.ranks[0].signal, done.ranks[0].collateral) == ("SIGKILL", True)
+""",
+    )
+    scripts.run("test_it.py", "--aorta-grace", "1").assert_outcomes(passed=1)
+    assert scripts.left_running() == []
+
+
+TELLS = """
+import os, sys
+with open("told", "w") as file:
+    names = ("SEEN_A", "SEEN_B", "PYTHONPATH", "AORTA_ARMED", "OMP_NUM_THREADS")
+    known = {name: os.environ.get(name) for name in names}
+    own = getattr(sys.modules.get("sitecustomize"), "OWN", None)
+    armed = [path for path in sys.path if "armed" in path]
+    print({"argv": sys.argv[1:], "env": known, "own": own, "armed": armed}, file=file)
+"""
+
+
+def test_modules_variables_and_folders(bench: Bench) -> None:
+    (bench.path / "work").mkdir()
+    (bench.path / "work" / "json.py").write_text("raise RuntimeError('torchrun itself must not find this')\n")
+    package = bench.path / "elsewhere" / "tools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "tells.py").write_text(TELLS)
+    (bench.path / "elsewhere" / "sitecustomize.py").write_text("OWN = 'of the user'\n")
+    (bench.path / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture\ndef aorta_extra_env():\n    return {'SEEN_B': 'from conftest'}\n"
+    )
+    with_tests(
+        bench,
+        """
+from pathlib import Path
+
+def test_module(aorta_torchrun):
+    variables = {"SEEN_A": "1", "PYTHONPATH": str(Path("elsewhere").absolute())}
+    arguments = ["--steps", 3, Path("a b")]
+    done = aorta_torchrun("-m", "tools.tells", *arguments, cwd="work", env=variables, mitigations=["omp_1"])
+    assert done.ok, done.message
+    assert (done.trial.workload, done.trial.mitigations_applied) == ("tools.tells", ["omp_1"])
+    told = eval(Path("work/told").read_text())
+    seen = {"SEEN_B": "from conftest", "AORTA_ARMED": None, "OMP_NUM_THREADS": "1", **variables}
+    assert told == {"argv": ["--steps", "3", "a b"], "env": seen, "own": "of the user", "armed": []}
+    assert done.trial.env["env_vars"]["SEEN_A"] == "1"
+""",
+    )
+    bench.run("test_it.py").assert_outcomes(passed=1)
+    [path] = bench.files()
+    assert path.split("/")[1:] == ["tools.tells", "trial_0.json"]
+    assert bench.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
+
+
+def test_a_script_is_found_beside_its_test(bench: Bench) -> None:
+    folder = bench.path / "tests"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    (folder / "test_it.py").write_text(
+        "def test_it(aorta_torchrun):\n    assert aorta_torchrun('train.py').stdout() == 'hello\\n'\n"
+    )
+    bench.run("tests/test_it.py").assert_outcomes(passed=1)
+
+
+def test_what_prevents_the_start_is_an_error_that_says_what_would_be_valid(scripts: Bench) -> None:
+    (scripts.path / "package").mkdir()
+    (scripts.path / "package" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    with_tests(
+        scripts,
+        """
+import pytest
+
+@pytest.mark.parametrize("error, arguments, keywords, said", [
+    (FileNotFoundError, ["trian.py"], {}, "there is no script 'trian.py' in .*; for a module, '-m' comes first"),
+    (FileNotFoundError, ["/no/train.py"], {}, "there is no script '/no/train.py'; for a module"),
+    (FileNotFoundError, ["train.py"], {"cwd": "nowhere"}, "cwd='nowhere' is no folder"),
+    (ModuleNotFoundError, ["-m", "no_such.train"], {}, "there is no module 'no_such' in .* or on sys.path"),
+    (ModuleNotFoundError, ["-m", "package.train"], {}, "there is no module 'package.train' in "),
+    (ModuleNotFoundError, ["-m", "package"], {}, "'package' is a package without __main__"),
+    (ValueError, ["-m"], {}, "'-m' is followed by no module"),
+    (ValueError, ["--standalone", "train.py"], {}, "'--standalone' is no script; torchrun's options are the keywords"),
+    (ValueError, ["train.py"], {"nproc": 0}, "nproc=0; expected a whole number of at least 1"),
+    (ValueError, ["train.py"], {"nproc": "2"}, "nproc='2'; expected a whole number of at least 1"),
+    (ValueError, ["train.py"], {"max_restarts": -1}, "max_restarts=-1; expected a whole number of at least 0"),
+    (ValueError, ["train.py"], {"timeout": 0}, "timeout=0; expected a number of seconds above 0"),
+    (TypeError, ["train.py", None], {}, "an argument of the script is a NoneType; expected a text, a path or a number"),
+    (ValueError, ["train.py"], {"env": {"RANK": "1"}}, "RANK is set by the launcher of the ranks"),
+    (Exception, ["train.py"], {"mitigations": ["tf23_off"]}, "tf32_off"),
+])
+def test_it(aorta_torchrun, error, arguments, keywords, said):
+    with pytest.raises(error, match=said):
+        aorta_torchrun(*arguments, **keywords)
+
+def test_index(aorta_torchrun, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="torchrun is to start train, but pytest is a rank already"):
+        aorta_torchrun("train.py", "none")
+""",
+    )
+    scripts.run("test_it.py").assert_outcomes(passed=16)
+    assert scripts.files() == []
+
+
+def test_ctrl_c_ends_the_ranks_and_leaves_a_record(bench: Bench) -> None:
+    bench.write(train="import os, time\nopen('running_' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n")
+    with_tests(bench, "def test_it(aorta_torchrun):\n    aorta_torchrun('train.py', nproc=2)\n")
+    process = bench.start("test_it.py")
+    bench.wait_until(lambda: len(list(bench.path.glob("running_*"))) == 2)
+    bench.press_ctrl_c(process)
+    [record] = bench.trials().values()
+    assert (record["exit_status"], record["failure"]["message"]) == (
+        "infrastructure_failed",
+        "interrupted: KeyboardInterrupt",
+    )
+    assert bench.left_running() == []
+
+
+def test_resuming_runs_a_script_again(bench: Bench) -> None:
+    bench.write(train="import imported\n", imported="")
+    with_tests(
+        bench, "def test_it(aorta_torchrun):\n    done = aorta_torchrun('train.py')\n    assert done.ok, done.message\n"
+    )
+    bench.run("test_it.py").assert_outcomes(passed=1)
+    bench.write(imported="raise SystemExit(1)")
+    bench.run("test_it.py", "--aorta-resume").assert_outcomes(failed=1)
+    assert list(bench.statuses().values()) == ["workload_failed"]
+    assert len(bench.earlier()) == 1
+
+
+#: Once torchrun has started both ranks.
+KILLS_TORCHRUN = """
+import glob, os, signal, time
+while not glob.glob("results/**/rank_1.events", recursive=True):
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_torchrun_that_is_killed_takes_its_ranks_along(bench: Bench) -> None:
+    bench.write(train=KILLS_TORCHRUN)
+    with_tests(
+        bench,
+        """
+def test_it(aorta_torchrun):
+    done = aorta_torchrun("train.py", nproc=2)
+    assert (done.exit_status, done.failure.signal, done.failure.rank) == ("workload_failed", "SIGKILL", None)
+    assert "torchrun was ended by SIGKILL" in done.message
+    assert all(rank.collateral for rank in done.ranks)
+""",
+    )
+    bench.run("test_it.py").assert_outcomes(passed=1)
+    assert bench.left_running() == []
+
+
+def test_a_time_limit_for_the_whole_test_ends_the_ranks_too(scripts: Bench) -> None:
+    with_tests(
+        scripts,
+        """
+import pytest
+
+@pytest.mark.timeout(5, method="signal")
+def test_it(aorta_torchrun):
+    aorta_torchrun("train.py", "hang", nproc=2, timeout=50)
+""",
+    )
+    scripts.run("test_it.py").assert_outcomes(failed=1)
+    [record] = scripts.trials().values()
+    assert record["failure"]["message"] == "interrupted: Failed"
+    assert scripts.left_running() == []
