@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.engines import make_engine
 from pytest_aorta.launch.inprocess import InProcessTrial, check_here
-from pytest_aorta.launch.rules import own_rank, under_launcher
+from pytest_aorta.launch.nodes import part
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.resuming import kept_trial
@@ -100,8 +100,10 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
     leftovers = Leftovers(results)
 
+    kind, number = part(selection.elastic)
+
     def retire(place: TrialPlace) -> None:
-        history.retire(results, place, run, own_rank() if under_launcher() else None)
+        history.retire(results, place, run, number, kind)
 
     check = check_here if request.isolation == "none" else engine.checked
 
@@ -110,7 +112,9 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         if spec.isolation == "none":
             retire(place)
             return InProcessTrial(spec)
-        return engine.launch(spec, place.folder_in(results, own_rank()), urgent=False, on_start=lambda: retire(place))
+        return engine.launch(
+            spec, place.folder_in(results, number or 0, kind), urgent=False, on_start=lambda: retire(place)
+        )
 
     def write(running: RunningTrial, place: TrialPlace) -> None:
         file, record = place.file_in(results), running.finish()
@@ -137,7 +141,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             except Exception:
                 pass  # only without isolation; the record has it
             records.append(running.finish())
-            if own_rank() == 0:
+            if not number:
                 write(running, plan.place(running.spec))
     finally:
         engine.close()

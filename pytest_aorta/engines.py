@@ -21,8 +21,23 @@ def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
         devices=selection.devices,
         hosts=selection.hosts,
         grace=selection.grace,
+        node_store=_store_port(selection),
         identity=code_identity_of(plans) if selection.hosts else None,
     )
+
+
+def _store_port(selection: Selection) -> int | None:
+    """Where node 0 keeps the store at which the nodes of its trials meet; ``None`` elsewhere.
+
+    Raises:
+        LaunchModeError: nobody has said where that is.
+    """
+    from pytest_aorta.launch.nodes import endpoint, has_several, node_rank
+
+    if not has_several(selection.elastic):
+        return None
+    _, port = endpoint(selection.elastic)
+    return port if node_rank(selection.elastic) == 0 else None
 
 
 def code_identity_of(plans: Iterable[Plan]) -> Mapping[str, str]:

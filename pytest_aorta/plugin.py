@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    if _is_further_rank(config):
+    if _is_further_rank(config) or _is_further_node(config):
         config.pluginmanager.register(_FurtherRank(), "aorta_further_rank")
     elif not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reports(config), "aorta_reports")
@@ -286,8 +286,18 @@ def _is_further_rank(config: pytest.Config) -> bool:
     return own_rank() != 0 and (is_mentioned(config) or any(workload_classes(Path(path)) for path in config.args))
 
 
+def _is_further_node(config: pytest.Config) -> bool:
+    """Whether pytest runs on a node other than node 0 of trials that have several."""
+    if not is_mentioned(config) or config.option.help:
+        return False
+    from pytest_aorta.launch.nodes import node_rank
+    from pytest_aorta.session import run_of
+
+    return node_rank(run_of(config).selection.elastic) != 0
+
+
 class _FurtherRank:
-    """Hooks of ranks other than 0, which run every trial but print and write nothing."""
+    """Hooks of ranks, and of nodes, other than 0, which run every trial but print and write nothing."""
 
     def __init__(self) -> None:
         self._stdout = sys.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.collection import TrialItem, plan_of_file
+from pytest_aorta.launch.nodes import has_several
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError, under_launcher
 from pytest_aorta.options import is_mentioned
 from pytest_aorta.plan import Plan, PlanError
@@ -35,6 +36,8 @@ def check_trials(session: pytest.Session) -> None:
     if is_mentioned(config):  # also where trials are only started by tests
         end_in_order_when_terminated(config)
         check_slots(config, run_of(config).selection)
+    if is_mentioned(config):
+        _check_nodes(config)
     if under_xdist(config):
         if under_launcher():
             raise pytest.UsageError(
@@ -58,6 +61,20 @@ def check_trials(session: pytest.Session) -> None:
             check(run_of(config), spec)
         except (ConfigError, LaunchModeError, EngineUnusable) as error:
             raise pytest.UsageError(str(error)) from None
+
+
+def _check_nodes(config: pytest.Config) -> None:
+    """The pytest processes of several nodes have to come to the same trial at the same time."""
+    selection = run_of(config).selection
+    if not has_several(selection.elastic):
+        return
+    for given, why in (
+        (under_xdist(config), "-n"),
+        (selection.slots_in_all > 1, "--aorta-slots"),
+        (bool(selection.hosts), "--aorta-host"),
+    ):
+        if given:
+            raise pytest.UsageError(f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {why}")
 
 
 def _plans(config: pytest.Config) -> list[Plan]:

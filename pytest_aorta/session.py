@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.ahead import Ahead
 from pytest_aorta.exception_text import describe_exception
-from pytest_aorta.launch.rules import own_rank, under_launcher
+from pytest_aorta.launch.nodes import part
 from pytest_aorta.options import OptionError, read_selection
 from pytest_aorta.plan import Plan, PlanError, Selection, make_plan
 from pytest_aorta.registry import Registry
@@ -177,12 +177,14 @@ class Run:
 
             self._retire(place)
             return InProcessTrial(spec)
-        folder = place.folder_in(self.results, own_rank())
+        kind, number = part(self.selection.elastic)
+        folder = place.folder_in(self.results, number or 0, kind)
         return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
 
     def _retire(self, place: TrialPlace) -> None:
         """What an earlier run has left in a trial's place moves to the history."""
-        history.retire(self.results, place, self.stamp, own_rank() if under_launcher() else None)
+        kind, number = part(self.selection.elastic)
+        history.retire(self.results, place, self.stamp, number, kind)
 
     def not_launched(
         self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, error: BaseException, why: str = ""

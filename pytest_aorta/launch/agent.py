@@ -45,7 +45,8 @@ class Agent(LocalElasticAgent):
         logs: where each attempt's logs go.
         grace: seconds that a rank has between SIGTERM and SIGKILL.
         tell: takes ``{"type": "group", "state", "at", "attempt", "world_size"}`` for every state of the worker group.
-        before_restart: called when all ranks of an attempt have ended that is not the last one.
+        before_restart: called when all ranks of an attempt have ended that is not the last one, with the reason:
+            ``failure`` of a rank, or ``membership``, when a node came.
         look: called each time that the ranks are looked at.
     """
 
@@ -58,7 +59,7 @@ class Agent(LocalElasticAgent):
         exit_barrier_timeout: float,
         grace: float,
         tell: Tell,
-        before_restart: Callable[[], None],
+        before_restart: Callable[[str], None],
         look: Callable[[], None],
     ) -> None:
         super().__init__(
@@ -101,6 +102,10 @@ class Agent(LocalElasticAgent):
         """Global to local ranks of this node, as of the last rendezvous."""
         return {worker.global_rank: worker.local_rank for worker in self._worker_group.workers}
 
+    def world_size(self) -> int:
+        """Ranks of all nodes, as of the last rendezvous."""
+        return int(self._worker_group.workers[0].world_size)
+
     def _processes(self) -> Any:
         return getattr(getattr(getattr(self, "_pcontext", None), "_pc", None), "processes", ())
 
@@ -134,8 +139,10 @@ class Agent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        # torch restarts a group that is healthy for the sake of nodes that wait to take part.
+        reason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
         self._stop_workers(worker_group)
-        self._before_restart()
+        self._before_restart(reason)
         super()._restart_workers(worker_group)
 
 

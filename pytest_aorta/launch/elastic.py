@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from pytest_aorta.launch.agent import Agent
+from pytest_aorta.launch.nodes import endpoint, has_several, node_rank
 from pytest_aorta.launch.rank_life import live_as_rank
 from pytest_aorta.launch.rank_logs import RankLogs
 from pytest_aorta.launch.ranks import (
@@ -31,7 +33,7 @@ from pytest_aorta.launch.ranks import (
 )
 from pytest_aorta.launch.rendezvous import rendezvous
 from pytest_aorta.runtime.processes import process_tree
-from pytest_aorta.trials.elastic import elastic_options
+from pytest_aorta.trials.elastic import ElasticOptions, elastic_options
 from pytest_aorta.trials.lifecycle import Send
 
 #: Seconds between two looks of the agent at its ranks.
@@ -61,14 +63,15 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
             local=agent.ranks(),
         )
 
-    def before_restart() -> None:
+    def before_restart(reason: str) -> None:
         look()
         ranks = records()
-        send({"type": "attempt", "attempt": logs.attempt, "ranks": ranks, "failure": root_cause(ranks)})
+        failure = root_cause(ranks) if reason == "failure" else None
+        send({"type": "attempt", "attempt": logs.attempt, "reason": reason, "ranks": ranks, "failure": failure})
 
     def look() -> None:
-        if not forked:  # rank 0 has no way to us but its story
-            relay.look(story(attempt_folder(folder, logs.attempt), 0))
+        if not forked:  # the first rank has no way to us but its story
+            relay.look(story(attempt_folder(folder, logs.attempt), min(agent.ranks())))
 
     agent = Agent(
         WorkerSpec(
@@ -96,7 +99,25 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
         os.kill(os.getpid(), stop.sigval)
         raise
     look()
-    send(ranks_event(records()))
+    send(ranks_event(_of_all_nodes(payload, options, agent, records())))
+
+
+def _of_all_nodes(
+    payload: dict[str, Any], options: ElasticOptions, agent: Agent, own: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """On node 0, the records of the other nodes' ranks as well; there, tell node 0."""
+    if not has_several(options):
+        return own
+    from pytest_aorta.launch.node_exchange import NodeExchange
+
+    try:
+        exchange = NodeExchange(*endpoint(options), options.rdzv_id or payload["trial_id"])
+        if node_rank(options) == 0:
+            return exchange.gather(options.nnodes[1], agent.world_size(), own)
+        exchange.tell(node_rank(options), own)
+    except (RuntimeError, OSError) as error:  # node 0 has gone; what it broke is told already
+        print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
+    return own
 
 
 def rank_main(payload: dict[str, Any], send: Send, single_threaded: bool, agent: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.launch.checked import Checked
+from pytest_aorta.launch.node_store import NodeStore
 from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.runner import specification
@@ -40,6 +41,7 @@ class TrialEngine:
         hosts: execnet specifications; this host, if there are none.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
+        node_store: port at which to keep the store where the nodes of trials meet.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TrialEngine:
         hosts: Sequence[str] = (),
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
+        node_store: int | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
         self._away = bool(hosts)
@@ -65,6 +68,7 @@ class TrialEngine:
                 3, slots=_shares(slots) if share else slots, service=_SERVICE, service_argument=argument, grace=grace
             )
         self._variables: dict[str, str] = {}
+        self._node_store = None if node_store is None else NodeStore(node_store)
         self._unusable: Exception | None = None
         self._checked: dict[tuple[str, int | None], Checked] = {}
 
@@ -171,6 +175,8 @@ class TrialEngine:
         """End all processes; from any thread, whichever has launched the first trial."""
         with self._worker:  # whoever is inside may close it
             pass
+        if self._node_store is not None:
+            self._node_store.close()
 
 
 def _shares(slots: int) -> list[Slot]:

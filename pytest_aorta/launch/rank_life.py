@@ -19,14 +19,14 @@ def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True
         payload: as in ``launch.child.run``.
         attempt: which one this is.
         prepared: whether this process has imported the workload.
-        relay: takes the events of rank 0 as well.
+        relay: takes the events of the node's first rank as well.
     """
     folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
     if not prepared:
         prepare(payload)
-    tell = teller(folder, rank, relay=relay if rank == 0 else None)
+    tell = teller(folder, rank, relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     error = live(payload, tell)
     if isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler

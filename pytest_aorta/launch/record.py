@@ -77,7 +77,7 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
         {
             "launcher": launcher,
             "states": seen.states,
-            "restarts": len(seen.attempts),
+            "restarts": sum(attempt["reason"] == "failure" for attempt in seen.attempts),
             "attempts": seen.attempts,
             "options": spec.elastic.to_plain(),
             "launcher_variables": seen.launcher_variables,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from typing import Any
+
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -11,7 +15,17 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from pytest_aorta.launch.nodes import endpoint, has_several
 from pytest_aorta.trials.elastic import ElasticOptions
+
+#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed signs of life, and the others
+#: wait so long for more nodes than they need: seconds, all of them.
+_OF_NODES: dict[str, Any] = {
+    "is_host": "0",
+    "last_call_timeout": "5",
+    "keep_alive_interval": "1",
+    "keep_alive_max_attempt": "3",
+}
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
@@ -19,16 +33,27 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     run_id = options.rdzv_id or trial_id
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
         return OneHost(run_id)
+    several = has_several(options)
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
-        endpoint=options.rdzv_endpoint or "localhost:0",
+        endpoint="{}:{}".format(*endpoint(options)) if several else options.rdzv_endpoint or "localhost:0",
         run_id=run_id,
         min_nodes=options.nnodes[0],
         max_nodes=options.nnodes[1],
-        # A node that joins late is waited for so long after the least number has come.
-        last_call_timeout=5 if options.nnodes[0] < options.nnodes[1] else 30,
+        local_addr=address_towards(*endpoint(options)) if several else None,
+        **_OF_NODES if several else {},
     )
     return get_rendezvous_handler(parameters)
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """The address at which the other nodes find this one: that of the way to where they meet. A name may be local."""
+    with contextlib.suppress(OSError):
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    return None
 
 
 class OneHost(RendezvousHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,7 +107,13 @@ def resolve_launch(spec: TrialSpec, description: Mapping[str, Any], environ: Map
             f"workload {name} is distributed; --aorta-isolation none runs it only as a rank of an outer launcher: "
             f"torchrun --nproc_per_node={minimum} -m pytest --aorta-isolation none --aorta-workload {name} ..."
         )
-    nproc = spec.nproc if spec.nproc is not None else minimum
-    if nproc < minimum:
-        raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {minimum} (got --aorta-nproc {nproc})")
+    if spec.elastic.nnodes[1] > 1 and spec.launcher == "torchrun":
+        raise LaunchModeError(
+            "--aorta-launcher torchrun runs the ranks of one node; several nodes (nnodes=) need --aorta-launcher auto"
+        )
+    nodes = spec.elastic.nnodes[0]
+    nproc = spec.nproc if spec.nproc is not None else math.ceil(minimum / nodes)
+    if nproc * nodes < minimum:
+        given = f"--aorta-nproc {nproc}" + (f" on {nodes} nodes" if nodes > 1 else "")
+        raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {minimum} (got {given})")
     return Launch("torchrun" if spec.launcher == "torchrun" else "elastic", nproc)

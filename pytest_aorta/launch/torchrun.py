@@ -113,7 +113,8 @@ def _tell_attempt(folder: Path, attempt: int, nproc: int, send: Send) -> None:
     failed = [rank for rank, seen in stories.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
     endings = {rank: {"exitcode": 1} for rank in failed}
     records = _records(folder, attempt, nproc, endings)
-    send({"type": "attempt", "attempt": attempt, "ranks": records, "failure": root_cause(records)})
+    failure = root_cause(records)
+    send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": records, "failure": failure})
 
 
 def _quiet_ends(folder: Path, ranks: set[int]) -> dict[int, dict[str, Any]]:

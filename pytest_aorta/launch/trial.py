@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pytest_aorta.launch import external
 from pytest_aorta.launch.ends import read_ends
 from pytest_aorta.launch.hangs import report_hang
 from pytest_aorta.launch.logs import LogLimit
+from pytest_aorta.launch.nodes import has_several
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.ranks import (
     attempt_folder,
@@ -250,6 +252,13 @@ class ProcessTrial:
         found = {record["rank"]: record["stacks"] for record in records}
         self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
 
+    def _note_membership(self) -> None:
+        """A worker group that has become smaller or larger says so."""
+        sizes = [(state["attempt"], state["world_size"]) for state in self.seen.states if state["state"] == "HEALTHY"]
+        for (_, before), (attempt, after) in itertools.pairwise(sizes):
+            if before != after:
+                self.seen.notes.append({"note": f"from attempt {attempt} on, {after} ranks instead of {before}"})
+
     def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
         if self._overdue is not None:
             report = report_hang(records, stacks, self._source)
@@ -258,9 +267,11 @@ class ProcessTrial:
         self._combine_results()
 
     def _combine_results(self) -> None:
-        """Where every rank speaks for itself, what they say together is the result."""
+        """Where every rank speaks for itself, what they say together is the result; else what rank 0 says."""
         if self._description["result_scope"] == "rank_local":
             self.seen.result = combined_result(self.seen.ranks) or self.seen.result
+        elif has_several(self.spec.elastic):  # whose rank 0 may be on any of them
+            self.seen.result = next((rank["result"] for rank in self.seen.ranks if rank["rank"] == 0), self.seen.result)
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
         self.stuck = ended["unkillable"]
@@ -273,6 +284,7 @@ class ProcessTrial:
     def _build(self) -> TrialResult:
         self._wall = time.monotonic() - self._start
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
+        self._note_membership()
         artifacts = self._artifacts()
         return build_record(
             self.spec,
@@ -288,7 +300,7 @@ class ProcessTrial:
 
     def _stacks(self, artifacts: dict[str, str]) -> str | None:
         """The dump to look at first: that of the rank that the others waited for or that failed, where it is known."""
-        rank = self.seen.hung_rank if self.seen.rank_failure is None else self.seen.rank_failure["rank"]
+        rank = self.seen.hung_rank if self.seen.rank_failure is None else self.seen.rank_failure.get("rank")
         for record in self.seen.ranks:
             if record["rank"] == rank and record["stacks"] in artifacts.values():
                 return str(record["stacks"])

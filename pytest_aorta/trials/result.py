@@ -125,6 +125,7 @@ class Attempt(_Record):
     """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
 
     attempt: int
+    reason: Literal["failure", "membership"] = "failure"
     failure: Failure | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.workspace.layout import HISTORY, TrialPlace
+from pytest_aorta.workspace.layout import HISTORY, PartKind, TrialPlace
 
 
 def stamp() -> str:
@@ -17,7 +17,7 @@ def stamp() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
-def retire(results: Path, place: TrialPlace, run: str, rank: int | None = None) -> None:
+def retire(results: Path, place: TrialPlace, run: str, rank: int | None = None, kind: PartKind = "rank") -> None:
     """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
 
     The file goes first: without it, what is left does not look like a result.
@@ -28,11 +28,13 @@ def retire(results: Path, place: TrialPlace, run: str, rank: int | None = None) 
         run: name of this run in the history.
         rank: where every rank is a pytest process of its own: which of them this is. Each moves its own artifacts,
             and rank 0 the file; ``None`` moves those of all ranks.
+        kind: ``node`` where that is so of nodes instead.
     """
-    parts = [place.file, place.folder] if not rank else [place.folder_of(rank)]
+    parts = [place.file, place.folder] if not rank else [place.folder_of(rank, kind)]
     if rank is None:
-        of_ranks = (results / place.folder.parent).glob(f"{glob.escape(place.folder.name)}.rank_*")
-        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in sorted(of_ranks)]
+        name, folder = glob.escape(place.folder.name), results / place.folder.parent
+        others = [*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")]
+        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in sorted(others)]
     for part in parts:
         source = results / part
         if os.path.lexists(source):

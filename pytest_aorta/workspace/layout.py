@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from pytest_aorta.trials.names import identifier
 
 HISTORY = ".history"
+
+#: What each of several pytest processes is that run the same trials together.
+PartKind = Literal["rank", "node"]
 
 
 @dataclass(frozen=True)
@@ -21,17 +25,17 @@ class TrialPlace:
         """The artifacts folder, with the file's stem."""
         return self.file.with_suffix("")
 
-    def folder_of(self, rank: int) -> PurePosixPath:
-        """The artifacts folder of a rank that is a pytest process itself: rank 0 has the trial's own."""
-        return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.rank_{rank}")
+    def folder_of(self, rank: int, kind: PartKind = "rank") -> PurePosixPath:
+        """The artifacts folder of a rank, or node, that is a pytest process itself: number 0 has the trial's own."""
+        return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.{kind}_{rank}")
 
     def file_in(self, results: Path) -> Path:
         """Path of the trial file."""
         return results / self.file
 
-    def folder_in(self, results: Path, rank: int = 0) -> Path:
+    def folder_in(self, results: Path, rank: int = 0, kind: PartKind = "rank") -> Path:
         """Path of the artifacts folder."""
-        return results / self.folder_of(rank)
+        return results / self.folder_of(rank, kind)
 
 
 def place(group: str, subgroup: str | None, trial_index: int) -> TrialPlace:

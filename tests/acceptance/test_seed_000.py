@@ -124,7 +124,7 @@ RECORD: dict[str, Any] = {
         "launcher": "elastic",
         "states": [{"state": "INIT", "at": 1.5, "attempt": 0, "world_size": None}],
         "restarts": 1,
-        "attempts": [{"attempt": 0, "failure": None, "ranks": []}],
+        "attempts": [{"attempt": 0, "reason": "failure", "failure": None, "ranks": []}],
         "options": {"max_restarts": 1},
         "launcher_variables": {"OMP_NUM_THREADS": "1"},
     },

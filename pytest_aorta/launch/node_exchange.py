@@ -1,0 +1,42 @@
+"""What the nodes of a trial tell each other when they are done, through the store at which they met."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+#: Seconds that node 0 waits for what the other nodes have to tell, once its own ranks have ended.
+_PATIENCE = 5.0
+
+
+class NodeExchange:
+    """One trial's place in the store."""
+
+    def __init__(self, host: str, port: int, trial: str) -> None:
+        client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore(f"aorta/{trial}", client)  # type: ignore[attr-defined]
+
+    def tell(self, node: int, records: list[dict[str, Any]]) -> None:
+        """Leave the records of a node's ranks."""
+        self._store.set(f"node/{node}", json.dumps(records))
+
+    def gather(self, nodes: int, expected: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The records of all ranks, in their order; without those of nodes that have gone without a word.
+
+        Args:
+            nodes: how many may have taken part.
+            expected: number of ranks in all.
+            own: records of this node's ranks.
+        """
+        found = {record["rank"]: record for record in own}
+        give_up = time.monotonic() + _PATIENCE
+        while len(found) < expected and time.monotonic() < give_up:
+            for node in range(1, nodes):
+                if self._store.check([f"node/{node}"]):
+                    found |= {record["rank"]: record for record in json.loads(self._store.get(f"node/{node}"))}
+            time.sleep(0.02)
+        return [found[rank] for rank in sorted(found)]

@@ -1,0 +1,55 @@
+"""The store at which the nodes of all trials of a run meet: ``python -m pytest_aorta.launch.node_store PORT``.
+
+Kept by node 0 for as long as its pytest runs, so that a trial's nodes can still read from it when that trial is over
+on node 0, and the next trial needs no other port.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+
+class NodeStore:
+    """The process that keeps the store; it ends with this one."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-m", __name__, str(port)]
+        # The pipe tells it that we have gone.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main(port: int) -> None:
+    """Keep a store until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch.distributed as dist
+
+    ended = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.buffer.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(days=1)
+    )
+    ended.wait()
+    del store
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

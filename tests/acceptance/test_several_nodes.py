@@ -1,0 +1,202 @@
+"""Trials of several nodes, each with a pytest and an agent of its own: here as processes, or in network namespaces."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_aorta.launch.nodes import endpoint, node_rank
+from pytest_aorta.launch.rules import LaunchModeError
+from pytest_aorta.trials.elastic import ElasticOptions
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+WORKLOAD = """
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Sums:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config):
+        pass
+
+    def setup(self):
+        dist.init_process_group("gloo")
+
+    def run(self):
+        total = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        self.work()
+        metrics = {"total": float(total), "rank": dist.get_rank(), "size": dist.get_world_size()}
+        return {"passed": True, "metrics": metrics}
+
+    def work(self):
+        pass
+
+    def cleanup(self):
+        dist.destroy_process_group()
+
+
+class WaitsWhileThereAreFour(Sums):
+    def work(self):
+        while dist.get_world_size() == 4:
+            dist.barrier()
+            if dist.get_rank() == 0:
+                open("together", "w").close()
+            time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def sums(bench: Bench) -> Bench:
+    bench.write(sums=WORKLOAD)
+    return bench
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
+    """For the pytest of one node."""
+    elastic = [f"nnodes={nnodes}", f"node_rank={node}", f"rdzv_endpoint={where}", *more]
+    return [
+        *("--aorta-timeout", "50", "--aorta-results-dir", "results"),
+        *(text for each in elastic for text in ("--aorta-elastic", each)),
+    ]
+
+
+def test_ranks_of_two_nodes_are_one_trial(sums: Bench) -> None:
+    where = f"localhost:{free_port()}"
+    arguments = ("sums.py::Sums", "--aorta-trials", "2", "--aorta-nproc", "1")
+    other = sums.start(*arguments, *options(1, "2", where))
+    first = sums.start(*arguments, *options(0, "2", where))
+    said, _ = first.communicate(timeout=110)
+    told, _ = other.communicate(timeout=60)
+
+    assert first.returncode == 0, said.decode()
+    assert b"2 passed" in said
+    assert (other.returncode, told) == (0, b"")
+    assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
+    for trial in sums.trials().values():
+        assert trial["exit_status"] == "ok"
+        assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
+        assert [(rank["rank"], rank["result"]["metrics"]["rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1)]
+        assert [state["state"] for state in trial["elastic"]["states"]] == ["INIT", "HEALTHY", "SUCCEEDED"]
+    # Every node has logs of its own, below the same results directory.
+    assert (sums.results / "Sums" / "trial_1.node_1" / "stdout.log").exists()
+    assert sums.left_running() == []
+
+
+def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Bench) -> None:
+    where = f"localhost:{free_port()}"
+    arguments = ("sums.py::WaitsWhileThereAreFour", "--aorta-nproc", "2")
+    other = sums.start(*arguments, *options(1, "1:2", where, "max_restarts=3"))
+    first = sums.start(*arguments, *options(0, "1:2", where, "max_restarts=3"))
+    sums.wait_until((sums.path / "together").exists)
+    other.send_signal(signal.SIGKILL)
+    other.communicate(timeout=60)
+    said, _ = first.communicate(timeout=110)
+
+    assert first.returncode == 0, said.decode()
+    assert b"1 trial ok only after a restart of the ranks" in said
+    trial = sums.trial("WaitsWhileThereAreFour/trial_0.json")
+    assert trial["exit_status"] == "ok"
+    assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
+    sizes = [state["world_size"] for state in trial["elastic"]["states"] if state["state"] == "HEALTHY"]
+    assert (sizes[0], sizes[-1]) == (4, 2)
+    assert trial["elastic"]["restarts"] >= 1
+    assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
+    assert len(trial["ranks"]) == 2
+    sums.wait_until(lambda: not sums.left_running())
+
+
+NETWORK = """
+ip netns add {name}-0 && ip netns add {name}-1
+ip link add {name}-a netns {name}-0 type veth peer name {name}-b netns {name}-1
+ip -n {name}-0 addr add 10.213.77.1/24 dev {name}-a && ip -n {name}-1 addr add 10.213.77.2/24 dev {name}-b
+for end in 0:{name}-a 1:{name}-b; do
+    ip -n {name}-${{end%%:*}} link set lo up && ip -n {name}-${{end%%:*}} link set ${{end#*:}} up
+done
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[str]:
+    """Two network namespaces with a cable between them; their common name."""
+    name = f"ao{free_port()}"
+    if shutil.which("ip") is None:
+        pytest.skip("no `ip` is installed (Debian: iproute2)")
+    made = subprocess.run(["sh", "-ec", NETWORK.format(name=name)], capture_output=True, text=True)
+    try:
+        if made.returncode != 0:
+            pytest.skip(f"this user cannot make network namespaces: {made.stderr.strip()}")
+        yield name
+    finally:
+        for number in (0, 1):
+            subprocess.run(["ip", "netns", "del", f"{name}-{number}"], capture_output=True)
+
+
+def test_two_nodes_with_a_network_between_them(sums: Bench, network: str) -> None:
+    """Neither can reach the other by any other way than TCP over that network."""
+    pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")
+    nodes = []
+    for number, end in ((1, "b"), (0, "a")):
+        variables = ("env", f"GLOO_SOCKET_IFNAME={network}-{end}", f"TP_SOCKET_IFNAME={network}-{end}")
+        inside = ("ip", "netns", "exec", f"{network}-{number}", *variables)
+        command = (*inside, *pytest_command, "sums.py::Sums", *options(number, "2", "10.213.77.1:29500"))
+        nodes.append(sums.pytester.popen([*command, "--aorta-nproc", "1"], stdin=subprocess.DEVNULL))
+    other, first = nodes
+    said, _ = first.communicate(timeout=110)
+    other.communicate(timeout=60)
+
+    assert first.returncode == 0, said.decode()
+    [trial] = sums.trials().values()
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+    assert [rank["rank"] for rank in trial["ranks"]] == [0, 1]
+    assert sums.left_running() == []
+
+
+def test_trials_of_several_nodes_run_one_at_a_time(sums: Bench) -> None:
+    given = options(0, "2", "localhost:1")
+    for more, named in ((("-n", "2"), "-n"), (("--aorta-slots", "2"), "--aorta-slots")):
+        result = sums.run("sums.py", *given, *more)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic nnodes: * one at a time, without {named}"])
+
+
+def test_without_a_place_to_meet_nothing_starts(sums: Bench) -> None:
+    result = sums.run("sums.py", "--aorta-elastic", "nnodes=2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: nnodes=2:2: the nodes have to know where they meet; run pytest with srun, *"])
+
+
+def test_a_step_of_slurm_says_who_is_who_and_where_they_meet() -> None:
+    several = ElasticOptions(nnodes=(1, 3))
+    step = {"SLURM_JOB_ID": "12345", "SLURM_NODEID": "2", "SLURM_STEP_NODELIST": "gpu[07-09],login"}
+
+    assert node_rank(several, step) == 2
+    assert endpoint(several, step) == ("gpu07", 22345)
+    assert endpoint(several, {**step, "SLURM_STEP_NODELIST": "a,b"}) == ("a", 22345)
+    assert node_rank(ElasticOptions(), step) == 0
+    # What is given wins.
+    given = ElasticOptions(nnodes=(2, 2), node_rank=1, rdzv_endpoint="head:4000")
+    assert (node_rank(given, step), endpoint(given, step)) == (1, ("head", 4000))
+    with pytest.raises(LaunchModeError, match="run pytest with srun, or give --aorta-elastic rdzv_endpoint=HOST:PORT"):
+        endpoint(several, {})
