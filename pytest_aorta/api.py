@@ -100,7 +100,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
     leftovers = Leftovers(results)
 
-    kind, number = part(selection.elastic)
+    kind, number = part(selection.elastic, selection.hosts)
 
     def retire(place: TrialPlace) -> None:
         history.retire(results, place, run, number, kind)

@@ -15,29 +15,16 @@ if TYPE_CHECKING:
 def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
     """An engine with the slots, devices and hosts of a selection."""
     from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.nodes import has_several
 
     return TrialEngine(
         slots=selection.slots,
         devices=selection.devices,
         hosts=selection.hosts,
         grace=selection.grace,
-        node_store=_store_port(selection),
+        elastic=selection.elastic if has_several(selection.elastic) else None,
         identity=code_identity_of(plans) if selection.hosts else None,
     )
-
-
-def _store_port(selection: Selection) -> int | None:
-    """Where node 0 keeps the store at which the nodes of its trials meet; ``None`` elsewhere.
-
-    Raises:
-        LaunchModeError: nobody has said where that is.
-    """
-    from pytest_aorta.launch.nodes import endpoint, has_several, node_rank
-
-    if not has_several(selection.elastic):
-        return None
-    _, port = endpoint(selection.elastic)
-    return port if node_rank(selection.elastic) == 0 else None
 
 
 def code_identity_of(plans: Iterable[Plan]) -> Mapping[str, str]:

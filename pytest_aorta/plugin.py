@@ -293,7 +293,8 @@ def _is_further_node(config: pytest.Config) -> bool:
     from pytest_aorta.launch.nodes import node_rank
     from pytest_aorta.session import run_of
 
-    return node_rank(run_of(config).selection.elastic) != 0
+    selection = run_of(config).selection
+    return not selection.hosts and node_rank(selection.elastic) != 0
 
 
 class _FurtherRank:

@@ -70,8 +70,7 @@ def _check_nodes(config: pytest.Config) -> None:
         return
     for given, why in (
         (under_xdist(config), "-n"),
-        (selection.slots_in_all > 1, "--aorta-slots"),
-        (bool(selection.hosts), "--aorta-host"),
+        (selection.slots > 1, "--aorta-slots"),
     ):
         if given:
             raise pytest.UsageError(f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {why}")

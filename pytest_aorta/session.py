@@ -177,13 +177,13 @@ class Run:
 
             self._retire(place)
             return InProcessTrial(spec)
-        kind, number = part(self.selection.elastic)
+        kind, number = part(self.selection.elastic, self.selection.hosts)
         folder = place.folder_in(self.results, number or 0, kind)
         return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
 
     def _retire(self, place: TrialPlace) -> None:
         """What an earlier run has left in a trial's place moves to the history."""
-        kind, number = part(self.selection.elastic)
+        kind, number = part(self.selection.elastic, self.selection.hosts)
         history.retire(self.results, place, self.stamp, number, kind)
 
     def not_launched(

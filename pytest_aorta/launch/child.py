@@ -27,12 +27,11 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     """Live one trial.
 
     ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``, ``memory``, ``elastic``; ``base_pid``, the process with the variables that a launcher
-    starts from, or ``None``, is added here.
+    ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
+    process with the variables that the launcher starts from, or ``None``, is added here.
     """
     mode, send = payload["mode"], channel.send
-    # An outer launcher has set its variables before this process began.
-    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else None
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
         # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.launch.checked import Checked
-from pytest_aorta.launch.node_store import NodeStore
+from pytest_aorta.launch.node_trials import NodesTrial, meeting_of
+from pytest_aorta.launch.nodes import store_port
 from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.runner import specification
@@ -23,6 +25,7 @@ from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.records import Outcome
 from pytest_aorta.runtime.work import Job, Preparation
 from pytest_aorta.runtime.worker import Worker
+from pytest_aorta.trials.elastic import ElasticOptions
 from pytest_aorta.trials.options import ConfigError
 from pytest_aorta.trials.plain import decode_non_finite
 from pytest_aorta.trials.spec import GRACE, TrialSpec
@@ -41,7 +44,7 @@ class TrialEngine:
         hosts: execnet specifications; this host, if there are none.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
-        node_store: port at which to keep the store where the nodes of trials meet.
+        elastic: options of trials that have several nodes: this one and others, or the hosts.
     """
 
     def __init__(
@@ -52,23 +55,26 @@ class TrialEngine:
         hosts: Sequence[str] = (),
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
-        node_store: int | None = None,
+        elastic: ElasticOptions | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
         self._away = bool(hosts)
-        argument = {"slots": slots, "devices": devices, "grace": grace}
+        self._meeting = meeting_of(elastic, hosts)
+        argument: dict[str, Any] = {"slots": slots, "devices": devices, "grace": grace}
         if hosts:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
-            for host in hosts:
-                self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=argument), host)
+            for number, host in enumerate(hosts):
+                store = self._meeting.port if self._meeting is not None and number == 0 else None
+                own = {**argument, "node_store": store}
+                self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=own), host)
         else:
+            argument["node_store"] = None if elastic is None else store_port(elastic)
             share = slots > 1 and not devices
             self._worker = Worker(
                 3, slots=_shares(slots) if share else slots, service=_SERVICE, service_argument=argument, grace=grace
             )
         self._variables: dict[str, str] = {}
-        self._node_store = None if node_store is None else NodeStore(node_store)
         self._unusable: Exception | None = None
         self._checked: dict[tuple[str, int | None], Checked] = {}
 
@@ -143,8 +149,26 @@ class TrialEngine:
             urgent: before those that wait, because somebody waits for this one now.
             on_start: called just before it starts.
         """
-        order = TrialOrder(spec, Path(folder.name) if self._away else folder.absolute(), timeout, self._inherited())
-        trial = SlotTrial(spec, folder)
+        meeting = self._meeting
+        if meeting is None:
+            return self._submit(SlotTrial(spec, folder), timeout, urgent, on_start)
+        trial = NodesTrial(meeting.spec_for(spec, 0), folder)
+        self._submit(trial, timeout, urgent, on_start, host=0)
+        for node in range(1, meeting.nodes):
+            other = SlotTrial(meeting.spec_for(spec, node), folder.with_name(f"{folder.name}.node_{node}"))
+            trial.others.append(self._submit(other, timeout, urgent, None, host=node))
+        return trial
+
+    def _submit(
+        self,
+        trial: SlotTrial,
+        timeout: float | None,
+        urgent: bool,
+        on_start: Callable[[], None] | None,
+        host: int | None = None,
+    ) -> SlotTrial:
+        folder = Path(trial.folder.name) if self._away else trial.folder.absolute()
+        order = TrialOrder(trial.spec, folder, timeout, self._inherited())
         job = Job(
             _RUN,
             order,
@@ -152,7 +176,7 @@ class TrialEngine:
             on_start=lambda: trial.begin(on_start),
             on_event=trial.receive,
         )
-        trial.follow(self._session.submit_job(job, urgent=urgent))
+        trial.follow(self._session.submit_job(job, urgent=urgent, worker=host))
         return trial
 
     def _preparation(self, order: TrialOrder) -> Preparation:
@@ -175,8 +199,6 @@ class TrialEngine:
         """End all processes; from any thread, whichever has launched the first trial."""
         with self._worker:  # whoever is inside may close it
             pass
-        if self._node_store is not None:
-            self._node_store.close()
 
 
 def _shares(slots: int) -> list[Slot]:

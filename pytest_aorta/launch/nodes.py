@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_aorta.launch.rules import LaunchModeError, own_rank, under_launcher
 from pytest_aorta.trials.elastic import ElasticOptions
@@ -29,9 +29,19 @@ def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) 
     return int(environ.get("SLURM_NODEID", "0"))
 
 
-def part(options: ElasticOptions) -> tuple[PartKind, int | None]:
+def store_port(options: ElasticOptions) -> int | None:
+    """Where this node keeps the store at which the nodes of its trials meet; ``None`` unless it is node 0.
+
+    Raises:
+        LaunchModeError: nobody has said where that is.
+    """
+    _, port = endpoint(options)
+    return port if node_rank(options) == 0 else None
+
+
+def part(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[PartKind, int | None]:
     """Which of several pytest processes this is that run the same trials; ``None`` when there is only one."""
-    if has_several(options):
+    if has_several(options) and not hosts:
         return "node", node_rank(options)
     return "rank", own_rank() if under_launcher() else None
 

@@ -51,7 +51,7 @@ class SlotTrial:
 
     def __init__(self, spec: TrialSpec, folder: Path) -> None:
         self.spec = spec
-        self._folder = folder
+        self.folder = folder
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
         self._warnings: list[str] = []
@@ -91,7 +91,7 @@ class SlotTrial:
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts:
             return
-        path = self._folder / relative
+        path = self.folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(data)
@@ -148,7 +148,7 @@ class SlotTrial:
         if settled.outcome is Outcome.SUCCESS:
             return TrialResult.from_dict(settled.payload)
         seen = Observed(lost=lost_of(settled, self._why, self._phase()))
-        logs = logs_in(self._folder) if self.started else {}  # else an earlier run's
+        logs = logs_in(self.folder) if self.started else {}  # else an earlier run's
         return build_record(self.spec, seen, {}, started_at=self._submitted_at, artifacts=logs)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.launch.node_store import NodeStore
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.launch.runner import TrialRunner
@@ -26,7 +27,9 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class TrialService:
     """Made once per host, closed at the end of the run."""
 
-    def __init__(self, *, slots: int, devices: tuple[int, ...] | None, grace: float) -> None:
+    def __init__(
+        self, *, slots: int, devices: tuple[int, ...] | None, grace: float, node_store: int | None = None
+    ) -> None:
         self.runner = TrialRunner(grace, slots)
         self.found: Devices | None = None
         self.leases: Leases | None = None
@@ -35,6 +38,7 @@ class TrialService:
         #: Devices that a process holds which cannot be ended, and that process.
         self.quarantined: dict[int, str] = {}
         self._folder: str | None = None
+        self._node_store = None if node_store is None else NodeStore(node_store)
         if devices is not None:
             self.found = find_devices()
         if devices and self.found is not None:
@@ -105,17 +109,20 @@ class TrialService:
     def close(self) -> None:
         """End all processes."""
         self.runner.close()
+        if self._node_store is not None:
+            self._node_store.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def make_service(argument: dict[str, Any]) -> TrialService:
-    """The service of a host worker; ``argument``: ``slots``, ``devices``, ``grace``."""
+    """The service of a host worker; ``argument``: ``slots``, ``devices``, ``grace``, ``node_store``."""
     devices = argument["devices"]
     return TrialService(
         slots=argument["slots"],
         devices=None if devices is None else tuple(devices),
         grace=argument.get("grace", GRACE),
+        node_store=argument.get("node_store"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,7 @@ class ProcessTrial:
             "grace": self._grace,
             "memory": spec.memory,
             "elastic": spec.elastic.to_plain(),
+            "launcher_pid": os.getppid() if self._launch.mode == "external" else None,
         }
         logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
         self._task = server.submit(payload, **logs, cores=seat.cores, descriptors=seat.descriptors)

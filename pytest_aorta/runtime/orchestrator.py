@@ -165,14 +165,24 @@ class Orchestrator:
         return self._submit("next", members, after, timeout)
 
     def submit_job(
-        self, job: Job, *, after: Iterable[TaskRef] = (), timeout: float | None = None, urgent: bool = False
+        self,
+        job: Job,
+        *,
+        after: Iterable[TaskRef] = (),
+        timeout: float | None = None,
+        urgent: bool = False,
+        worker: int | None = None,
     ) -> TaskRef:
-        """Run a job on any idle slot of this host, or of any host below; an ``urgent`` one before those that wait."""
+        """Run a job on any idle slot of this host, or of any host below; an ``urgent`` one before those that wait.
+
+        ``worker`` is the id of the worker below that has to run it, if only one may.
+        """
         self._check_size("job", 1)
         before = self._nodes(after)
         if job.preparation is not None and self._engine.level == 3:
             before.append(self._prepared(job.preparation, urgent))
-        ref = self._submit("job", [Member(job=job)], (), timeout, urgent=urgent, before=before)
+        eligible = None if worker is None else frozenset({self._check_id(worker, "job")})
+        ref = self._submit("job", [Member(job=job, eligible=eligible)], (), timeout, urgent=urgent, before=before)
         self._scopes[-1].remove(ref._node)  # nothing depends on it, and a session may have very many
         self._engine.release_scope([ref._node])
         return ref
@@ -268,8 +278,8 @@ class Orchestrator:
             nodes.append(ref._node)
         return nodes
 
-    def _check_id(self, worker: object) -> int:
-        known = self._engine.placement.pools["next"]
+    def _check_id(self, worker: object, kind: Kind = "next") -> int:
+        known = self._engine.placement.pools[kind]
         if isinstance(worker, bool) or not isinstance(worker, int) or worker not in known:
             valid = ", ".join(map(str, known)) or "none: there are no workers of the next level"
             raise ValueError(f"{worker!r} is not the id of a worker of the next level; valid: {valid}")

@@ -22,6 +22,10 @@ GRACE = 5.0
 LOG_LIMIT = 2**26
 
 
+#: Options of the agent that say where trials run, and not how.
+_PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
+
+
 @dataclass(frozen=True)
 class TrialSpec:
     """One trial of one cell.
@@ -101,7 +105,7 @@ class TrialSpec:
             "trial": self.trial_index,
         }
         if self.elastic != DEFAULTS:
-            request["elastic"] = self.elastic.to_plain()
+            request["elastic"] = {**self.elastic.to_plain(), **dict.fromkeys(_PLACES)}
         if self.memory is not None:
             request["memory"] = self.memory
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,6 +241,18 @@ def test_what_the_launcher_sets_is_told(sums: Bench, launcher: str, monkeypatch:
     trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
+
+
+def test_what_an_outer_launcher_has_set_is_told(sums: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "pytest")
+    done = sums.pytester.run(*command, "-p", "no:hypothesispytest", "sums.py::Sums", timeout=100)
+    assert done.ret == 0
+    trial = sums.trial("Sums/trial_0.json")
+    assert trial["elastic"]["launcher"] == "external"
+    told = trial["elastic"]["launcher_variables"]
+    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
+    assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_ranks_that_speak_for_themselves(sums: Bench) -> None:

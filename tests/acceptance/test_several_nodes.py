@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from pytest_aorta.launch.nodes import endpoint, node_rank
@@ -125,6 +126,41 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Bench) -> None:
     assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
     assert len(trial["ranks"]) == 2
     sums.wait_until(lambda: not sums.left_running())
+
+
+def test_hosts_of_the_runtime_are_nodes(sums: Bench) -> None:
+    options = ("--aorta-host", "2*popen", "--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50")
+    sums.run("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
+    assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
+    for trial in sums.trials().values():
+        assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+        assert [rank["rank"] for rank in trial["ranks"]] == [0, 1]
+    assert (sums.results / "Sums" / "trial_1.node_1" / "stdout.log").exists()
+    assert sums.left_running() == []
+
+
+def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Bench) -> None:
+    elastic = [text for each in ("nnodes=1:2", "max_restarts=3") for text in ("--aorta-elastic", each)]
+    options = ("--aorta-host", "2*popen", "--aorta-nproc", "2", "--aorta-timeout", "50", *elastic)
+    process = sums.start("sums.py::WaitsWhileThereAreFour", *options)
+    sums.wait_until((sums.path / "together").exists)
+    # The interpreters that execnet has started, in the order of the hosts; node 0 is on the first.
+    children = psutil.Process(process.pid).children()
+    hosts = [child for child in children if any("import sys" in word for word in child.cmdline())]
+    sorted(hosts, key=lambda host: host.create_time())[1].kill()
+    said, _ = process.communicate(timeout=110)
+
+    assert process.returncode == 0, said.decode()
+    trial = sums.trial("WaitsWhileThereAreFour/trial_0.json")
+    assert (trial["exit_status"], trial["result"]["metrics"]["size"]) == ("ok", 2)
+    assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
+    sums.wait_until(lambda: not sums.left_running())
+
+
+def test_too_few_hosts_for_the_nodes(sums: Bench) -> None:
+    result = sums.run("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: nnodes=2:2 needs 2 hosts, but --aorta-host names 1"])
 
 
 NETWORK = """

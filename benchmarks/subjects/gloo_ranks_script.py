@@ -1,4 +1,4 @@
-"""What ``two_ranks_workload`` does, as a script for torchrun."""
+"""What ``gloo_ranks_workload`` does, as a script for torchrun."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
-if tensor.item() != 2:
+if tensor.item() != dist.get_world_size():
     raise SystemExit("wrong sum")
 dist.destroy_process_group()

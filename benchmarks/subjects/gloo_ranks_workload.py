@@ -1,4 +1,4 @@
-"""A distributed workload that does the least: a process group of two ranks and one all-reduce."""
+"""A distributed workload that does the least: a process group and one all-reduce."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 
-class TwoRanks:
+class GlooRanks:
     launch_mode = "distributed"
     min_world_size = 2
 
@@ -21,7 +21,7 @@ class TwoRanks:
     def run(self) -> dict[str, bool]:
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
-        return {"passed": tensor.item() == 2}
+        return {"passed": tensor.item() == dist.get_world_size()}
 
     def cleanup(self) -> None:
         dist.destroy_process_group()
