@@ -74,7 +74,8 @@ def run_script(payload: dict[str, Any], send: Send) -> None:
             _tell_ready(ready - started, send)
         while ready is not None and attempt < last_attempt(folder):
             ranks = _records(folder, attempt, payload["nproc"])
-            send({"type": "attempt", "attempt": attempt, "ranks": ranks, "failure": root_cause(ranks)})
+            failure = root_cause(ranks)
+            send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": ranks, "failure": failure})
             _tell_ready(ready - started, send)
             attempt += 1
         if code is not None:
