@@ -21,10 +21,10 @@ from pytest_aorta.launch.ranks import (
     story,
 )
 from pytest_aorta.launch.rules import SCRIPT
+from pytest_aorta.launch.torchrun import OUTLIVED, failure_of_torchrun
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.lifecycle import Send
-from pytest_aorta.trials.outcome import signal_name
 
 #: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
 TARGET = "pytest_aorta.launch.script:run_script"
@@ -81,7 +81,7 @@ def run_script(payload: dict[str, Any], send: Send) -> None:
         if code is not None:
             break
     event = ranks_event(_records(folder, attempt, payload["nproc"]) if ready is not None else [])
-    own = _failure_of_torchrun(code, bool(ready))
+    own = failure_of_torchrun(code, bool(ready))
     if own is not None and (code < 0 or event["failure"] is None):
         event["failure"] = own
     elif ready is not None:
@@ -131,22 +131,9 @@ def _records(folder: Path, attempt: int, nproc: int) -> list[dict[str, Any]]:
         failure, end = record["failure"], ends.get(record["rank"])
         if end is None and failure is not None:
             record["exit_code"] = None
-            failure |= {"kind": "signal", "exit_code": None, "message": "torchrun ended before this rank did"}
+            failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}
         elif failure is not None and failure["kind"] == "signal" and end is not None and end["stopped"]:
             failure["message"] = f"ended by {record['signal']}, which torchrun sent because of another rank"
         if failure is not None and (end is None or end["stopped"]):
             record["collateral"] = True
     return records
-
-
-def _failure_of_torchrun(code: int, ready: bool) -> dict[str, Any] | None:
-    """Before it has started the ranks, it says nothing about the script."""
-    phase = "run" if ready else "setup"
-    if code < 0:
-        name = signal_name(-code)
-        message = f"torchrun was ended by {name}"
-        return {"phase": phase, "kind": "signal", "signal": name, "message": message, "rank": None}
-    if code > 0:
-        message = f"torchrun ended with exit code {code}; see stderr"
-        return {"phase": phase, "kind": "exit_code", "exit_code": code, "message": message, "rank": None}
-    return None

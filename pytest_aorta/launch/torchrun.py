@@ -27,11 +27,15 @@ from pytest_aorta.launch.ranks import (
 )
 from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.lifecycle import Send
+from pytest_aorta.trials.outcome import signal_name
 
 _PAYLOAD = "torchrun.json"
 _FAILURES = "torchrun_failures.json"
 _STATES = "torchrun_states.events"
 _LOGS = "torchrun"
+
+#: Of a rank that torchrun has not seen end.
+OUTLIVED = "torchrun ended before this rank did"
 
 #: Seconds between two looks at what rank 0 has told.
 _RELAY_INTERVAL = 0.02
@@ -71,13 +75,37 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
         ranks = set(range(payload["nproc"])) - set(endings)
         endings |= _quiet_ends(attempt_folder(folder, attempt), ranks)
     records = _records(folder, attempt, payload["nproc"], endings)
+    if code < 0:
+        _mark_outlived(records)
     event = ranks_event(records)
-    if code != 0 and event["failure"] is None and event["cleanup"] is None:
-        message = f"torchrun ended with exit code {code}; see stderr"
-        event["failure"] = {"phase": "setup", "kind": "exit_code", "exit_code": code, "message": message}
+    ready = any(record["pid"] is not None for record in records)
+    if code < 0 or (event["failure"] is None and event["cleanup"] is None):
+        event["failure"] = failure_of_torchrun(code, ready) or event["failure"]
     for name in (_PAYLOAD, _FAILURES, _STATES):
         (folder / name).unlink(missing_ok=True)
     send(event)
+
+
+def _mark_outlived(records: list[dict[str, Any]]) -> None:
+    """Nobody has seen how ranks ended that had not when torchrun did."""
+    for record in records:
+        failure = record["failure"]
+        if failure is not None and failure["kind"] == "exit_code":
+            failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}
+            record |= {"exit_code": None, "collateral": True}
+
+
+def failure_of_torchrun(code: int, ready: bool) -> dict[str, Any] | None:
+    """What torchrun's own end says; before the ranks were ``ready``, nothing about the workload."""
+    phase = "run" if ready else "setup"
+    if code < 0:
+        name = signal_name(-code)
+        message = f"torchrun was ended by {name}"
+        return {"phase": phase, "kind": "signal", "signal": name, "message": message, "rank": None}
+    if code > 0:
+        message = f"torchrun ended with exit code {code}; see stderr"
+        return {"phase": phase, "kind": "exit_code", "exit_code": code, "message": message, "rank": None}
+    return None
 
 
 def _agent_options(payload: Mapping[str, Any]) -> list[str]:

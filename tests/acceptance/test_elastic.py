@@ -89,6 +89,14 @@ class IgnoresSigterm(Sums):
         time.sleep(1000)
 
 
+class KillsItsAgent(Sums):
+    def work(self):
+        dist.barrier()
+        if self.rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+
+
 class Judges(Sums):
     result_scope = "rank_local"
 
@@ -187,6 +195,14 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Bench) -> None:
     trial = run(sums, "IgnoresSigterm", *options)
     assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGKILL")
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_no_rank_outlives_its_agent(sums: Bench, launcher: str) -> None:
+    trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "--aorta-grace", "0")
+    assert trial["exit_status"] == "workload_failed"
+    assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
+    assert trial["failure"]["signal"] == "SIGKILL"
 
 
 def test_the_options_reach_the_ranks(sums: Bench) -> None:
