@@ -101,7 +101,7 @@ def test_the_deadline_that_passes_first_is_told(works: Bench) -> None:
 
 
 def test_ranks_stall_together(works: Bench) -> None:
-    works.run("works.py::Ranks", "--aorta-stall-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Ranks", "--aorta-stall-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
     trial = works.trial("Ranks/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["kind"]) == ("timeout", "stall")
     assert "rank 0: wait() at works.py line" in trial["failure"]["message"]
@@ -111,9 +111,9 @@ def test_ranks_stall_together(works: Bench) -> None:
 
 def test_the_grace_is_what_the_user_says(works: Bench) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
-    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
     assert not (works.path / "told").exists()
-    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "1").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "1").assert_outcomes(failed=1)
     assert (works.path / "told").exists()
     assert works.left_running() == []
 
