@@ -21,13 +21,24 @@ MAY_DIFFER = (
     "env.process.ppid",
     "env.process.memory_available_bytes",
     "env.process.load_average",
-    "env.env_vars.MASTER_PORT",
     "result.elapsed_sec",
     "result.step_times_ms",
     "result.metrics.pid",
     "result.metrics.gflops",
+)
+
+#: In addition, of trials with ranks.
+MAY_DIFFER_WITH_RANKS = (
+    "env.env_vars.MASTER_PORT",
+    "env.env_vars.TORCHELASTIC_ERROR_FILE",
     "result.metrics.tokens_per_sec",
     "ranks.*.pid",
+    "ranks.*.result.elapsed_sec",
+    "ranks.*.result.step_times_ms",
+    "ranks.*.result.metrics.tokens_per_sec",
+    "elastic.states.*.at",
+    "elastic.launcher_variables.MASTER_PORT",
+    "elastic.launcher_variables.TORCHELASTIC_ERROR_FILE",
 )
 
 #: In addition, between isolations.
@@ -104,12 +115,13 @@ def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
         options = ("--aorta-steps", "4", "--aorta-isolation", isolation, "--aorta-results-dir", f"ranks_{isolation}")
         assert theatre.pytest("--aorta-workload", "fsdp", *options).returncode == 0
         found[isolation] = theatre.trial("fsdp/trial_0.json", f"ranks_{isolation}")
-    may_differ = MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS
+    may_differ = MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS + MAY_DIFFER_WITH_RANKS
     assert comparable(found["fork"], may_differ) == comparable(found["spawn"], may_differ)
+    for path in MAY_DIFFER_WITH_RANKS:
+        assert comparable(found["fork"], (path,)) != facts(found["fork"]), path
 
 
 def test_what_may_differ_does_occur(plain: tuple[Finished, dict[str, dict[str, Any]]]) -> None:
-    """No path above is a mistake: each is in some trial file, of these or of a run with ranks."""
-    of_ranks = {"env.env_vars.MASTER_PORT", "result.metrics.tokens_per_sec", "ranks.*.pid"}
-    for path in set(MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS) - of_ranks:
+    """No path above is a mistake: each is in some trial file."""
+    for path in MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS:
         assert any(comparable(trial, (path,)) != facts(trial) for trial in plain[1].values()), path
