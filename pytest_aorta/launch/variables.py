@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-#: What launchers set: the ranks' places, the rendezvous, and what torchrun adds silently. Nothing else is told, as it
-#: may be a secret.
-_LAUNCHERS = re.compile(
-    r"RANK|(LOCAL|GROUP|ROLE)_RANK|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|PET_\w+"
-    r"|OMP_NUM_THREADS|TORCH_NCCL_\w+|TORCH_\w+|NCCL_\w+|CUDA_\w+|HIP_\w+"
-)
+from pytest_aorta.probe.variables import recorded_variables
 
 
 def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables of this process that ``base``, the process that the launcher was started from, did not have so.
 
-    Empty when there is no such process, or nobody may look at it.
+    Of those that a trial file may hold. Empty when there is no such process, or nobody may look at it.
     """
     if base is None:
         return {}
@@ -28,8 +22,4 @@ def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ
         return {}
     pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
     before = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if _LAUNCHERS.fullmatch(name) and before.get(name) != value
-    }
+    return recorded_variables({name: value for name, value in environ.items() if before.get(name) != value})
