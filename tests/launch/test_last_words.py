@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-def words(folder: Path, text: str, code: int = 1) -> dict[str, str]:
+def words(folder: Path, text: str, code: int = 1) -> dict[str, Any]:
     (folder / "stderr.log").write_text(text)
     return last_words(code, None, folder / "stderr.log")
 
