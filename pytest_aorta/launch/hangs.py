@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.launch.flight_recorder import LastCollective, last_collective
 from pytest_aorta.launch.stacks import Whereabouts, read_dump, whereabouts
 
 
@@ -24,7 +28,24 @@ class HangReport:
     rank: int | None
 
 
-def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | None], source: str | None) -> HangReport:
+def read_collectives(folder: Path) -> dict[int, LastCollective]:
+    """The last collective of every rank whose flight recorder has answered, from an attempt's ``folder``."""
+    found = {}
+    for path in folder.glob("rank_*.collectives.json"):
+        rank = path.name.partition("_")[2].partition(".")[0]
+        with contextlib.suppress(OSError, ValueError):
+            last = last_collective(json.loads(path.read_text()))
+            if last is not None and rank.isdecimal():
+                found[int(rank)] = last
+    return found
+
+
+def report_hang(
+    records: list[dict[str, Any]],
+    stacks: Callable[[int], Path | None],
+    source: str | None,
+    collectives: Mapping[int, LastCollective] = MappingProxyType({}),
+) -> HangReport:
     """Find out who waited for whom, and write into the records of the ranks that hung where each of them was.
 
     A rank that waits in a collective for another one becomes ``collateral``.
@@ -33,6 +54,8 @@ def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | No
         records: plain ``RankRecord`` of every rank.
         stacks: the dump of a rank.
         source: the workload's file.
+        collectives: the last one that each rank has entered, as far as known. Where no stack shows a collective, as
+            when it waits in C++ only, the ranks that have entered fewer are missing.
     """
     found: dict[int, Whereabouts | None] = {}
     for record in records:
@@ -44,17 +67,30 @@ def report_hang(records: list[dict[str, Any]], stacks: Callable[[int], Path | No
             if where is not None:
                 failure["message"] += f"; {where.text}"
     waiting = {rank for rank, where in found.items() if where is not None and where.collective is not None}
-    missing = [record["rank"] for record in records if record["rank"] not in waiting] if waiting else []
+    missing = _behind(collectives)
+    if waiting:
+        missing = [record["rank"] for record in records if record["rank"] not in waiting]
     texts = []
     for record in sorted(records, key=lambda record: (record["rank"] not in missing, record["rank"])):
         rank = record["rank"]
-        if rank in waiting and missing:
+        if missing and (rank in waiting or (not waiting and rank in collectives and rank not in missing)):
             record["collateral"] = True
         where = found.get(rank)
         text = where.text if where is not None else _end_of(record)
+        if rank in collectives:
+            record["collective"] = collectives[rank].text
+            text += f" (last: {collectives[rank].text})"
         texts.append(f"rank {rank}{' is missing' if rank in missing else ''}: {text}")
     blamed = missing or (list(found) if len(found) == 1 else [])
     return HangReport("; ".join(texts), blamed[0] if blamed else None)
+
+
+def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
+    """Ranks that have entered fewer collectives than others of the same process group."""
+    if len({last.group for last in collectives.values()}) != 1:
+        return []
+    most = max(last.number for last in collectives.values())
+    return sorted(rank for rank, last in collectives.items() if last.number < most)
 
 
 def _end_of(record: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.flight_recorder import serve_flight_recorder
 from pytest_aorta.launch.living import live, prepare
 from pytest_aorta.launch.ranks import attempt_folder, teller
 from pytest_aorta.runtime.processes.task_main import arm
@@ -26,6 +27,7 @@ def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True
     arm(str(folder / f"rank_{rank}.stacks.log"))
     if not prepared:
         prepare(payload)
+    serve_flight_recorder()
     tell = teller(folder, rank, relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     error = live(payload, tell)
     if isinstance(error, Exception):

@@ -101,6 +101,16 @@ def read_story(folder: Path, rank: int) -> Observed:
     return seen
 
 
+def pids_of_ranks(folder: Path) -> dict[int, int]:
+    """Processes of the ranks that have begun to tell their stories in an attempt's ``folder``."""
+    found = {}
+    for path in folder.glob("rank_*.events"):
+        rank = path.stem.partition("_")[2]
+        if rank.isdecimal() and (pid := _pid(read_story(folder, int(rank)))) is not None:
+            found[int(rank)] = pid
+    return dict(sorted(found.items()))
+
+
 def rank_records(
     folder: Callable[[int], Path],
     nproc: int,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch import external
+from pytest_aorta.launch import external, flight_recorder
 from pytest_aorta.launch.ends import read_ends
-from pytest_aorta.launch.hangs import report_hang
+from pytest_aorta.launch.hangs import read_collectives, report_hang
 from pytest_aorta.launch.logs import LogLimit
 from pytest_aorta.launch.nodes import has_several
 from pytest_aorta.launch.process import Seat
@@ -22,6 +23,7 @@ from pytest_aorta.launch.ranks import (
     find_file,
     find_log,
     last_attempt,
+    pids_of_ranks,
     rank_records,
     ranks_event,
 )
@@ -209,7 +211,18 @@ class ProcessTrial:
         elif self.seen.phase == "import":
             self.seen.timeout = STARTUP_TIMEOUT
         self._deadline = self._stalls_at = None
+        if self._launch.mode in ("elastic", "torchrun"):
+            self._ask_flight_recorders()
         self._task.kill(self._grace)
+
+    def _ask_flight_recorders(self) -> None:
+        """Before they are ended: which collectives the ranks have entered."""
+        folder = attempt_folder(self._folder, last_attempt(self._folder))
+        for rank, pid in pids_of_ranks(folder).items():
+            recorded = flight_recorder.ask(pid)
+            if recorded is not None and recorded.get("entries"):
+                with contextlib.suppress(OSError):
+                    (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(recorded))
 
     def _learn_the_rest(self) -> None:
         """After its end: what its processes have left in files."""
@@ -263,7 +276,8 @@ class ProcessTrial:
 
     def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
         if self._overdue is not None:
-            report = report_hang(records, stacks, self._source)
+            folder = attempt_folder(self._folder, last_attempt(self._folder))
+            report = report_hang(records, stacks, self._source, read_collectives(folder))
             self.seen.whereabouts, self.seen.hung_rank = report.text, report.rank
         self.seen.see(ranks_event(records))
         self._combine_results()
@@ -285,6 +299,10 @@ class ProcessTrial:
 
     def _build(self) -> TrialResult:
         self._wall = time.monotonic() - self._start
+        earlier = [record for attempt in self.seen.attempts for record in attempt["ranks"]]
+        for record in [*earlier, *self.seen.ranks]:
+            if record["pid"] is not None:
+                flight_recorder.forget(record["pid"])
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
         artifacts = self._artifacts()
@@ -318,7 +336,8 @@ class ProcessTrial:
                 stories = [*self._folder.glob("rank_*.events"), *self._folder.glob("attempt_*/rank_*.events")]
                 for leftover in [*stories, *self._folder.glob("torchrun.json")]:
                     leftover.unlink()
-            for path in sorted([*self._folder.rglob("*.log"), *self._folder.rglob("*error.json")]):
+            kept = (path for kind in ("*.log", "*error.json", "*collectives.json") for path in self._folder.rglob(kind))
+            for path in sorted(kept):
                 name = path.relative_to(self._folder).with_suffix("").as_posix()
                 found[name] = path.relative_to(self._folder.parent).as_posix()
         return found

@@ -110,6 +110,7 @@ class RankRecord(_Record):
     stderr: str | None = None
     stacks: str | None = None
     error_file: Free | None = None
+    collective: str | None = None
 
 
 class GroupState(_Record):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,19 @@ class KillsItsAgent(Sums):
         time.sleep(1000)
 
 
+class WaitsInCpp(Sums):
+    # Rank 0 in a backward pass, which waits for the others' gradients where no Python stack shows it.
+
+    def work(self):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        if self.rank == 1:
+            self.sleep()
+        model(torch.ones(2)).sum().backward()
+
+    def sleep(self):
+        time.sleep(1000)
+
+
 class Judges(Sums):
     result_scope = "rank_local"
 
@@ -140,6 +154,9 @@ def test_the_life_of_the_worker_group_is_recorded(sums: Bench, launcher: str) ->
     assert [(rank["rank"], rank["local_rank"]) for rank in (first, second)] == [(0, 0), (1, 1)]
     assert first["host"] == second["host"] == trial["host"]
     assert first["pid"] != second["pid"] > 1
+    # Nothing is left of what they were asked through.
+    for rank in (first, second):
+        assert not list(Path(tempfile.gettempdir()).glob(f"pytest-aorta-*-rank-{rank['pid']}.sock"))
 
 
 @pytest.mark.parametrize("launcher", ["auto", "torchrun"])
@@ -203,6 +220,20 @@ def test_no_rank_outlives_its_agent(sums: Bench, launcher: str) -> None:
     assert trial["exit_status"] == "workload_failed"
     assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
     assert trial["failure"]["signal"] == "SIGKILL"
+
+
+def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Bench) -> None:
+    trial = run(sums, "WaitsInCpp", "--aorta-timeout", "8")
+    failure = trial["failure"]
+    assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
+    assert "rank 1 is missing: sleep() at sums.py line" in failure["message"]
+    waits, sleeps = (int(rank["collective"].rpartition(" ")[2]) for rank in trial["ranks"])
+    assert waits == sleeps + 1
+    assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
+    recorded = trial["artifacts"]["attempt_0/rank_0.collectives"]
+    assert '"profiling_name"' in (sums.results / "WaitsInCpp" / recorded).read_text()
+    # The servers that were asked say nothing in the ranks' logs.
+    assert "WorkerServer" not in (sums.results / "WaitsInCpp" / trial["ranks"][0]["stderr"]).read_text()
 
 
 def test_the_options_reach_the_ranks(sums: Bench) -> None:

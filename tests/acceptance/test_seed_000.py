@@ -118,6 +118,7 @@ RECORD: dict[str, Any] = {
             "stderr": None,
             "stacks": None,
             "error_file": {"message": "NaN"},
+            "collective": "gloo:all_reduce number 7",
         }
     ],
     "elastic": {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.hangs import report_hang
+from pytest_aorta.launch.flight_recorder import LastCollective
+from pytest_aorta.launch.hangs import read_collectives, report_hang
 from pytest_aorta.launch.ranks import root_cause
 
 WAITS = """\
@@ -73,6 +75,54 @@ def test_when_all_wait_nobody_is_missing(folder: Path) -> None:
 
     assert rank is None
     assert "missing" not in text
+
+
+def entered(number: int, group: str = "default_pg") -> dict[str, Any]:
+    """What a flight recorder holds of a rank that has entered so many collectives."""
+    entries = [
+        {
+            "record_id": at,
+            "collective_seq_id": at + 1,
+            "profiling_name": "gloo:all_reduce",
+            "process_group": ["0", group],
+            "is_p2p": False,
+        }
+        for at in range(number)
+    ]
+    return {"entries": [*entries, {"record_id": number, "profiling_name": "gloo:send", "is_p2p": True}]}
+
+
+def recorded(folder: Path, counts: dict[int, dict[str, Any]]) -> dict[int, LastCollective]:
+    for rank, content in counts.items():
+        (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(content))
+    (folder / "rank_9.collectives.json").write_text("torn")
+    return read_collectives(folder)
+
+
+def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_missing(folder: Path) -> None:
+    records = [record(0, HUNG), record(1, HUNG)]
+    collectives = recorded(folder, {0: entered(7), 1: entered(6)})
+    (folder / "0").write_text(SLEEPS)
+
+    found = report_hang(records, lambda rank: folder / f"{rank}", None, collectives)
+
+    assert found.rank == 1
+    assert found.text == (
+        "rank 1 is missing: it gave no stack (last: gloo:all_reduce number 6); "
+        "rank 0: nap() at it.py line 9 (last: gloo:all_reduce number 7)"
+    )
+    assert [each["collateral"] for each in records] == [True, False]
+    assert [each["collective"] for each in records] == ["gloo:all_reduce number 7", "gloo:all_reduce number 6"]
+
+
+@pytest.mark.parametrize("other", [entered(7), entered(6, "tensor_parallel"), {"entries": []}])
+def test_collectives_that_cannot_be_compared_blame_nobody(folder: Path, other: dict[str, Any]) -> None:
+    collectives = recorded(folder, {0: entered(7), 1: other})
+
+    found = report_hang([record(0, HUNG), record(1, HUNG)], lambda rank: None, None, collectives)
+
+    assert found.rank is None
+    assert "missing" not in found.text
 
 
 def test_the_only_rank_that_hung_is_to_blame(folder: Path) -> None:
