@@ -299,10 +299,9 @@ class ProcessTrial:
 
     def _build(self) -> TrialResult:
         self._wall = time.monotonic() - self._start
-        earlier = [record for attempt in self.seen.attempts for record in attempt["ranks"]]
-        for record in [*earlier, *self.seen.ranks]:
-            if record["pid"] is not None:
-                flight_recorder.forget(record["pid"])
+        for folder in self._folder.glob("attempt_*"):
+            for pid in pids_of_ranks(folder).values():
+                flight_recorder.forget(pid)
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
         artifacts = self._artifacts()
