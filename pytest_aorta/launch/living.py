@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,17 @@ def rehearse(argument: dict[str, Any]) -> None:
     load_class(argument["target"])
 
 
-def live(payload: dict[str, Any], send: Send) -> BaseException | None:
-    """One process's whole life: environment snapshot, then the phases. What setup or run raised, if they did."""
+def live(payload: dict[str, Any], send: Send, on_error: Callable[[BaseException], object] = lambda error: None) -> bool:
+    """One process's whole life: environment snapshot, then the phases. Whether setup and run succeeded.
+
+    ``on_error`` takes what one of these has raised, before the cleanup.
+    """
     env = collect_env(_static, payload["overlay"]).to_dict()
     send({"type": "env", "env": env, "launcher_variables": launcher_variables(payload["base_pid"])})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
-    error = Lifecycle(cls, config.value, send).run_all()
+    fine = Lifecycle(cls, config.value, send).run_all(on_error)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
-    return error
+    return fine

@@ -29,10 +29,12 @@ def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True
         prepare(payload)
     serve_flight_recorder()
     tell = teller(folder, rank, relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
-    error = live(payload, tell)
+    return live(payload, tell, on_error=_write_error_file)
+
+
+def _write_error_file(error: BaseException) -> None:
+    """For the agent, which tells it to whoever asks which rank failed first; at once, as it may end this rank."""
     if isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        # For the agent, which tells it to whoever asks which rank failed first.
         get_error_handler().record_exception(error)
-    return error is None

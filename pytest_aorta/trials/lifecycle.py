@@ -35,14 +35,18 @@ class Lifecycle:
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
 
-    def run_all(self) -> BaseException | None:
-        """All phases; ``cleanup()`` runs whenever the workload was constructed. Returns what setup or run raised."""
-        if self.setup():
-            self.run()
-        error = self.error
+    def run_all(self, on_error: Callable[[BaseException], object] = lambda error: None) -> bool:
+        """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
+
+        ``on_error`` takes what one of these two has raised, before the cleanup, in which others may notice.
+        """
+        fine = self.setup() and self.run()
+        if self.error is not None:
+            on_error(self.error)
+            self.error = None  # its frames may hold what the cleanup needs
         if self.workload is not None:
             self.cleanup()
-        return error
+        return fine
 
     def setup(self, *, reraise: bool = False) -> bool:
         """Construct the workload and set it up."""
