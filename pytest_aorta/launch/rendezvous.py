@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import Any
 
@@ -43,6 +44,8 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
         local_addr=address_towards(*endpoint(options)) if several else None,
         **_OF_NODES if several else {},
     )
+    # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return get_rendezvous_handler(parameters)
 
 
