@@ -52,6 +52,14 @@ class Sums:
         dist.destroy_process_group()
 
 
+class WaitsForFour(Sums):
+    def work(self):
+        while dist.get_world_size() < 4:
+            dist.barrier()
+            open("alone", "w").close()
+            time.sleep(0.02)
+
+
 class WaitsWhileThereAreFour(Sums):
     def work(self):
         while dist.get_world_size() == 4:
@@ -125,6 +133,25 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Bench) -> None:
     assert trial["elastic"]["restarts"] >= 1
     assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
     assert len(trial["ranks"]) == 2
+    sums.wait_until(lambda: not sums.left_running())
+
+
+def test_a_node_that_comes_late_is_taken_in(sums: Bench) -> None:
+    where = f"localhost:{free_port()}"
+    arguments = ("sums.py::WaitsForFour", "--aorta-nproc", "2")
+    first = sums.start(*arguments, *options(0, "1:2", where))
+    sums.wait_until((sums.path / "alone").exists)
+    other = sums.start(*arguments, *options(1, "1:2", where))
+    said, _ = first.communicate(timeout=110)
+    other.communicate(timeout=60)
+
+    assert first.returncode == 0, said.decode()
+    trial = sums.trial("WaitsForFour/trial_0.json")
+    assert (trial["exit_status"], trial["result"]["metrics"]["size"]) == ("ok", 4)
+    # That is no restart because of a failure.
+    assert trial["elastic"]["restarts"] == 0
+    assert {attempt["reason"] for attempt in trial["elastic"]["attempts"]} == {"membership"}
+    assert "4 ranks instead of 2" in str(trial["result"]["failure_details"])
     sums.wait_until(lambda: not sums.left_running())
 
 
