@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
     """An engine with the slots, devices and hosts of a selection."""
-    from pytest_aorta.launch.engine import TrialEngine
-    from pytest_aorta.launch.nodes import has_several
+    from pytest_aorta.runtime.interrupts import INTERRUPTS
+
+    with INTERRUPTS.put_off():
+        from pytest_aorta.launch.engine import TrialEngine
+        from pytest_aorta.launch.nodes import has_several
 
     return TrialEngine(
         slots=selection.slots,

@@ -77,6 +77,19 @@ class Interrupts:
                 self._deliver(self._before)
 
     @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Between two steps is also before and after imports.
+
+        One that is interrupted may fail with something else (``__set_name__`` of a dataclass's field, before Python
+        3.12), and where it executes text, as a dataclass does, Python ends with SIGINT's status though it was caught.
+        """
+        mine = self.begin()
+        try:
+            yield
+        finally:
+            self.end(mine)
+
+    @contextmanager
     def allowed(self) -> Iterator[None]:
         """Somewhere in between, where one does no harm."""
         try:

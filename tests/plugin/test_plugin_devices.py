@@ -113,9 +113,8 @@ def test_devices_of_a_killed_pytest_are_free(devices: Bench) -> None:
 def test_ctrl_c_while_it_waits_for_devices(devices: Bench) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)
-    devices.write(conftest=BEGIN_TOGETHER.format(number=1))
     second = devices.start(*workloads("holds"), "--aorta-devices", "0", "--aorta-results-dir", "second")
-    devices.wait_until(lambda: notes(devices, "begun") == 1)
+    devices.wait_until(lambda: list((devices.path / "leases").glob("*.ticket")))
     devices.press_ctrl_c(second)
     assert second.returncode == pytest.ExitCode.INTERRUPTED
     assert not (devices.path / "second" / "holds").exists()
