@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.engines import make_engine
 from pytest_aorta.launch.inprocess import InProcessTrial, check_here
-from pytest_aorta.launch.nodes import part
+from pytest_aorta.launch.nodes.place import part
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.resuming import kept_trial

@@ -18,7 +18,7 @@ def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
 
     with INTERRUPTS.put_off():
         from pytest_aorta.launch.engine import TrialEngine
-        from pytest_aorta.launch.nodes import has_several
+        from pytest_aorta.launch.nodes.place import has_several
 
     return TrialEngine(
         slots=selection.slots,

@@ -293,7 +293,7 @@ def _is_further_node(config: pytest.Config) -> bool:
     """Whether pytest runs on a node other than node 0 of trials that have several."""
     if not is_mentioned(config) or config.option.help:
         return False
-    from pytest_aorta.launch.nodes import node_rank
+    from pytest_aorta.launch.nodes.place import node_rank
     from pytest_aorta.session import run_of
 
     selection = run_of(config).selection

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.collection import TrialItem, plan_of_file
-from pytest_aorta.launch.nodes import has_several
+from pytest_aorta.launch.nodes.place import has_several
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError, under_launcher
 from pytest_aorta.options import is_mentioned
 from pytest_aorta.plan import Plan, PlanError

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.script import TARGET
+from pytest_aorta.launch.ranks.script import TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.torchrun_result import TorchrunResult

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.ahead import Ahead
 from pytest_aorta.exception_text import describe_exception
-from pytest_aorta.launch.nodes import part
+from pytest_aorta.launch.nodes.place import part
 from pytest_aorta.options import OptionError, read_selection
 from pytest_aorta.plan import Plan, PlanError, Selection, make_plan
 from pytest_aorta.registry import Registry

@@ -7,8 +7,9 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch import living, script
-from pytest_aorta.launch.ranks import teller
+from pytest_aorta.launch import living
+from pytest_aorta.launch.ranks import script
+from pytest_aorta.launch.ranks.stories import teller
 from pytest_aorta.launch.rules import own_rank
 from pytest_aorta.runtime.processes.channel import Channel
 
@@ -19,7 +20,7 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
         return script.prepare_script(argument)
     description = living.prepare(argument)
     if description["launch_mode"] == "distributed":
-        from pytest_aorta.launch import elastic  # noqa: F401  (once for all trials)
+        from pytest_aorta.launch.ranks import elastic  # noqa: F401  (once for all trials)
     return description
 
 
@@ -38,15 +39,15 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     if payload["target"] == script.TARGET:
         script.run_script(payload, send)
     elif mode == "elastic":
-        from pytest_aorta.launch.elastic import run_elastic
+        from pytest_aorta.launch.ranks.elastic import run_elastic
 
         run_elastic(payload, send)
     elif mode == "torchrun":
-        from pytest_aorta.launch.torchrun import run_torchrun
+        from pytest_aorta.launch.ranks.torchrun import run_torchrun
 
         run_torchrun(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.external import meet
+        from pytest_aorta.launch.ranks.external import meet
 
         meet(payload["trial_id"])
         living.live(payload, teller(Path(payload["folder"]), own_rank(), relay=send))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.checked import Checked
-from pytest_aorta.launch.node_trials import NodesTrial, meeting_of
-from pytest_aorta.launch.nodes import store_port
+from pytest_aorta.launch.nodes.place import store_port
+from pytest_aorta.launch.nodes.trials import NodesTrial, meeting_of
 from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.runner import specification

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.node_store import NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.launch.runner import TrialRunner

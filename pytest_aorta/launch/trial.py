@@ -11,25 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch import external, flight_recorder
-from pytest_aorta.launch.ends import read_ends
-from pytest_aorta.launch.hangs import read_collectives, report_hang
-from pytest_aorta.launch.logs import LogLimit
-from pytest_aorta.launch.nodes import has_several
+from pytest_aorta.launch.evidence import flight_recorder
+from pytest_aorta.launch.evidence.hangs import read_collectives, report_hang
+from pytest_aorta.launch.evidence.logs import LogLimit
+from pytest_aorta.launch.evidence.stacks import read_dump, whereabouts
+from pytest_aorta.launch.nodes.place import has_several
 from pytest_aorta.launch.process import Seat
-from pytest_aorta.launch.ranks import (
-    attempt_folder,
-    combined_result,
-    find_file,
-    find_log,
-    last_attempt,
-    pids_of_ranks,
-    rank_records,
-    ranks_event,
-)
+from pytest_aorta.launch.ranks import external
+from pytest_aorta.launch.ranks.ends import read_ends
+from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
+from pytest_aorta.launch.ranks.records import combined_result, rank_records, ranks_event
+from pytest_aorta.launch.ranks.stories import pids_of_ranks
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
-from pytest_aorta.launch.stacks import read_dump, whereabouts
 from pytest_aorta.runtime.processes.errors import ZygoteError
 from pytest_aorta.runtime.processes.server import Server
 from pytest_aorta.runtime.processes.task import Task

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_aorta.launch.nodes import endpoint, node_rank
+from pytest_aorta.launch.nodes.place import endpoint, node_rank
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.trials.elastic import ElasticOptions
 
@@ -174,7 +174,7 @@ def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Bench) -> None:
     # The interpreters that execnet has started; that of node 0 keeps the store where the nodes meet.
     children = psutil.Process(process.pid).children()
     hosts = [child for child in children if any("import sys" in word for word in child.cmdline())]
-    [other] = [host for host in hosts if not any("node_store" in str(child.cmdline()) for child in host.children())]
+    [other] = [host for host in hosts if not any("nodes.store" in str(child.cmdline()) for child in host.children())]
     other.kill()
     said, _ = process.communicate(timeout=110)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import levels_tasks
 import psutil
 import pytest
 
@@ -63,6 +64,13 @@ class Gates:
         wait_until(lambda: self.began(*names), f"the beginning of {names}")
 
 
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[Gates]:
+    gates = Gates(tmp_path)
+    yield gates
+    gates.open()
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Poll until ``condition`` holds."""
     give_up = time.monotonic() + PATIENCE
@@ -103,6 +111,12 @@ def nothing_left() -> Iterator[None]:
     wait_until(lambda: open_files() <= files, "the closing of all files")
 
 
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
 def open_files() -> int:
     """How many descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))
@@ -126,3 +140,44 @@ def run_sub(worker: Worker, handle: CallableHandle, /, *values: int | float | bo
 def run_next(worker: Worker, handle: CallableHandle, /, *values: Any, **where: Any) -> TaskRecord:
     """The record of one task of the next level with plain values."""
     return run_one(lambda orch: orch.submit_next_level(handle, scalars(*values), **where), worker)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
+        worker.init()
+        yield worker
+
+
+def use_once(worker: Worker, target: Any, *values: Any) -> Any:
+    """Register, run, drop."""
+    handle = worker.register(target)
+    try:
+        record = run_sub(worker, handle, *values)
+        assert record.ok, record
+        return record.payload
+    finally:
+        worker.unregister(handle)
+
+
+class Host:
+    """A worker with two SUB workers and everything registered."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.nothing, self.echo, self.boom, self.gate, self.gate_then_boom = (
+            worker.register(function)
+            for function in (
+                levels_tasks.nothing,
+                levels_tasks.echo,
+                levels_tasks.boom,
+                levels_tasks.gate,
+                levels_tasks.gate_then_boom,
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Worker(3, num_sub_workers=2, grace=0.2) as worker:
+        yield Host(worker)

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_sub
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import run_sub, use_once
+from levels_stage import worker as worker
 
 from pytest_aorta.runtime import StartupError, Worker
 from pytest_aorta.runtime.callables import MAX_CALLABLES, Definition, define
@@ -43,31 +44,6 @@ class Multiplier:
     @staticmethod
     def double(args: Any) -> Any:
         return args.scalars[0] * 2
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
-        worker.init()
-        yield worker
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
-
-
-def use_once(worker: Worker, target: Any, *values: Any) -> Any:
-    """Register, run, drop."""
-    handle = worker.register(target)
-    try:
-        record = run_sub(worker, handle, *values)
-        assert record.ok, record
-        return record.payload
-    finally:
-        worker.unregister(handle)
 
 
 # How they get there

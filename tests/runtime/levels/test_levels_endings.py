@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import levels_tasks
@@ -16,28 +15,16 @@ import pytest
 from levels_stage import (
     PATIENCE,
     Gates,
-    nothing_left,
     run_sub,
     wait_until,
 )
+from levels_stage import clean as clean
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
 from pytest_aorta.runtime.engine import EngineClosed
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    with nothing_left():
-        yield
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 @pytest.fixture

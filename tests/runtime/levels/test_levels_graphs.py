@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_sub, scalars, wait_until
+from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import gates as gates
+from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
-
-
-class Host:
-    """A worker with two SUB workers and everything registered."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.nothing, self.echo, self.boom, self.gate, self.gate_then_boom = (
-            worker.register(function)
-            for function in (
-                levels_tasks.nothing,
-                levels_tasks.echo,
-                levels_tasks.boom,
-                levels_tasks.gate,
-                levels_tasks.gate_then_boom,
-            )
-        )
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Worker(3, num_sub_workers=2, grace=0.2) as worker:
-        yield Host(worker)
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
 
 
 def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:

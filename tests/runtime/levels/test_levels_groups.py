@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
 from levels_doubles import Desk
 from levels_stage import PATIENCE, Gates, is_gone, run_next, wait_until, wait_until_gone
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
@@ -41,13 +41,6 @@ class Gang:
             )
         )
         return refs[0]
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import levels_tasks
@@ -17,30 +16,17 @@ from levels_stage import (
     PATIENCE,
     Gates,
     descendants,
-    nothing_left,
     run_next,
     run_sub,
     scalars,
     wait_until,
     wait_until_gone,
 )
+from levels_stage import clean as clean
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Worker
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    with nothing_left():
-        yield
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
-
 
 TREE = """
 import sys, time

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import levels_tensor_tasks
 import pytest
 import torch
 from levels_stage import Gates, run_one, wait_until
+from levels_stage import gates as gates
 from levels_tensor_tasks import share
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
@@ -52,13 +52,6 @@ def host(shared_host: Host) -> Iterator[Host]:
     shared_host.wait_until_free()
     yield shared_host
     shared_host.wait_until_free()
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 def at(gates: Gates, name: str, tensor: torch.Tensor) -> TaskArgs:

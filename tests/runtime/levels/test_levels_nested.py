@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import levels_graphs
@@ -13,6 +12,7 @@ import levels_tasks
 import pytest
 from levels_graphs import Through
 from levels_stage import PATIENCE, Gates, descendants, run_next, run_one, run_sub, scalars, wait_until_gone
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
@@ -37,13 +37,6 @@ def pod() -> Iterator[Pod]:
         pod = Pod(top)
         top.init()
         yield pod
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 @pytest.mark.statement(35)

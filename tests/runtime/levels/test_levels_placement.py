@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
 from levels_doubles import Desk
 from levels_stage import PATIENCE, Gates, run_next, run_one, scalars
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
@@ -47,13 +47,6 @@ class Host:
 def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.2) as worker:
         yield Host(worker)
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 @pytest.mark.statement(24)

@@ -6,43 +6,18 @@ import importlib.util
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_sub, wait_until
+from levels_stage import PATIENCE, Gates, run_sub, use_once, wait_until
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import worker as worker
 
 from pytest_aorta.runtime import CallableHandle, Worker
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
-        worker.init()
-        yield worker
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
-
-
-def use_once(worker: Worker, target: Any, *values: Any) -> Any:
-    """Register, run, drop."""
-    handle = worker.register(target)
-    try:
-        record = run_sub(worker, handle, *values)
-        assert record.ok, record
-        return record.payload
-    finally:
-        worker.unregister(handle)
-
 
 # Who may run one
 
@@ -50,10 +25,10 @@ def use_once(worker: Worker, target: Any, *values: Any) -> Any:
 @pytest.mark.statement(42)
 def test_a_callable_that_nobody_could_run_fails_before_anything_starts() -> None:
     before = threading.active_count()
-    for worker in (Worker(3), Worker(4), Worker(3, slots=2)):
-        worker.register(levels_tasks.nothing)
+    for idle in (Worker(3), Worker(4), Worker(3, slots=2)):
+        idle.register(levels_tasks.nothing)
         with pytest.raises(RuntimeError, match="there is no process that could run a callable"):
-            worker.init()
+            idle.init()
 
     restricted = Worker(3, device_ids=[0, 1])
     restricted.register(levels_tasks.nothing, workers=[1, 2])

@@ -5,48 +5,18 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_sub, scalars, wait_until
+from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import gates as gates
+from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
-
-
-class Host:
-    """A worker with two SUB workers and everything registered."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.nothing, self.echo, self.boom, self.gate, self.gate_then_boom = (
-            worker.register(function)
-            for function in (
-                levels_tasks.nothing,
-                levels_tasks.echo,
-                levels_tasks.boom,
-                levels_tasks.gate,
-                levels_tasks.gate_then_boom,
-            )
-        )
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Worker(3, num_sub_workers=2, grace=0.2) as worker:
-        yield Host(worker)
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 def test_a_record_says_all_that_is_known_of_a_task(host: Host) -> None:

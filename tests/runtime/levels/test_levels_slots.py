@@ -11,6 +11,7 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_stage import PATIENCE, Gates, run_next, run_one, run_sub, scalars, wait_until, wait_until_gone
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
@@ -39,13 +40,6 @@ class Host:
     def hang(self, handle: CallableHandle, timeout: float) -> TaskRecord:
         """The record of a task that never ends by itself."""
         return run_one(lambda orch: orch.submit_next_level(handle, self.gates.at("hang"), timeout=timeout), self.worker)
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 @pytest.fixture

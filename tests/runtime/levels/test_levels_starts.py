@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import descendants, nothing_left, run_next, run_sub, wait_until
+from levels_stage import clean as clean
+from levels_stage import descendants, run_next, run_sub, wait_until
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
@@ -21,12 +21,6 @@ from pytest_aorta.runtime.manifest import read_manifest, write_manifest
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that do not listen are not waited for."""
     monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.2)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 @pytest.mark.statement(40)

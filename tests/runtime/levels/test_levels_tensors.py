@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import levels_tensor_tasks
 import pytest
 import torch
 from levels_stage import PATIENCE, Gates, open_files, run_one, wait_until
+from levels_stage import gates as gates
 from levels_tensor_tasks import share
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker
@@ -54,13 +54,6 @@ def pod() -> Iterator[Host]:
     with Worker(4, grace=0.1) as top:
         top.add_worker(Worker(3, num_sub_workers=2))
         yield Host(top)
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Iterator[Gates]:
-    gates = Gates(tmp_path)
-    yield gates
-    gates.open()
 
 
 def shared(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -12,8 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.last_words import last_words
-from pytest_aorta.launch.ranks import attempt_folder, find_file, read_error_file, story
+from pytest_aorta.launch.evidence.last_words import last_words
+from pytest_aorta.launch.ranks.files import attempt_folder, find_file, read_error_file
+from pytest_aorta.launch.ranks.stories import story
 
 #: Beside the stories, and cleared away with them.
 _ENDS = "rank_ends.events"

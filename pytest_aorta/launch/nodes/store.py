@@ -1,4 +1,4 @@
-"""The store at which the nodes of all trials of a run meet: ``python -m pytest_aorta.launch.node_store PORT``.
+"""The store at which the nodes of all trials of a run meet: ``python -m pytest_aorta.launch.nodes.store PORT``.
 
 Kept by node 0 for as long as its pytest runs, so that a trial's nodes can still read from it when that trial is over
 on node 0, and the next trial needs no other port.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_aorta.launch.nodes import has_several
+from pytest_aorta.launch.nodes.place import has_several
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.launch.running import SlotTrial
 from pytest_aorta.trials.elastic import ElasticOptions

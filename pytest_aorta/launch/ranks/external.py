@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.ranks import rank_records, story
+from pytest_aorta.launch.ranks.records import rank_records
+from pytest_aorta.launch.ranks.stories import story
 
 #: Seconds that rank 0 waits for the other ranks' endings after its own.
 _PATIENCE = 30.0

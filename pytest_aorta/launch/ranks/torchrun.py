@@ -12,19 +12,10 @@ from typing import Any
 
 import psutil
 
-from pytest_aorta.launch.rank_life import live_as_rank
-from pytest_aorta.launch.ranks import (
-    Relay,
-    attempt_folder,
-    find_file,
-    find_log,
-    last_attempt,
-    rank_records,
-    ranks_event,
-    read_story,
-    root_cause,
-    story,
-)
+from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
+from pytest_aorta.launch.ranks.life import live_as_rank
+from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.stories import Relay, read_story, story
 from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.lifecycle import Send
 from pytest_aorta.trials.outcome import signal_name
@@ -46,10 +37,10 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     folder = Path(payload["folder"])
     (folder / _PAYLOAD).write_text(json.dumps({**payload, "sys_path": sys.path}))
     command = [
-        *(sys.executable, "-m", "pytest_aorta.launch.torchrun", "torchrun", str(folder / _FAILURES)),
+        *(sys.executable, "-m", "pytest_aorta.launch.ranks.torchrun", "torchrun", str(folder / _FAILURES)),
         *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
         *("--log-dir", str(folder / _LOGS)),
-        *("-m", "pytest_aorta.launch.torchrun", "rank", str(folder / _PAYLOAD)),
+        *("-m", "pytest_aorta.launch.ranks.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
     process = subprocess.Popen(command)
     relay, attempt = Relay(send), 0
@@ -157,7 +148,7 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
     from torch.distributed.launcher import api
     from torch.distributed.run import main
 
-    from pytest_aorta.launch.agent import telling_agent
+    from pytest_aorta.launch.ranks.agent import telling_agent
 
     fd = os.open(failures.with_name(_STATES), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     agent = telling_agent(lambda event: os.write(fd, json.dumps(event).encode() + b"\n"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.stacks import Frame, read_dump, whereabouts
+from pytest_aorta.launch.evidence.stacks import Frame, read_dump, whereabouts
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from pytest_aorta.launch.rank_logs import RankLogs
+from pytest_aorta.launch.ranks.logs import RankLogs
 
 Tell = Callable[[dict[str, Any]], object]
 

@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from pytest_aorta.launch.ends import tell_end, tell_start
-from pytest_aorta.launch.ranks import attempt_folder
+from pytest_aorta.launch.ranks.ends import tell_end, tell_start
+from pytest_aorta.launch.ranks.files import attempt_folder
 from pytest_aorta.runtime.processes.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports in every rank.

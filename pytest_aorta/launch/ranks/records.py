@@ -1,9 +1,7 @@
-"""The ranks of a distributed trial: what each tells of itself, and what their endings say together."""
+"""How the ranks of a trial ended, from what they told and what was seen of them; and what that says together."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import socket
@@ -12,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.launch.ranks.files import read_error_file
+from pytest_aorta.launch.ranks.stories import pid_of, read_story
 from pytest_aorta.trials.lifecycle import Event
 from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
 
@@ -22,93 +22,10 @@ _AT_ONCE = 2
 #: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
 _FOLLOWERS = {signal.SIGABRT}
 
-#: Bytes that are read of an error file.
-_ERROR_FILE = 2**20
-
 #: How backends tell that the rank at the other end has gone.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Read error|Socket closed|remote process exited", re.I
 )
-
-
-#: Tells a rank which attempt it belongs to.
-ATTEMPT = "AORTA_ATTEMPT"
-
-
-def attempt_folder(folder: Path, attempt: int) -> Path:
-    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
-    return folder / f"attempt_{attempt}"
-
-
-def last_attempt(folder: Path) -> int:
-    """The last attempt that has left something; 0 when none has."""
-    numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
-
-def story(folder: Path, rank: int) -> Path:
-    """The file in which a rank tells its events, one JSON line each."""
-    return folder / f"rank_{rank}.events"
-
-
-def teller(folder: Path, rank: int, relay: Callable[[Event], None] | None = None) -> Callable[[Event], None]:
-    """A ``send`` for a rank: into its story, and through ``relay`` where it has one."""
-    fd = os.open(story(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def send(event: Event) -> None:
-        os.write(fd, json.dumps(event).encode() + b"\n")
-        if relay is not None:
-            relay(event)
-
-    return send
-
-
-class Relay:
-    """Sends what a rank has told, attempt after attempt, from its stories."""
-
-    def __init__(self, send: Callable[[Event], None]) -> None:
-        self._send = send
-        #: Bytes that were sent of each story.
-        self._told: dict[Path, int] = {}
-
-    def look(self, path: Path) -> None:
-        """Send the complete lines of a story that were not sent yet."""
-        told = self._told.get(path, 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(told)
-                data = file.read()
-        except OSError:
-            return
-        complete = data[: data.rfind(b"\n") + 1]
-        for line in complete.splitlines():
-            self._send(json.loads(line))
-        self._told[path] = told + len(complete)
-
-
-def read_story(folder: Path, rank: int) -> Observed:
-    """What a rank told before it ended."""
-    seen = Observed()
-    try:
-        text = story(folder, rank).read_text(errors="replace")
-    except OSError:
-        return seen
-    for line in text.splitlines():
-        try:
-            seen.see(json.loads(line))
-        except ValueError:
-            continue  # empty, or torn: the rank died while it wrote
-    return seen
-
-
-def pids_of_ranks(folder: Path) -> dict[int, int]:
-    """Processes of the ranks that have begun to tell their stories in an attempt's ``folder``."""
-    found = {}
-    for path in folder.glob("rank_*.events"):
-        rank = path.stem.partition("_")[2]
-        if rank.isdecimal() and (pid := _pid(read_story(folder, int(rank)))) is not None:
-            found[int(rank)] = pid
-    return dict(sorted(found.items()))
 
 
 def rank_records(
@@ -170,7 +87,7 @@ def rank_records(
                 "rank": rank,
                 "local_rank": local[rank],
                 "host": socket.gethostname(),
-                "pid": _pid(seen) if ending is None else ending.get("pid"),
+                "pid": pid_of(seen) if ending is None else ending.get("pid"),
                 "exit_code": code if code is not None and code >= 0 else None,
                 "signal": signal_name(-code) if code is not None and code < 0 else None,
                 "passed": None if seen.result is None else seen.result["passed"],
@@ -186,44 +103,12 @@ def rank_records(
     return records
 
 
-def _pid(seen: Observed) -> int | None:
-    """As the rank's own snapshot of its environment has it."""
-    pid = ((seen.env or {}).get("process") or {}).get("pid")
-    return pid if isinstance(pid, int) else None
-
-
 def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
     if code < 0:
         name = signal_name(-code)
         return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
     message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
     return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
-
-
-def find_file(folder: Path, attempt: int, rank: int, name: str) -> Path | None:
-    """What a rank of an attempt wrote below a trial's artifacts ``folder``: ``stdout.log``, ``error.json``, ..."""
-    own = folder / f"attempt_{attempt}" / f"rank_{rank}.{name}"
-    of_torchrun = folder.glob(f"torchrun/*/attempt_{attempt}/{rank}/{name}")
-    return next((path for path in (own, *of_torchrun) if path.exists()), None)
-
-
-def find_log(folder: Path, attempt: int, rank: int, stream: str) -> str | None:
-    """A rank's log, relative to the folder of the trial file."""
-    found = find_file(folder, attempt, rank, f"{stream}.log")
-    if found is None or (stream == "stacks" and found.stat().st_size == 0):  # an empty one is cleared away
-        return None
-    return found.relative_to(folder.parent).as_posix()
-
-
-def read_error_file(path: Path | None) -> dict[str, Any] | None:
-    """What torch's ``record``, or a workload itself, has written to a rank's error file; ``None`` without one."""
-    if path is None:
-        return None
-    try:
-        content = json.loads(path.read_bytes()[:_ERROR_FILE])
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else {"message": content}
 
 
 def ranks_event(records: list[dict[str, Any]]) -> Event:

@@ -16,22 +16,14 @@ import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from pytest_aorta.launch.agent import Agent
-from pytest_aorta.launch.nodes import endpoint, has_several, node_rank
-from pytest_aorta.launch.rank_life import live_as_rank
-from pytest_aorta.launch.rank_logs import RankLogs
-from pytest_aorta.launch.ranks import (
-    ATTEMPT,
-    Relay,
-    attempt_folder,
-    find_file,
-    find_log,
-    rank_records,
-    ranks_event,
-    root_cause,
-    story,
-)
-from pytest_aorta.launch.rendezvous import rendezvous
+from pytest_aorta.launch.nodes.place import endpoint, has_several, node_rank
+from pytest_aorta.launch.ranks.agent import Agent
+from pytest_aorta.launch.ranks.files import ATTEMPT, attempt_folder, find_file, find_log
+from pytest_aorta.launch.ranks.life import live_as_rank
+from pytest_aorta.launch.ranks.logs import RankLogs
+from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.rendezvous import rendezvous
+from pytest_aorta.launch.ranks.stories import Relay, story
 from pytest_aorta.runtime.processes import process_tree
 from pytest_aorta.trials.elastic import ElasticOptions, elastic_options
 from pytest_aorta.trials.lifecycle import Send
@@ -108,7 +100,7 @@ def _of_all_nodes(
     """On node 0, the records of the other nodes' ranks as well; there, tell node 0."""
     if not has_several(options):
         return own
-    from pytest_aorta.launch.node_exchange import NodeExchange
+    from pytest_aorta.launch.nodes.exchange import NodeExchange
 
     try:
         exchange = NodeExchange(*endpoint(options), options.rdzv_id or payload["trial_id"])

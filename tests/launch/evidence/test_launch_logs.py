@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.launch.logs import LogLimit
+from pytest_aorta.launch.evidence.logs import LogLimit
 
 MIB = 2**20
 

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.flight_recorder import serve_flight_recorder
+from pytest_aorta.launch.evidence.flight_recorder import serve_flight_recorder
 from pytest_aorta.launch.living import live, prepare
-from pytest_aorta.launch.ranks import attempt_folder, teller
+from pytest_aorta.launch.ranks.files import attempt_folder
+from pytest_aorta.launch.ranks.stories import teller
 from pytest_aorta.runtime.processes.task_main import arm
 from pytest_aorta.trials.lifecycle import Send
 

@@ -9,25 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.ends import read_ends
-from pytest_aorta.launch.ranks import (
-    attempt_folder,
-    find_file,
-    find_log,
-    last_attempt,
-    rank_records,
-    ranks_event,
-    root_cause,
-    story,
-)
+from pytest_aorta.launch.ranks.ends import read_ends
+from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
+from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.stories import story
+from pytest_aorta.launch.ranks.torchrun import OUTLIVED, failure_of_torchrun
 from pytest_aorta.launch.rules import SCRIPT
-from pytest_aorta.launch.torchrun import OUTLIVED, failure_of_torchrun
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.lifecycle import Send
 
 #: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
-TARGET = "pytest_aorta.launch.script:run_script"
+TARGET = "pytest_aorta.launch.ranks.script:run_script"
 
 _ORDER = "torchrun.json"
 _LOGS = "torchrun"
@@ -102,7 +95,7 @@ def _start(payload: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
     }
     (folder / _ORDER).write_text(json.dumps(order))
     command = [
-        *(sys.executable, "-m", "pytest_aorta.launch.script_agent", str(folder / _ORDER)),
+        *(sys.executable, "-m", "pytest_aorta.launch.ranks.script_agent", str(folder / _ORDER)),
         *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(script["max_restarts"])),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
         *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(_INTERVAL)),

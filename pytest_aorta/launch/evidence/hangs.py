@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_aorta.launch.flight_recorder import LastCollective, last_collective
-from pytest_aorta.launch.stacks import Whereabouts, read_dump, whereabouts
+from pytest_aorta.launch.evidence.flight_recorder import LastCollective, last_collective
+from pytest_aorta.launch.evidence.stacks import Whereabouts, read_dump, whereabouts
 
 
 @dataclass(frozen=True)

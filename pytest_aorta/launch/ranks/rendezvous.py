@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from pytest_aorta.launch.nodes import endpoint, has_several
+from pytest_aorta.launch.nodes.place import endpoint, has_several
 from pytest_aorta.trials.elastic import ElasticOptions
 
 #: Node 0's pytest keeps the store. A node that has gone is noticed after three missed signs of life, and the others

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pytest_aorta.launch.rules import LaunchModeError, own_rank, under_launcher
 from pytest_aorta.trials.elastic import ElasticOptions
-from pytest_aorta.workspace.layout import PartKind
 
 #: Ports of rendezvous that SLURM jobs get by their number.
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -39,7 +39,7 @@ def store_port(options: ElasticOptions) -> int | None:
     return port if node_rank(options) == 0 else None
 
 
-def part(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[PartKind, int | None]:
+def part(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
     """Which of several pytest processes this is that run the same trials; ``None`` when there is only one."""
     if has_several(options) and not hosts:
         return "node", node_rank(options)

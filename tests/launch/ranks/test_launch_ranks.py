@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.launch import external
-from pytest_aorta.launch.ranks import rank_records, read_story, root_cause, story, teller
+from pytest_aorta.launch.ranks import external
+from pytest_aorta.launch.ranks.records import rank_records, root_cause
+from pytest_aorta.launch.ranks.stories import read_story, story, teller
 from pytest_aorta.trials.result import Failure, RankRecord
 
 SETUP_DONE: list[dict[str, Any]] = [

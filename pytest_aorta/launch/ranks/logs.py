@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std, to_map
 
-from pytest_aorta.launch.ranks import ATTEMPT, attempt_folder
+from pytest_aorta.launch.ranks.files import ATTEMPT, attempt_folder
 
 
 class RankLogs(LogsSpecs):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.flight_recorder import LastCollective
-from pytest_aorta.launch.hangs import read_collectives, report_hang
-from pytest_aorta.launch.ranks import root_cause
+from pytest_aorta.launch.evidence.flight_recorder import LastCollective
+from pytest_aorta.launch.evidence.hangs import read_collectives, report_hang
+from pytest_aorta.launch.ranks.records import root_cause
 
 WAITS = """\
 Current thread 0x1 (most recent call first):

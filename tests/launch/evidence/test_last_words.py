@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.last_words import last_words
+from pytest_aorta.launch.evidence.last_words import last_words
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
