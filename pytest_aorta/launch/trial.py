@@ -20,7 +20,7 @@ from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.ranks import external
 from pytest_aorta.launch.ranks.ends import read_ends
 from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
-from pytest_aorta.launch.ranks.records import combined_result, rank_records, ranks_event
+from pytest_aorta.launch.ranks.records import combined_result, mark_outlived, rank_records, ranks_event
 from pytest_aorta.launch.ranks.stories import pids_of_ranks
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
@@ -223,7 +223,8 @@ class ProcessTrial:
         if self._launch.mode == "external":
             self._exchange_endings()
         elif self._overdue is None:
-            return
+            if self._launch.mode == "elastic" and self.seen.lost is None and not self.seen.ranks:
+                self._see_orphans()
         elif self._launch.mode == "single":
             where = whereabouts(read_dump(self._folder / _STACKS), self._source)
             self.seen.whereabouts = None if where is None else where.text
@@ -243,23 +244,37 @@ class ProcessTrial:
             with contextlib.suppress(OSError):
                 external.tell_the_end(self._folder, own_rank(), self.seen.returncode, self._overdue)
 
+    def _see_orphans(self) -> None:
+        """The agent was killed, and its ranks with it."""
+        code = self.seen.returncode
+        if code is None or code >= 0 or has_several(self.spec.elastic):  # whose own ranks only the agent knew
+            return
+        records = self._records_from_stories()
+        mark_outlived(records, "the agent ended before this rank did")
+        failure = {"phase": self.seen.phase, **ending(code), "rank": None}
+        failure["message"] = f"the agent was ended by {signal_name(-code)} in {self.seen.phase}()"
+        self.seen.see({**ranks_event(records), "failure": failure})
+
     def _read_stories(self, overdue: float) -> None:
         """Learn from the ranks' own stories what their agent, which was ended with them, could not tell any more."""
+        records = self._records_from_stories(overdue)
+        found = {record["rank"]: record["stacks"] for record in records}
+        self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
+
+    def _records_from_stories(self, overdue: float | None = None) -> list[dict[str, Any]]:
+        """Of the ranks of the last attempt, from their own stories; ``overdue``: when the deadline passed."""
         nproc = self._launch.nproc
         attempt = last_attempt(self._folder)
-        ends = read_ends(self._folder, attempt, before=overdue)
-        late = {rank: overdue for rank in range(nproc) if rank not in ends}
-        records = rank_records(
+        ends = {} if overdue is None else read_ends(self._folder, attempt, before=overdue)
+        return rank_records(
             lambda _: attempt_folder(self._folder, attempt),
             nproc,
             ends,
             lambda *log: find_log(self._folder, attempt, *log),
-            overdue=late,
+            overdue={} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in ends},
             stalled=self.seen.stalled,
             errors=lambda rank: find_file(self._folder, attempt, rank, "error.json"),
         )
-        found = {record["rank"]: record["stacks"] for record in records}
-        self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
 
     def _note_membership(self) -> None:
         """A worker group that has become smaller or larger says so."""

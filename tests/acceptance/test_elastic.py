@@ -220,6 +220,12 @@ def test_no_rank_outlives_its_agent(sums: Bench, launcher: str) -> None:
     assert trial["exit_status"] == "workload_failed"
     assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
     assert trial["failure"]["signal"] == "SIGKILL"
+    who = {"auto": "the agent", "torchrun": "torchrun"}[launcher]
+    assert trial["failure"]["message"].startswith(f"{who} was ended by SIGKILL")
+    messages = [rank["failure"]["message"] for rank in trial["ranks"]]
+    assert messages == [f"{who} ended before this rank did"] * 2
+    assert [rank["collateral"] for rank in trial["ranks"]] == [True, True]
+    assert None not in [rank["pid"] for rank in trial["ranks"]]
 
 
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Bench) -> None:

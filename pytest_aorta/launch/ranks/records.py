@@ -116,6 +116,15 @@ def ranks_event(records: list[dict[str, Any]]) -> Event:
     return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}
 
 
+def mark_outlived(records: list[dict[str, Any]], message: str) -> None:
+    """Nobody has seen how ranks ended that had not when their agent did."""
+    for record in records:
+        failure = record["failure"]
+        if failure is not None and failure["kind"] == "exit_code":
+            failure |= {"kind": "signal", "exit_code": None, "message": message}
+            record |= {"exit_code": None, "collateral": True}
+
+
 def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The result of a trial whose ranks speak for themselves; ``None`` unless all of them have returned one.
 

@@ -14,7 +14,7 @@ import psutil
 
 from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
 from pytest_aorta.launch.ranks.life import live_as_rank
-from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.records import mark_outlived, rank_records, ranks_event, root_cause
 from pytest_aorta.launch.ranks.stories import Relay, read_story, story
 from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.lifecycle import Send
@@ -67,7 +67,7 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
         endings |= _quiet_ends(attempt_folder(folder, attempt), ranks)
     records = _records(folder, attempt, payload["nproc"], endings)
     if code < 0:
-        _mark_outlived(records)
+        mark_outlived(records, OUTLIVED)
     event = ranks_event(records)
     ready = any(record["pid"] is not None for record in records)
     if code < 0 or (event["failure"] is None and event["cleanup"] is None):
@@ -75,15 +75,6 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     for name in (_PAYLOAD, _FAILURES, _STATES):
         (folder / name).unlink(missing_ok=True)
     send(event)
-
-
-def _mark_outlived(records: list[dict[str, Any]]) -> None:
-    """Nobody has seen how ranks ended that had not when torchrun did."""
-    for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["kind"] == "exit_code":
-            failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}
-            record |= {"exit_code": None, "collateral": True}
 
 
 def failure_of_torchrun(code: int, ready: bool) -> dict[str, Any] | None:
