@@ -28,7 +28,7 @@ settings.load_profile("aorta")
 MARK = "AORTA_TEST_BENCH"
 
 #: Longest run of pytest in seconds, for the case that something hangs; no test waits for it to pass.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 #: ``faults.py::Hangs[local-none-0] TIMEOUT [ 50%]``, or with the name of an xdist worker in front.
 _VERBOSE_LINE = re.compile(r"(?:\[gw\d+\] \[ *\d+%\] (?P<early>[A-Z]+) )?(?P<id>\S+::\S+\])(?: (?P<word>[A-Z]+)\b.*)?")

@@ -49,11 +49,14 @@ def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> 
     unreadable = []
     for distribution in distributions:
         try:
-            name, version = distribution.metadata["Name"], distribution.version
+            told = distribution.metadata
+            # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
+            if "Name" not in told or "Version" not in told:
+                continue
+            name, version = told["Name"], told["Version"]
         except Exception as error:
             unreadable.append(f"{type(error).__name__}: {error}")
             continue
-        # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
         if name and version:
             installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     if unreadable:

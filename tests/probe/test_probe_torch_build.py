@@ -44,7 +44,7 @@ def test_a_real_build_is_described() -> None:
     facts = sections["torch"]
     assert reasons == []
     assert facts["imported"] is True
-    assert facts["version"] == metadata.version("torch")
+    assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
     assert len(facts["git_version"]) == 40
     assert "openmp" in facts["backends"]
     assert "gloo" in facts["distributed_backends"]

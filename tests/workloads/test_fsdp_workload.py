@@ -12,7 +12,7 @@ from rank_processes import drive_on_ranks, run_on_ranks
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, says its documentation
 
-SMALL = {"steps": 4, "batch_size": 2, "sequence_length": 16, "dim": 16, "heads": 2, "layers": 1}
+SMALL = {"steps": 4, "batch_size": 8, "sequence_length": 32, "dim": 16, "heads": 2, "layers": 1}
 
 
 def test_default_run_learns_and_reports_the_same_on_every_rank() -> None:
