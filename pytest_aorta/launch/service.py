@@ -13,7 +13,6 @@ from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.rules import LaunchModeError
 from pytest_aorta.launch.runner import TrialRunner
-from pytest_aorta.launch.tasks import DevicesQuarantined
 from pytest_aorta.runtime.devices import Devices, choose_devices, device_variables, devices_text, find_devices
 from pytest_aorta.runtime.leases import Lease, LeaseCancelled, LeaseError, Leases
 from pytest_aorta.trials.spec import GRACE
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.jobs import JobContext, Slot
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class DevicesQuarantined(Exception):
+    """Processes that cannot be ended hold so many devices that too few are left."""
 
 
 class TrialService:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.process import Inherited
+from pytest_aorta.launch.service import DevicesQuarantined, TrialService
 from pytest_aorta.runtime.processes.errors import ZygoteError
 from pytest_aorta.trials.plain import encode_non_finite
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.service import TrialService
     from pytest_aorta.runtime.jobs import JobContext
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -36,10 +36,6 @@ class TrialOrder:
     folder: Path
     timeout: float | None = None
     inherited: Inherited | None = None
-
-
-class DevicesQuarantined(Exception):
-    """Processes that cannot be ended hold so many devices that too few are left."""
 
 
 class CellBroken(Exception):

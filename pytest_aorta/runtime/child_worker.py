@@ -10,7 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.runtime.callables import Definition
-from pytest_aorta.runtime.child_main import payload as as_payload
+from pytest_aorta.runtime.child_slot import payload as as_payload
 from pytest_aorta.runtime.linked import unpacked
 from pytest_aorta.runtime.manifest import read_manifest
 from pytest_aorta.runtime.processes.channel import Channel
