@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fault_table import ROWS, Row, as_markdown
+from fault_table import PHASES, ROWS, Row, as_markdown
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -18,12 +19,12 @@ DOCS = HERE.parents[1] / "docs"
 HANGS = [row for row in ROWS if row.fault.hangs]
 OTHERS = [row for row in ROWS if not row.fault.hangs]
 
-#: What a second rank does: each fault once, and some in every phase.
-RANK_ROWS = [
-    row
-    for row in ROWS
-    if row.fault.ranks and (row.phase == "run" or row.fault.name in ("segfault", "exit_0", "raises", "sleeps"))
-]
+#: Under which launcher ranks misbehave. The real torchrun takes seconds per trial, and is not what every change is
+#: tried with: ``AORTA_FAULT_LAUNCHER=torchrun pytest tests/faults -k rank``.
+LAUNCHER = os.environ.get("AORTA_FAULT_LAUNCHER", "auto")
+
+#: Seconds in which both ranks are where one of them hangs.
+TO_HANG = {"auto": "10", "torchrun": "25"}
 
 MODES = {
     "fork": (),
@@ -87,15 +88,18 @@ def test_every_fault_that_hangs(bench: Bench, mode: str) -> None:
             assert trial["failure"]["stacks"] == f"trial_{list(found).index(row)}/stacks.log"
 
 
-def test_every_fault_of_a_rank_that_ends_by_itself(bench: Bench) -> None:
-    rows = [row for row in RANK_ROWS if not row.fault.hangs]
-    options = ("--aorta-timeout", "50", "--aorta-memory", "4G")
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_fault_of_a_rank_that_ends_by_itself(bench: Bench, phase: str) -> None:
+    rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
+    options = ("--aorta-launcher", LAUNCHER, "--aorta-timeout", "50", "--aorta-memory", "4G")
     assert mistakes(run(bench, "FaultyRanks", rows, *options), rank=1) == []
 
 
-def test_every_fault_of_a_rank_that_hangs(bench: Bench) -> None:
-    rows = [row for row in RANK_ROWS if row.fault.hangs]
-    found = run(bench, "FaultyRanks", rows, "--aorta-slots", "3", "--aorta-timeout", "6")
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_fault_of_a_rank_that_hangs(bench: Bench, phase: str) -> None:
+    rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
+    options = ("--aorta-launcher", LAUNCHER, "--aorta-slots", "3", "--aorta-timeout", TO_HANG[LAUNCHER])
+    found = run(bench, "FaultyRanks", rows, *options)
     assert mistakes(found, rank=1) == []
     for row, trial in found.items():
         if row.phase == "run" and row.fault.name != "stopped":
