@@ -112,14 +112,11 @@ def pytest_make_collect_report(
     """Add the selected trials to what the session collects."""
     report = yield
     if isinstance(collector, pytest.Session) and _CHOSEN in collector.config.stash and report.passed:
-        from pytest_aorta.runtime.interrupts import INTERRUPTS
+        from pytest_aorta.collection import selected_trials
+        from pytest_aorta.session import run_of
 
         config = collector.config
-        with INTERRUPTS.put_off():
-            from pytest_aorta.collection import selected_trials
-            from pytest_aorta.session import run_of
-
-            plan = run_of(config).plan
+        plan = run_of(config).plan
         report.result.append(selected_trials(collector, report.result, plan, config.stash[_CHOSEN]))
     return report
 

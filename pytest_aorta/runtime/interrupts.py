@@ -78,7 +78,7 @@ class Interrupts:
 
     @contextmanager
     def put_off(self) -> Iterator[None]:
-        """Between two steps is also before and after imports.
+        """Put interrupts off within, and raise them at the end: for imports.
 
         One that is interrupted may fail with something else (``__set_name__`` of a dataclass's field, before Python
         3.12), and where it executes text, as a dataclass does, Python ends with SIGINT's status though it was caught.

@@ -158,3 +158,28 @@ def test_nothing_survives_the_end_of_pytest(waits: Bench, monkeypatch: pytest.Mo
     (waits.path / "waiting").unlink()
     waits.run("waits.py", "--aorta-trials", "5").assert_outcomes(passed=5)
     assert set(waits.statuses().values()) == {"ok"}
+
+
+#: Interrupts pytest while the engine is imported, in text that is executed, as in the making of a dataclass.
+INTERRUPTS_AN_IMPORT = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pytest_aorta.launch.engine":
+            sys.meta_path.remove(self)
+            exec("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(100): pass")
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_an_interrupt_waits_for_the_end_of_the_engines_import(waits: Bench) -> None:
+    """Python would end with SIGINT's own status, as if nobody had caught it."""
+    waits.write(conftest=INTERRUPTS_AN_IMPORT)
+    waits.register(waits="waits:Waits")
+    process = waits.start("--aorta-workload", "waits")
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "! KeyboardInterrupt !" in output
+    assert waits.files() == []
