@@ -19,8 +19,8 @@ from pytest_aorta.launch.nodes.place import has_several
 from pytest_aorta.launch.process import Seat
 from pytest_aorta.launch.ranks import external
 from pytest_aorta.launch.ranks.ends import read_ends
-from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
-from pytest_aorta.launch.ranks.records import combined_result, mark_outlived, rank_records, ranks_event
+from pytest_aorta.launch.ranks.files import attempt_folder, last_attempt
+from pytest_aorta.launch.ranks.records import combined_result, mark_outlived, ranks_event, records_of_attempt
 from pytest_aorta.launch.ranks.stories import pids_of_ranks
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.launch.rules import Launch, own_rank
@@ -266,15 +266,8 @@ class ProcessTrial:
         nproc = self._launch.nproc
         attempt = last_attempt(self._folder)
         ends = {} if overdue is None else read_ends(self._folder, attempt, before=overdue)
-        return rank_records(
-            lambda _: attempt_folder(self._folder, attempt),
-            nproc,
-            ends,
-            lambda *log: find_log(self._folder, attempt, *log),
-            overdue={} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in ends},
-            stalled=self.seen.stalled,
-            errors=lambda rank: find_file(self._folder, attempt, rank, "error.json"),
-        )
+        late = {} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in ends}
+        return records_of_attempt(self._folder, attempt, nproc, ends, overdue=late, stalled=self.seen.stalled)
 
     def _note_membership(self) -> None:
         """A worker group that has become smaller or larger says so."""

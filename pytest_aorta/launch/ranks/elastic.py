@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from pytest_aorta.launch.nodes.place import endpoint, has_several, node_rank
 from pytest_aorta.launch.ranks.agent import Agent
-from pytest_aorta.launch.ranks.files import ATTEMPT, attempt_folder, find_file, find_log
+from pytest_aorta.launch.ranks.files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.ranks.life import live_as_rank
 from pytest_aorta.launch.ranks.logs import RankLogs
-from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.records import ranks_event, records_of_attempt, root_cause
 from pytest_aorta.launch.ranks.rendezvous import rendezvous
 from pytest_aorta.launch.ranks.stories import Relay, story
 from pytest_aorta.runtime.processes import process_tree
@@ -46,14 +46,7 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
     relay = Relay(send)
 
     def records() -> list[dict[str, Any]]:
-        return rank_records(
-            lambda rank: attempt_folder(folder, logs.attempt),
-            nproc,
-            agent.ends(),
-            lambda rank, name: find_log(folder, logs.attempt, rank, name),
-            errors=lambda rank: find_file(folder, logs.attempt, rank, "error.json"),
-            local=agent.ranks(),
-        )
+        return records_of_attempt(folder, logs.attempt, nproc, agent.ends(), local=agent.ranks())
 
     def before_restart(reason: str) -> None:
         look()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_aorta.launch.ranks.files import read_error_file
+from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, read_error_file
 from pytest_aorta.launch.ranks.stories import pid_of, read_story
 from pytest_aorta.trials.lifecycle import Event
 from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
@@ -101,6 +101,29 @@ def rank_records(
             }
         )
     return records
+
+
+def records_of_attempt(
+    folder: Path,
+    attempt: int,
+    nproc: int,
+    endings: Mapping[int, Mapping[str, Any]],
+    *,
+    overdue: Mapping[int, float] = MappingProxyType({}),
+    stalled: float | None = None,
+    local: Mapping[int, int] | None = None,
+) -> list[dict[str, Any]]:
+    """``rank_records`` of ranks that an agent has started, of an attempt below a trial's artifacts ``folder``."""
+    return rank_records(
+        lambda _: attempt_folder(folder, attempt),
+        nproc,
+        endings,
+        lambda rank, name: find_log(folder, attempt, rank, name),
+        overdue,
+        stalled,
+        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
+        local=local,
+    )
 
 
 def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:

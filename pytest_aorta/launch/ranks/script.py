@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.ranks.ends import read_ends
-from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
-from pytest_aorta.launch.ranks.records import rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.files import attempt_folder, last_attempt
+from pytest_aorta.launch.ranks.records import ranks_event, records_of_attempt, root_cause
 from pytest_aorta.launch.ranks.stories import story
 from pytest_aorta.launch.ranks.torchrun import OUTLIVED, failure_of_torchrun
 from pytest_aorta.launch.rules import SCRIPT
@@ -113,13 +113,7 @@ def _tell_ready(sec: float, send: Send) -> None:
 
 def _records(folder: Path, attempt: int, nproc: int) -> list[dict[str, Any]]:
     ends = read_ends(folder, attempt)
-    records = rank_records(
-        lambda _: attempt_folder(folder, attempt),
-        nproc,
-        ends,
-        lambda rank, name: find_log(folder, attempt, rank, name),
-        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
-    )
+    records = records_of_attempt(folder, attempt, nproc, ends)
     for record in records:
         failure, end = record["failure"], ends.get(record["rank"])
         if end is None and failure is not None:

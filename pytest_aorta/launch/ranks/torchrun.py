@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from pytest_aorta.launch.ranks.files import attempt_folder, find_file, find_log, last_attempt
+from pytest_aorta.launch.ranks.files import attempt_folder, last_attempt
 from pytest_aorta.launch.ranks.life import live_as_rank
-from pytest_aorta.launch.ranks.records import mark_outlived, rank_records, ranks_event, root_cause
+from pytest_aorta.launch.ranks.records import mark_outlived, ranks_event, records_of_attempt, root_cause
 from pytest_aorta.launch.ranks.stories import Relay, read_story, story
 from pytest_aorta.trials.elastic import elastic_options
 from pytest_aorta.trials.lifecycle import Send
@@ -65,7 +65,7 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     if endings:
         ranks = set(range(payload["nproc"])) - set(endings)
         endings |= _quiet_ends(attempt_folder(folder, attempt), ranks)
-    records = _records(folder, attempt, payload["nproc"], endings)
+    records = records_of_attempt(folder, attempt, payload["nproc"], endings)
     if code < 0:
         mark_outlived(records, OUTLIVED)
     event = ranks_event(records)
@@ -107,22 +107,12 @@ def _agent_options(payload: Mapping[str, Any]) -> list[str]:
     return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 
 
-def _records(folder: Path, attempt: int, nproc: int, endings: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return rank_records(
-        lambda _: attempt_folder(folder, attempt),
-        nproc,
-        endings,
-        lambda rank, name: find_log(folder, attempt, rank, name),
-        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
-    )
-
-
 def _tell_attempt(folder: Path, attempt: int, nproc: int, send: Send) -> None:
     """torchrun keeps to itself how an attempt ended that is not the last; the ranks' stories and error files tell."""
     stories = {rank: read_story(attempt_folder(folder, attempt), rank) for rank in range(nproc)}
     failed = [rank for rank, seen in stories.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
     endings = {rank: {"exitcode": 1} for rank in failed}
-    records = _records(folder, attempt, nproc, endings)
+    records = records_of_attempt(folder, attempt, nproc, endings)
     failure = root_cause(records)
     send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": records, "failure": failure})
 
