@@ -104,7 +104,7 @@ def _compare(part: str, place: Workplace, options: argparse.Namespace) -> dict[s
 def _phases(place: Workplace) -> dict[str, float]:
     """Where the time of a trial that does nothing goes."""
     phases = place.phases(
-        sys.executable, "-p", "pytest_aorta.plugin", "trivial_workload.py", f"--aorta-trials={torch_trial.TRIALS}"
+        sys.executable, "-p", "pytest_aorta.plugin.hooks", "trivial_workload.py", f"--aorta-trials={torch_trial.TRIALS}"
     )
     rows = [(name, duration(seconds)) for name, seconds in phases.items()]
     print("\n".join(table([*rows, ("sum", duration(sum(phases.values())))])))

@@ -23,7 +23,7 @@ def subjects(place: Workplace) -> dict[str, Subject]:
 
     def ranks(number: int) -> Callable[[], Sequence[float]]:
         return lambda: place.items(
-            *(sys.executable, "-p", "pytest_aorta.plugin", "gloo_ranks_workload.py"),
+            *(sys.executable, "-p", "pytest_aorta.plugin.hooks", "gloo_ranks_workload.py"),
             *(f"--aorta-trials={TRIALS}", f"--aorta-nproc={number}"),
         )
 

@@ -33,7 +33,7 @@ def subjects(place: Workplace) -> dict[str, Subject]:
 
     def run(*how: str, threads: str | None) -> Callable[[], Sequence[float]]:
         environ = {"OMP_NUM_THREADS": threads} if threads is not None else {}
-        command = (sys.executable, "-m", "pytest", "-q", "-p", "pytest_aorta.plugin", "-p", "xdist", *_GEMM, *how)
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "pytest_aorta.plugin.hooks", "-p", "xdist", *_GEMM, *how)
         return lambda: place.wall(*command, **environ)
 
     found: dict[str, Subject] = {}

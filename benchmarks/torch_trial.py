@@ -25,7 +25,7 @@ def subjects(place: Workplace, forked: Path | None) -> dict[str, Subject]:
 
     def trial() -> Sequence[float]:
         return place.items(
-            sys.executable, "-p", "pytest_aorta.plugin", "trivial_workload.py", f"--aorta-trials={TRIALS}"
+            sys.executable, "-p", "pytest_aorta.plugin.hooks", "trivial_workload.py", f"--aorta-trials={TRIALS}"
         )
 
     def fork() -> Sequence[float]:

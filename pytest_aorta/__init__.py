@@ -8,19 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pytest_aorta._version import __version__
+
 if TYPE_CHECKING:
     from pytest_aorta.api import RunRequest, run_trials
+    from pytest_aorta.plugin.torchrun_result import TorchrunResult
     from pytest_aorta.probe import EnvSnapshot, collect_env
-    from pytest_aorta.torchrun_result import TorchrunResult
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.workload import Workload, WorkloadResult
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "EnvSnapshot": "pytest_aorta.probe",
     "RunRequest": "pytest_aorta.api",
-    "TorchrunResult": "pytest_aorta.torchrun_result",
+    "TorchrunResult": "pytest_aorta.plugin.torchrun_result",
     "TrialResult": "pytest_aorta.trials.result",
     "Workload": "pytest_aorta.trials.workload",
     "WorkloadResult": "pytest_aorta.trials.workload",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.engines import make_engine
 from pytest_aorta.launch.inprocess import InProcessTrial, check_here
-from pytest_aorta.launch.nodes.place import part
+from pytest_aorta.launch.make_engine import make_engine
+from pytest_aorta.launch.nodes.addressing import part
+from pytest_aorta.launch.resuming import kept_trial
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.resuming import kept_trial
 from pytest_aorta.runtime.hosts.specs import expand_specs
-from pytest_aorta.trials.elastic import elastic_options
+from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
@@ -22,10 +22,10 @@ from pytest_aorta.workspace.leftovers import Leftovers
 from pytest_aorta.workspace.resume import read_kept, retitle
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.running import RunningTrial
+    from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workspace.layout import TrialPlace
+    from pytest_aorta.workspace.paths import TrialPlace
 
 
 @dataclass(frozen=True)

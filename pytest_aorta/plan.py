@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
-from pytest_aorta.trials.elastic import DEFAULTS, ElasticOptions
-from pytest_aorta.trials.plain import canonical_json, to_plain
+from pytest_aorta.trials.conversion import canonical_json, to_plain
+from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
 from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher, TrialSpec
-from pytest_aorta.workspace.layout import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPlace, place
 
 Order = Literal["interleaved", "grouped", "random"]
 

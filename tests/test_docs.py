@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.options import OPTIONS
+from pytest_aorta.plugin.options import OPTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -9,30 +9,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.checked import Checked
-from pytest_aorta.launch.nodes.place import store_port
-from pytest_aorta.launch.nodes.trials import NodesTrial, meeting_of
-from pytest_aorta.launch.process import EnvironmentUnusable, Inherited
-from pytest_aorta.launch.rules import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.runner import specification
-from pytest_aorta.launch.running import SlotTrial
-from pytest_aorta.launch.tasks import TrialOrder
-from pytest_aorta.runtime.cores import core_shares, threads_of
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
+from pytest_aorta.launch.host.runner import specification
+from pytest_aorta.launch.host.tasks import TrialOrder
+from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
+from pytest_aorta.launch.multinode import NodesTrial, meeting_of
+from pytest_aorta.launch.nodes.addressing import store_port
+from pytest_aorta.launch.submitted import SlotTrial
+from pytest_aorta.launch.workload_info import Checked
+from pytest_aorta.runtime.endpoints.job_slot import Slot
+from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
-from pytest_aorta.runtime.jobs import Slot
-from pytest_aorta.runtime.linked import StartupError
 from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.records import Outcome
-from pytest_aorta.runtime.work import Job, Preparation
+from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
-from pytest_aorta.trials.elastic import ElasticOptions
-from pytest_aorta.trials.options import ConfigError
-from pytest_aorta.trials.plain import decode_non_finite
+from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.conversion import decode_non_finite
+from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.spec import GRACE, TrialSpec
 
-_RUN = "pytest_aorta.launch.tasks:run_trial"
-_PREPARE = "pytest_aorta.launch.tasks:prepare_cell"
-_SERVICE = "pytest_aorta.launch.service:make_service"
+_RUN = "pytest_aorta.launch.host.tasks:run_trial"
+_PREPARE = "pytest_aorta.launch.host.tasks:prepare_cell"
+_SERVICE = "pytest_aorta.launch.host.service:make_service"
 
 
 class TrialEngine:
@@ -92,7 +92,7 @@ class TrialEngine:
 
     def _told(self, error: Exception) -> str:
         """Why a host cannot be used, in terms of what was asked for."""
-        from pytest_aorta.runtime.hosts.link import HostError
+        from pytest_aorta.runtime.hosts.connection import HostError
 
         if isinstance(error.__cause__, HostError):
             return str(error.__cause__)

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.checked import Checked
+from pytest_aorta.launch.launch_mode import resolve_launch
 from pytest_aorta.launch.record import build_record, utc_now
-from pytest_aorta.launch.rules import resolve_launch
+from pytest_aorta.launch.workload_info import Checked
 from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
-from pytest_aorta.trials.options import ConfigError, resolve_config
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec

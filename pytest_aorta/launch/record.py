@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pytest_aorta.launch.images import image_digest
+from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult

@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.endpoints.job_slot import JobContext as JobContext
+    from pytest_aorta.runtime.endpoints.job_slot import Slot as Slot
+    from pytest_aorta.runtime.endpoints.process import StartupError as StartupError
+    from pytest_aorta.runtime.engine.runs import RunHandle as RunHandle
+    from pytest_aorta.runtime.engine.tasks import Job as Job
+    from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
     from pytest_aorta.runtime.graph.args import Tag as Tag
     from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
-    from pytest_aorta.runtime.jobs import JobContext as JobContext
-    from pytest_aorta.runtime.jobs import Slot as Slot
-    from pytest_aorta.runtime.linked import StartupError as StartupError
+    from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.memory.transfer import SlotArgs as SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
     from pytest_aorta.runtime.orchestrator import TaskRef as TaskRef
     from pytest_aorta.runtime.records import Failure as Failure
     from pytest_aorta.runtime.records import Outcome as Outcome
     from pytest_aorta.runtime.records import TaskError as TaskError
     from pytest_aorta.runtime.records import TaskRecord as TaskRecord
-    from pytest_aorta.runtime.runs import RunHandle as RunHandle
-    from pytest_aorta.runtime.wire import SlotArgs as SlotArgs
-    from pytest_aorta.runtime.work import Job as Job
-    from pytest_aorta.runtime.work import Preparation as Preparation
     from pytest_aorta.runtime.worker import Worker as Worker
 
 #: Where each public name lives; nothing is imported before it is asked for.

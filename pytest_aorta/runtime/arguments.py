@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_aorta.runtime.jobs import Slot
+from pytest_aorta.runtime.endpoints.job_slot import Slot
 
 
 def worker_ids(workers: Iterable[int]) -> frozenset[int]:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+from pytest_aorta.runtime.engine.tasks import Job, Kind, Member, Preparation, Work
 from pytest_aorta.runtime.graph.args import Tag, TaskArgs
-from pytest_aorta.runtime.interrupts import INTERRUPTS
 from pytest_aorta.runtime.records import TaskRecord
-from pytest_aorta.runtime.work import Job, Kind, Member, Preparation, Work
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_aorta.runtime.callables import CallableHandle, Definition
-    from pytest_aorta.runtime.engine import Engine
+    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.runs import Run
     from pytest_aorta.runtime.graph.nodes import Node, State
-    from pytest_aorta.runtime.heap import Heap
-    from pytest_aorta.runtime.runs import Run
+    from pytest_aorta.runtime.memory.callables import CallableHandle, Definition
+    from pytest_aorta.runtime.memory.heap import Heap
 
 #: Scopes within each other.
 MAX_SCOPES = 64

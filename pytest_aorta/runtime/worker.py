@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
-from pytest_aorta.runtime.callables import CallableHandle, Callables, Definition, define
-from pytest_aorta.runtime.engine import Engine
-from pytest_aorta.runtime.heap import Heap
-from pytest_aorta.runtime.interrupts import INTERRUPTS
-from pytest_aorta.runtime.jobs import JobSlot, Slot
+from pytest_aorta.runtime.endpoints.child_processes import Staff
+from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
+from pytest_aorta.runtime.engine.engine import Engine
+from pytest_aorta.runtime.engine.runs import Run, RunHandle
+from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, Definition, define
+from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.orchestrator import Orchestrator
-from pytest_aorta.runtime.runs import Run, RunHandle
-from pytest_aorta.runtime.staff import Staff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

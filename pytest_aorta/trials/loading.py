@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.trials.options import ConfigError, resolve_config
+from pytest_aorta.trials.config import ConfigError, resolve_config
 
 
 class WorkloadLoadError(Exception):

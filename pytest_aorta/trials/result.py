@@ -14,7 +14,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from pytest_aorta.trials.plain import decode_non_finite, encode_non_finite
+from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 

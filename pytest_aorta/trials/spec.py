@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.elastic import DEFAULTS, ElasticOptions
+from pytest_aorta.trials.conversion import canonical_json
+from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
 from pytest_aorta.trials.names import identifier
-from pytest_aorta.trials.plain import canonical_json
 
 Isolation = Literal["fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external"]

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.workspace.layout import HISTORY, PartKind, TrialPlace
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPlace
 
 
 def stamp() -> str:

@@ -43,7 +43,7 @@ from acceptance_stage import Finished, Stage, make_venv, torchrun_command
 
 import pytest_aorta
 from pytest_aorta import RunRequest, TrialResult, run_trials
-from pytest_aorta.launch.rules import LaunchModeError
+from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_aorta.launch.nodes.place import endpoint, node_rank
-from pytest_aorta.launch.rules import LaunchModeError
-from pytest_aorta.trials.elastic import ElasticOptions
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
+from pytest_aorta.trials.elastic_options import ElasticOptions
 
 if TYPE_CHECKING:
     from conftest import Bench

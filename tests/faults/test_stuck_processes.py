@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.runtime.devices import are_named_only, find_devices
+from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -18,7 +18,7 @@ STUCK = """
 import os, signal, time
 from functools import partial
 
-from pytest_aorta.runtime.processes import process_tree
+from pytest_aorta.runtime.zygotes import process_tree
 
 send_signal = process_tree.send_signal
 

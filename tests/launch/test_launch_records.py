@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_aorta.launch.runner import TrialRunner
+from pytest_aorta.launch.host.runner import TrialRunner
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec

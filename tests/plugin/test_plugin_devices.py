@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from neighbourhood import metrics, notes, settle, workloads
 
-from pytest_aorta.runtime.devices import are_named_only, find_devices
+from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 
 if TYPE_CHECKING:
     from conftest import Bench

@@ -136,7 +136,7 @@ class Typed:
 from typed import Typed
 
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.trials.options import ConfigError
+from pytest_aorta.trials.config import ConfigError
 
 @pytest.mark.parametrize("arguments", [{"mitigations": ["nope"]}, {"environment": "nope"}])
 def test_unknown_name(aorta_run, arguments):

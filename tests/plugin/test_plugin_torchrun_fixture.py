@@ -185,11 +185,11 @@ def test_stubborn(aorta_torchrun):
 TELLS = """
 import os, sys
 with open("told", "w") as file:
-    names = ("SEEN_A", "SEEN_B", "PYTHONPATH", "AORTA_ARMED", "OMP_NUM_THREADS")
+    names = ("SEEN_A", "SEEN_B", "PYTHONPATH", "AORTA_BOOTSTRAP", "OMP_NUM_THREADS")
     known = {name: os.environ.get(name) for name in names}
     own = getattr(sys.modules.get("sitecustomize"), "OWN", None)
-    armed = [path for path in sys.path if "armed" in path]
-    print({"argv": sys.argv[1:], "env": known, "own": own, "armed": armed}, file=file)
+    bootstrap = [path for path in sys.path if "bootstrap" in path]
+    print({"argv": sys.argv[1:], "env": known, "own": own, "bootstrap": bootstrap}, file=file)
 """
 
 
@@ -216,8 +216,8 @@ def test_module(aorta_torchrun):
     assert done.ok, done.message
     assert (done.trial.workload, done.trial.mitigations_applied) == ("tools.tells", ["omp_1"])
     told = eval(Path("work/told").read_text())
-    seen = {"SEEN_B": "from conftest", "AORTA_ARMED": None, "OMP_NUM_THREADS": "1", **variables}
-    assert told == {"argv": ["--steps", "3", "a b"], "env": seen, "own": "of the user", "armed": []}
+    seen = {"SEEN_B": "from conftest", "AORTA_BOOTSTRAP": None, "OMP_NUM_THREADS": "1", **variables}
+    assert told == {"argv": ["--steps", "3", "a b"], "env": seen, "own": "of the user", "bootstrap": []}
     assert done.trial.env["env_vars"]["SEEN_A"] == "1"
 """,
     )

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.history import retire, retire_others, stamp
-from pytest_aorta.workspace.layout import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPlace, place
 
 
 def fill(results: Path, *files: str) -> None:

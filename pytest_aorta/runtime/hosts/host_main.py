@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.exception_text import describe_exception
-from pytest_aorta.runtime.hosts.identity import code_identity, locate
-from pytest_aorta.runtime.hosts.pieces import Joiner, Message, decode, encode, pieces_of
-from pytest_aorta.runtime.processes.task_main import load
+from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
+from pytest_aorta.runtime.hosts.framing import Joiner, Message, decode, encode, pieces_of
+from pytest_aorta.runtime.zygotes.task_main import load
 
 if TYPE_CHECKING:
     import execnet
@@ -100,7 +100,7 @@ class HostChannel:
 
 
 def serve(channel: execnet.Channel) -> None:
-    """Speak with :class:`~pytest_aorta.runtime.hosts.link.HostLink`; returns when the service has."""
+    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostLink`; returns when the service has."""
     question = channel.receive()
     if question["redirect"]:
         # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_aorta.runtime.hosts.link import HostError, HostLink
+from pytest_aorta.runtime.hosts.connection import HostError, HostLink
 
 #: In the environment of every process that a bench has started.
 MARK = "AORTA_TEST_HOSTS"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from host_bench import HostBench, host_bench_at, is_gone, wait_until
 
-from pytest_aorta.runtime.hosts.link import HostError
+from pytest_aorta.runtime.hosts.connection import HostError
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_the_death_of_one_host_is_none_of_another(bench: HostBench) -> None:
 
 PARENT = """
     import signal, sys, time
-    from pytest_aorta.runtime.hosts.link import HostLink
+    from pytest_aorta.runtime.hosts.connection import HostLink
 
     def on_message(message):
         print("pid", message.get("pid"), flush=True) if "pid" in message else print(message, flush=True)

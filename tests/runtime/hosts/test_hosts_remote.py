@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from host_bench import MARK, PATIENCE, HostBench, host_bench_at, is_gone, wait_until
 
-from pytest_aorta.runtime.hosts.identity import code_identity, package_files
-from pytest_aorta.runtime.hosts.link import HostError
+from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+from pytest_aorta.runtime.hosts.connection import HostError
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Failure, Orchestrator, Outcome, TaskRef
-from pytest_aorta.runtime.callables import Definition
-from pytest_aorta.runtime.engine import Engine
-from pytest_aorta.runtime.heap import Heap
+from pytest_aorta.runtime.engine.engine import Engine
+from pytest_aorta.runtime.engine.tasks import Dispatch, Kind
+from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.records import Completion
-from pytest_aorta.runtime.work import Dispatch, Kind
 
 
 class FakeEndpoint:

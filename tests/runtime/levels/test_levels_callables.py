@@ -20,7 +20,7 @@ from levels_stage import run_sub, use_once
 from levels_stage import worker as worker
 
 from pytest_aorta.runtime import StartupError, Worker
-from pytest_aorta.runtime.callables import MAX_CALLABLES, Definition, define
+from pytest_aorta.runtime.memory.callables import MAX_CALLABLES, Definition, define
 
 FACTOR = 3
 

@@ -24,7 +24,7 @@ from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.engine import EngineClosed
+from pytest_aorta.runtime.engine.engine import EngineClosed
 
 
 @pytest.fixture

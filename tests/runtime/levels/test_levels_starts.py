@@ -14,7 +14,7 @@ from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.manifest import read_manifest, write_manifest
+from pytest_aorta.runtime.worker_spec import read_manifest, write_manifest
 
 
 @pytest.fixture

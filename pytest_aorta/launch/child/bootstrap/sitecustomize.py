@@ -1,0 +1,53 @@
+"""Imported by Python itself as a rank of a user's script starts: the rank gives its stacks when asked to.
+
+The script is not touched by that: before it begins, its environment and ``sys.path`` are as they would be without
+this file, and a ``sitecustomize`` of the user's own has its turn. Alone, without imports from this package: the rank
+may run in another interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+
+def _arm() -> None:
+    told = os.environ.pop("AORTA_BOOTSTRAP", None)
+    if told is None:
+        return
+    order = json.loads(told)
+    if order["pythonpath"] is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = order["pythonpath"]
+    sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
+    try:
+        import faulthandler
+
+        faulthandler.enable(file=2)
+        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+        stacks = os.path.join(order["folder"], "attempt_" + attempt, "rank_" + rank + ".stacks.log")
+        fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        faulthandler.register(order["signal"], file=fd, all_threads=True)
+    except (OSError, KeyError, ValueError):  # then there will be no stacks; the script runs all the same
+        pass
+
+
+def _make_way() -> None:
+    """Import what Python would have imported in place of this file."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+    own = sys.modules.pop("sitecustomize")
+    try:
+        importlib.import_module("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = own  # Python looks for it once this import is done
+
+
+if __name__ == "sitecustomize":
+    _arm()
+    _make_way()

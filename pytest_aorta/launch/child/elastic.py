@@ -1,0 +1,127 @@
+"""Ranks started by torch's elastic agent, which runs in the trial's own process.
+
+The agent replaces signal handlers and edits ``os.environ``; here that is the business of one trial's process alone.
+Importing this module imports torch's agent, so zygotes of distributed workloads do it once for all their trials.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from pytest_aorta.launch.child.event_log import Relay, story
+from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
+from pytest_aorta.launch.child.rank_logs import RankLogs
+from pytest_aorta.launch.child.rank_main import live_as_rank
+from pytest_aorta.launch.child.rendezvous import rendezvous
+from pytest_aorta.launch.child.torch_agent import Agent
+from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.nodes.addressing import endpoint, has_several, node_rank
+from pytest_aorta.runtime.zygotes import process_tree
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
+from pytest_aorta.trials.lifecycle import Send
+
+#: Seconds between two looks of the agent at its ranks.
+_MONITOR_INTERVAL = 0.01
+
+
+def run_elastic(payload: dict[str, Any], send: Send) -> None:
+    """Start the ranks, wait for them, tell how they ended. ``payload`` as in ``launch.child.run``."""
+    folder = Path(payload["folder"])
+    nproc = payload["nproc"]
+    options = elastic_options(payload["elastic"])
+    # As torchrun does, so that a trial is the same under both; whoever sets the variable wins.
+    single_threaded = nproc > 1 and "OMP_NUM_THREADS" not in os.environ
+    if single_threaded:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    forked = options.start_method == "fork"
+    logs = RankLogs(folder, options.redirects, options.tee)
+    relay = Relay(send)
+
+    def records() -> list[dict[str, Any]]:
+        return records_of_attempt(folder, logs.attempt, nproc, agent.ends(), local=agent.ranks())
+
+    def before_restart(reason: str) -> None:
+        look()
+        ranks = records()
+        failure = root_cause(ranks) if reason == "failure" else None
+        send({"type": "attempt", "attempt": logs.attempt, "reason": reason, "ranks": ranks, "failure": failure})
+
+    def look() -> None:
+        if not forked:  # the first rank has no way to us but its story
+            relay.look(story(attempt_folder(folder, logs.attempt), min(agent.ranks())))
+
+    agent = Agent(
+        WorkerSpec(
+            role=options.role,
+            local_world_size=nproc,
+            rdzv_handler=rendezvous(options, payload["trial_id"]),
+            entrypoint=rank_main if forked else fresh_rank_main,
+            args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
+            max_restarts=options.max_restarts,
+            monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+        ),
+        logs,
+        start_method=options.start_method,
+        exit_barrier_timeout=options.exit_barrier_timeout,
+        grace=payload["grace"],
+        tell=send,
+        before_restart=before_restart,
+        look=look,
+    )
+    try:
+        agent.run(options.role)
+    except SignalException as stop:
+        # Somebody ends this trial; its ranks are gone already.
+        signal.signal(stop.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), stop.sigval)
+        raise
+    look()
+    send(ranks_event(_of_all_nodes(payload, options, agent, records())))
+
+
+def _of_all_nodes(
+    payload: dict[str, Any], options: ElasticOptions, agent: Agent, own: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """On node 0, the records of the other nodes' ranks as well; there, tell node 0."""
+    if not has_several(options):
+        return own
+    from pytest_aorta.launch.nodes.exchange import NodeExchange
+
+    try:
+        exchange = NodeExchange(*endpoint(options), options.rdzv_id or payload["trial_id"])
+        if node_rank(options) == 0:
+            return exchange.gather(options.nnodes[1], agent.world_size(), own)
+        exchange.tell(node_rank(options), own)
+    except (RuntimeError, OSError) as error:  # node 0 has gone; what it broke is told already
+        print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
+    return own
+
+
+def rank_main(payload: dict[str, Any], send: Send, single_threaded: bool, agent: int) -> None:
+    """The life of one rank, in a process that the agent forked."""
+    process_tree.die_with_parent(agent)
+    # A fresh interpreter, which torchrun starts, has these; the agent's own handlers raise exceptions.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if single_threaded:
+        # The variable came too late for the OpenMP library, which the zygote has loaded already.
+        torch.set_num_threads(1)
+    if not live_as_rank(payload, int(os.environ.pop(ATTEMPT)), relay=send):
+        os._exit(1)
+
+
+def fresh_rank_main(payload: dict[str, Any], agent: int) -> None:
+    """The same in a fresh interpreter (``start_method`` spawn or forkserver), which has to import the workload."""
+    # A fork server stands between us and the agent.
+    process_tree.die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
+    if not live_as_rank(payload, int(os.environ.pop(ATTEMPT)), prepared=False):
+        os._exit(1)

@@ -1,0 +1,54 @@
+"""What runs in a zygote and in its children: prepare once, then one trial per child, by its launch mode."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.child import script, workload_main
+from pytest_aorta.launch.child.event_log import teller
+from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.runtime.zygotes.channel import Channel
+
+
+def prepare(argument: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the workload, and import torch's agent where trials need it. ``argument`` as of ``workload_main``."""
+    if argument["target"] == script.TARGET:
+        return script.prepare_script(argument)
+    description = workload_main.prepare(argument)
+    if description["launch_mode"] == "distributed":
+        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
+    return description
+
+
+def run(payload: dict[str, Any], channel: Channel) -> None:
+    """Live one trial.
+
+    ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
+    ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
+    process with the variables that the launcher starts from, or ``None``, is added here.
+    """
+    mode, send = payload["mode"], channel.send
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
+    if payload["memory"] is not None:
+        # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
+    if payload["target"] == script.TARGET:
+        script.run_script(payload, send)
+    elif mode == "elastic":
+        from pytest_aorta.launch.child.elastic import run_elastic
+
+        run_elastic(payload, send)
+    elif mode == "torchrun":
+        from pytest_aorta.launch.child.torchrun import run_torchrun
+
+        run_torchrun(payload, send)
+    elif mode == "external":
+        from pytest_aorta.launch.child.external import meet
+
+        meet(payload["trial_id"])
+        workload_main.live(payload, teller(Path(payload["folder"]), own_rank(), relay=send))
+    else:
+        workload_main.live(payload, send)

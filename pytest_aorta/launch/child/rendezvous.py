@@ -1,0 +1,102 @@
+"""How the agents of a trial find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from pytest_aorta.launch.nodes.addressing import endpoint, has_several
+from pytest_aorta.trials.elastic_options import ElasticOptions
+
+#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed signs of life, and the others
+#: wait so long for more nodes than they need: seconds, all of them.
+_OF_NODES: dict[str, Any] = {
+    "is_host": "0",
+    "last_call_timeout": "5",
+    "keep_alive_interval": "1",
+    "keep_alive_max_attempt": "3",
+}
+
+
+def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
+    """The one that the options ask for: our own for one host, torch's for several."""
+    run_id = options.rdzv_id or trial_id
+    if options.nnodes == (1, 1) and options.rdzv_backend is None:
+        return OneHost(run_id)
+    several = has_several(options)
+    parameters = RendezvousParameters(
+        backend=options.rdzv_backend or "c10d",
+        endpoint="{}:{}".format(*endpoint(options)) if several else options.rdzv_endpoint or "localhost:0",
+        run_id=run_id,
+        min_nodes=options.nnodes[0],
+        max_nodes=options.nnodes[1],
+        local_addr=address_towards(*endpoint(options)) if several else None,
+        **_OF_NODES if several else {},
+    )
+    # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return get_rendezvous_handler(parameters)
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """The address at which the other nodes find this one: that of the way to where they meet. A name may be local."""
+    with contextlib.suppress(OSError):
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    return None
+
+
+class OneHost(RendezvousHandler):
+    """Rendezvous of a single agent: a store of its own on a free port, at once.
+
+    torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def get_backend(self) -> str:
+        """Its name in logs."""
+        return "aorta-one-host"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks bootstrap through the agent's store."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A fresh store for every attempt."""
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("localhost", store.port))
+
+    def is_closed(self) -> bool:
+        """Never; nobody else could join."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody waits."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The trial's id, which ranks find in ``TORCHELASTIC_RUN_ID``."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Nothing to shut down."""
+        return True

@@ -1,0 +1,126 @@
+"""A trial whose ranks are a user's script, or module, under the real ``torchrun``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.child.event_log import story
+from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
+from pytest_aorta.launch.child.script_events import read_ends
+from pytest_aorta.launch.child.torchrun import OUTLIVED, failure_of_torchrun
+from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.launch_mode import SCRIPT
+from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.trials.lifecycle import Send
+
+#: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
+TARGET = "pytest_aorta.launch.child.script:run_script"
+
+_ORDER = "torchrun.json"
+_LOGS = "torchrun"
+
+#: Seconds between two looks at what torchrun does, and between two of torchrun at its ranks.
+_INTERVAL = 0.02
+
+_static: StaticEnv | None = None
+
+
+def prepare_script(argument: dict[str, Any]) -> dict[str, Any]:
+    """Describe the script as ``trials.loading.describe`` does a workload, without importing it."""
+    global _static
+    options = dict(argument["overrides"])
+    digest, source = options.pop("digest"), options.pop("source")
+    _static = collect_static(Path(source) if source else None)
+    return {
+        "launch_mode": SCRIPT,
+        "min_world_size": 1,
+        "result_scope": "global",
+        "timeout_sec": None,
+        "source": source,
+        "source_digest": digest,
+        "config": options,
+        "config_error": None,
+    }
+
+
+def run_script(payload: dict[str, Any], send: Send) -> None:
+    """Start ``torchrun``, wait for it, tell how the ranks ended. ``payload`` as in ``launch.child.run``."""
+    send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
+    folder = Path(payload["folder"])
+    started = time.monotonic()
+    send({"type": "begin", "phase": "setup"})
+    process = _start(payload, folder)
+    attempt, ready = 0, None
+    while True:
+        try:
+            code: int | None = process.wait(_INTERVAL)
+        except subprocess.TimeoutExpired:
+            code = None
+        if ready is None and story(attempt_folder(folder, 0), 0).exists():
+            ready = time.monotonic()
+            _tell_ready(ready - started, send)
+        while ready is not None and attempt < last_attempt(folder):
+            ranks = _records(folder, attempt, payload["nproc"])
+            failure = root_cause(ranks)
+            send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": ranks, "failure": failure})
+            _tell_ready(ready - started, send)
+            attempt += 1
+        if code is not None:
+            break
+    event = ranks_event(_records(folder, attempt, payload["nproc"]) if ready is not None else [])
+    own = failure_of_torchrun(code, bool(ready))
+    if own is not None and (code < 0 or event["failure"] is None):
+        event["failure"] = own
+    elif ready is not None:
+        done = {"type": "end", "phase": "run", "sec": time.monotonic() - ready}
+        send({**done, "result": {"passed": code == 0, "metrics": {"returncode": code}}})
+    (folder / _ORDER).unlink(missing_ok=True)
+    send(event)
+    send({"type": "lived", "at": time.time()})
+
+
+def _start(payload: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+    script = payload["overrides"]
+    order = {
+        "folder": str(folder),
+        "grace": payload["grace"],
+        "cwd": script["cwd"],
+        "sys_path": sys.path,
+    }
+    (folder / _ORDER).write_text(json.dumps(order))
+    command = [
+        *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun_wrapper", str(folder / _ORDER)),
+        *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(script["max_restarts"])),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
+        *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(_INTERVAL)),
+        *(("--module", script["module"]) if "module" in script else (script["script"],)),
+        *script["arguments"],
+    ]
+    # Not yet where the script is to run: there may be files with the names of modules.
+    return subprocess.Popen(command, cwd=folder)
+
+
+def _tell_ready(sec: float, send: Send) -> None:
+    send({"type": "end", "phase": "setup", "sec": sec})
+    send({"type": "begin", "phase": "run"})
+
+
+def _records(folder: Path, attempt: int, nproc: int) -> list[dict[str, Any]]:
+    ends = read_ends(folder, attempt)
+    records = records_of_attempt(folder, attempt, nproc, ends)
+    for record in records:
+        failure, end = record["failure"], ends.get(record["rank"])
+        if end is None and failure is not None:
+            record["exit_code"] = None
+            failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}
+        elif failure is not None and failure["kind"] == "signal" and end is not None and end["stopped"]:
+            failure["message"] = f"ended by {record['signal']}, which torchrun sent because of another rank"
+        if failure is not None and (end is None or end["stopped"]):
+            record["collateral"] = True
+    return records

@@ -1,0 +1,1 @@
+"""Evidence of a trial that went wrong: stacks, collectives, exit reasons."""

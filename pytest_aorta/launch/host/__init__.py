@@ -1,0 +1,1 @@
+"""What runs beside the slot of a trial, outside of its processes."""

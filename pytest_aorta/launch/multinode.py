@@ -1,0 +1,94 @@
+"""Trials whose nodes are hosts of the runtime: one job on each, of which that of the first host is the trial."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.nodes.addressing import has_several
+from pytest_aorta.launch.submitted import SlotTrial
+from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+
+#: Port at which nodes meet on a host that cannot be asked for a free one; torchrun's.
+_PORT = 29400
+
+
+class NodesTrial(SlotTrial):
+    """A trial that runs on several hosts at once; the others' records are in that of the first."""
+
+    def __init__(self, spec: TrialSpec, folder: Path) -> None:
+        super().__init__(spec, folder)
+        self.others: list[SlotTrial] = []
+
+    def interrupt(self, why: str) -> None:
+        """End it, everywhere."""
+        super().interrupt(why)
+        for other in self.others:
+            other.interrupt(why)
+
+    def finish(self) -> TrialResult:
+        """Block until its processes are gone, on all hosts; the record."""
+        record = super().finish()
+        if record.failure is not None:  # they may wait for the first one
+            for other in self.others:
+                other.interrupt("the first node has ended")
+        for other in self.others:
+            other.finish()
+        return record
+
+
+class Meeting:
+    """Where the hosts of an engine meet, and how each of them takes part in a trial.
+
+    Args:
+        options: of the agents.
+        hosts: execnet specifications, in the order of the nodes.
+
+    Raises:
+        LaunchModeError: there are fewer hosts than nodes that have to take part.
+    """
+
+    def __init__(self, options: ElasticOptions, hosts: Sequence[str]) -> None:
+        if len(hosts) < options.nnodes[0]:
+            raise LaunchModeError(
+                f"nnodes={options.nnodes[0]}:{options.nnodes[1]} needs {options.nnodes[0]} hosts, "
+                f"but --aorta-host names {len(hosts)}"
+            )
+        self.nodes = min(options.nnodes[1], len(hosts))
+        self._endpoint = options.rdzv_endpoint or _endpoint_on(hosts[0])
+
+    @property
+    def port(self) -> int:
+        """On the first host."""
+        return int(self._endpoint.rpartition(":")[2])
+
+    def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
+        """A trial as one of its nodes runs it."""
+        most = max(spec.elastic.nnodes[0], self.nodes)
+        options = replace(
+            spec.elastic, nnodes=(spec.elastic.nnodes[0], most), node_rank=node, rdzv_endpoint=self._endpoint
+        )
+        return replace(spec, elastic=options)
+
+
+def meeting_of(options: ElasticOptions | None, hosts: Sequence[str]) -> Meeting | None:
+    """Where the hosts meet, if trials have several nodes and these are the hosts."""
+    return Meeting(options, hosts) if options is not None and hosts and has_several(options) else None
+
+
+def _endpoint_on(host: str) -> str:
+    """A place on a host, which an execnet specification names."""
+    import execnet
+
+    spec = execnet.XSpec(host)
+    if spec.popen:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"localhost:{probe.getsockname()[1]}"
+    name = str(spec.ssh or spec.socket or "").split()[-1].rpartition("@")[2]
+    return f"{name.partition(':')[0] if spec.socket else name}:{_PORT}"

@@ -1,0 +1,176 @@
+"""A trial on its way, as whoever has asked for it sees it: it runs on a slot, of this host or of another one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_aorta.launch.host.process_trial import ending, interruption
+from pytest_aorta.launch.record import build_record, utc_now
+from pytest_aorta.runtime.records import Outcome, TaskRecord
+from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.result import Phase, TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.orchestrator import TaskRef
+
+
+class RunningTrial(Protocol):
+    """A trial on its way."""
+
+    spec: TrialSpec
+    #: Whether an earlier run has its result, and it is not run.
+    resumed: bool
+
+    def wait(self, phase: str) -> bool:
+        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
+
+    def got_through(self, phase: str) -> bool:
+        """Whether ``phase`` has ended well already."""
+
+    def failed(self) -> bool:
+        """Whether it has failed already."""
+
+    def interrupt(self, why: str) -> None:
+        """End it now, because of ``why``; unless it has a result, it cannot be judged."""
+
+    def finish(self) -> TrialResult:
+        """Block until its processes are gone; the record."""
+
+    def take_warnings(self) -> list[str]:
+        """What the user should know, and has not been told."""
+
+
+class SlotTrial:
+    """A trial that the engine was given. Its events come on other threads."""
+
+    resumed = False
+
+    def __init__(self, spec: TrialSpec, folder: Path) -> None:
+        self.spec = spec
+        self.folder = folder
+        self._changed = threading.Condition()
+        self._ended: dict[str, bool] = {}
+        self._warnings: list[str] = []
+        self._settled: TaskRecord | None = None
+        self._ref: TaskRef | None = None
+        self._why: str | None = None
+        self._submitted_at = utc_now()
+        self._record: TrialResult | None = None
+        #: Whether a slot has taken it.
+        self.started = False
+
+    def follow(self, ref: TaskRef) -> None:
+        """It is this task of the engine."""
+        self._ref = ref
+        ref.when_settled(self._settle)
+
+    def begin(self, prepare: Callable[[], None] | None) -> None:
+        """A slot takes it now."""
+        if prepare is not None:
+            prepare()
+        self.started = True
+
+    def receive(self, event: dict[str, Any]) -> None:
+        """Take in one event of ``launch.tasks.run_trial``."""
+        if "file" in event:
+            self._write(event["file"], event["data"])
+            return
+        with self._changed:
+            if "warning" in event:
+                self._warnings.append(event["warning"])
+            else:
+                self._ended[event["ended"]] = not event["failed"]
+            self._changed.notify_all()
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A piece of a file of another host; never outside of the trial's own folder."""
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts:
+            return
+        path = self.folder / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def _settle(self, record: TaskRecord) -> None:
+        with self._changed:
+            self._settled = record
+            self._changed.notify_all()
+
+    def wait(self, phase: str) -> bool:
+        """Block until ``phase`` has ended, or the trial has; whether it got through."""
+        with self._changed:
+            while phase not in self._ended and self._settled is None:
+                self._changed.wait()
+            return self._ended.get(phase, False)
+
+    def got_through(self, phase: str) -> bool:
+        """Whether ``phase`` has ended well already."""
+        return self._ended.get(phase, False)
+
+    def failed(self) -> bool:
+        """Whether it has failed already."""
+        return self._settled is not None or not all(self._ended.values())
+
+    def take_warnings(self) -> list[str]:
+        """What the user should know, and has not been told."""
+        with self._changed:
+            taken, self._warnings = self._warnings, []
+        return taken
+
+    def interrupt(self, why: str) -> None:
+        """End it, wherever it is."""
+        self._why = self._why or why
+        if self._ref is not None:
+            self._ref.cancel(why)
+
+    def finish(self) -> TrialResult:
+        """Block until its processes are gone; the record. Again: the same."""
+        with self._changed:
+            while self._settled is None:
+                self._changed.wait()
+            settled = self._settled
+        if self._record is None:
+            self._record = self._build(settled)
+        return self._record
+
+    def _phase(self) -> Phase:
+        """Where it was when it was last heard of."""
+        if not self.started:
+            return "launch"
+        return "cleanup" if "run" in self._ended else "run" if "setup" in self._ended else "setup"
+
+    def _build(self, settled: TaskRecord) -> TrialResult:
+        if settled.outcome is Outcome.SUCCESS:
+            return TrialResult.from_dict(settled.payload)
+        seen = Observed(lost=lost_of(settled, self._why, self._phase()))
+        logs = logs_in(self.folder) if self.started else {}  # else an earlier run's
+        return build_record(self.spec, seen, {}, started_at=self._submitted_at, artifacts=logs)
+
+
+def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> dict[str, Any]:
+    """Why a trial has no record of its own: as the ``failure`` of one."""
+    failure = settled.failure
+    details = dict(failure.details) if failure is not None else {}
+    if settled.outcome is Outcome.CANCELLED or failure is None:
+        return interruption(phase, why or "not wanted any more")
+    if "phase" in details:  # its cell could not be prepared, or has no devices any more
+        return {
+            "phase": details["phase"],
+            **ending(details["returncode"]),
+            **(details["error"] or {"message": details["message"]}),
+        }
+    if settled.outcome is Outcome.ENDPOINT_FAILURE:
+        what = "there is no host left to run it" if phase == "launch" else "the host that ran this trial died"
+        return {"phase": phase, "kind": "exception", "message": f"{what}: {failure.message}"}
+    lost = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
+    return {**lost, "traceback": failure.traceback} if failure.traceback else lost
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    """The logs that a trial has left, as ``artifacts`` of its record."""
+    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}

@@ -1,0 +1,127 @@
+"""What a failed trial says in pytest's report."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from pytest_aorta.plugin.options import OPTIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+    from _pytest._code.code import ReprExceptionInfo
+
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.workspace.paths import TrialPlace
+
+#: Lines of each log shown for a failed trial.
+_TAIL_LINES = 15
+
+#: Bytes read from the end of a log for that.
+_TAIL_BYTES = 16_384
+
+#: A line of faulthandler's that shows the runner and not the workload.
+_RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
+
+#: Entries of ``failure_details`` shown.
+_DETAILS = 5
+
+#: Keys of them that are not: a traceback has its own place, and the time is for machines.
+_NOT_SHOWN = ("traceback", "at")
+
+
+def as_longrepr(text: str, path: Path) -> ReprExceptionInfo:
+    """A text as what pytest's reports hold: shown as it is, its first line in the short summary.
+
+    A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
+    these, but they are what travels between xdist's processes.
+    """
+    from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+
+    shown = ReprTraceback([ReprEntryNative([text + "\n"])], None, style="native")
+    return ReprExceptionInfo(shown, ReprFileLocation(str(path), 1, text.partition("\n")[0]))
+
+
+def failure_text(record: TrialResult, results: Path, place: TrialPlace, item: pytest.Item) -> str:
+    """What a failed trial says: the failure, the ends of its logs, and how to run just this trial again."""
+    failure = record.failure
+    assert failure is not None
+    kind = failure.type if failure.type and failure.kind == "exception" else ""
+    # Only a cleanup can go wrong in a trial that is ok.
+    what = "cleanup failed" if record.exit_status == "ok" else f"{record.exit_status} in {failure.phase}"
+    lines = [": ".join(part for part in (what, kind, failure.message) if part)]
+    if failure.traceback and failure.kind == "exception":
+        lines += ["", *_own_frames(failure.traceback.rstrip().splitlines())]
+    for detail in record.result.failure_details[:_DETAILS]:
+        lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
+    for name, relative in record.artifacts.items():
+        tail = tail_of(place.file_in(results).parent / relative)
+        if tail:
+            lines += ["", f"--- end of {name} ({relative}) ---", *tail]
+    lines += ["", f"trial file: {place.file_in(results)}", f"run it again: {rerun_line(item)}"]
+    return printable("\n".join(lines))
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal but be shown."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _own_frames(traceback: list[str]) -> list[str]:
+    """A traceback without the runner's own frames at its top."""
+    kept: list[str] = []
+    skipping = False
+    for line in traceback:
+        if line.startswith("  File "):
+            skipping = "/pytest_aorta/" in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return kept
+
+
+def tail_of(path: Path) -> list[str]:
+    """The last lines of a log, as printable text; empty when there are none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    clean = printable(text)
+    return _without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
+
+
+def _without_runner(lines: list[str]) -> list[str]:
+    """Lines without the callers of the workload: in a stack, the runner's first frame and all below it."""
+    kept, below = [], False
+    for line in lines:
+        below = line.startswith("  File ") and (below or _RUNNER_FRAME.match(line) is not None)
+        if not below:
+            kept.append(line)
+    return kept
+
+
+def rerun_line(item: pytest.Item) -> str:
+    """A command that runs just this item again, with the options that shape the plan. Values of variables are left
+    out: they may be secrets."""
+    arguments = []
+    for option in OPTIONS:
+        if option.name == "resume":  # it has a result now
+            continue
+        given = getattr(item.config.option, option.ini, None)
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            if option.name == "extra-env":
+                value = ",".join(f"{name}=..." for name in option.parse(value))
+            if option.name == "host":
+                from pytest_aorta.runtime.hosts.specs import without_values
+
+                value = without_values(value)
+            arguments += [option.flag] if option.is_switch else [option.flag, value]
+    command = ["pytest", *arguments, item.nodeid]
+    return " ".join(shlex.quote(part) for part in command)

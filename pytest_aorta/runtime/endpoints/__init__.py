@@ -1,0 +1,1 @@
+"""What the engine dispatches to: child processes, hosts, functions that run jobs."""

@@ -1,0 +1,122 @@
+"""Slots for jobs: each runs one job at a time, on a thread that lives as long as the job."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.runtime.engine.tasks import Kind
+from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.tasks import Dispatch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A share of this host.
+
+    Attributes:
+        index: its number, from 0.
+        cores: the cores of its own; ``None`` for all that the host worker may use.
+        threads: number of compute threads that fit; ``None`` where ``cores`` is.
+    """
+
+    index: int = 0
+    cores: tuple[int, ...] | None = None
+    threads: int | None = None
+
+
+class JobContext:
+    """What a job's function is given besides its payload.
+
+    Attributes:
+        slot: where it runs.
+        service: what the worker's ``service`` function returned; shared by all its jobs.
+    """
+
+    def __init__(self, slot: Slot, service: Any, emit: Callable[[dict[str, Any]], None]) -> None:
+        self.slot = slot
+        self.service = service
+        self.emit = emit
+        self._lock = threading.Lock()
+        self._why: str | None = None
+        self._callbacks: list[Callable[[str], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it is not wanted any more."""
+        return self._why is not None
+
+    def on_cancel(self, callback: Callable[[str], None]) -> None:
+        """Call with the reason, on any thread, once the job is not wanted any more; at once, if it is not now."""
+        with self._lock:
+            self._callbacks.append(callback)
+            why = self._why
+        if why is not None:
+            callback(why)
+
+    def cancel(self, why: str) -> None:
+        """It is not wanted any more."""
+        with self._lock:
+            if self._why is not None:
+                return
+            self._why = why
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(why)
+
+
+class JobSlot:
+    """The endpoint of one slot."""
+
+    kind: Kind = "job"
+    capacity = 1
+    ready = True
+
+    def __init__(self, engine: Engine, slot: Slot, service: Any) -> None:
+        self.id = slot.index
+        self.name = f"slot {slot.index}"
+        self.busy = 0
+        self.gone: Failure | None = None
+        self._engine = engine
+        self._slot = slot
+        self._service = service
+        self._context: JobContext | None = None
+
+    def start(self, dispatch: Dispatch) -> None:
+        """A thread of its own: there is none while nothing runs, and none that a fork could miss."""
+        job = dispatch.member.job
+        assert job is not None
+        self._context = context = JobContext(self._slot, self._service, job.on_event or _nobody_listens)
+        threading.Thread(
+            target=self._run, args=(dispatch, context), name=f"aorta-{self.name.replace(' ', '-')}", daemon=True
+        ).start()
+
+    def _run(self, dispatch: Dispatch, context: JobContext) -> None:
+        job = dispatch.member.job
+        assert job is not None
+        try:
+            if job.on_start is not None:
+                job.on_start()
+            module, _, name = job.target.partition(":")
+            payload = getattr(import_module(module), name)(context, job.payload)
+            completion = Completion(Outcome.SUCCESS, payload)
+        except BaseException as error:
+            completion = failed(error, traceback=traceback.format_exc())
+        self._engine.ended(dispatch, completion)
+
+    def stop(self, dispatch: Dispatch, why: str) -> None:
+        """Ask; how it ends is the job's business."""
+        if self._context is not None:
+            # Whoever listens may have to wait for a lock that a thread holds that waits for ours.
+            threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
+
+
+def _nobody_listens(event: dict[str, Any]) -> None:
+    pass

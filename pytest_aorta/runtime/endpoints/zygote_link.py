@@ -1,0 +1,138 @@
+"""The link to a process of this host that was forked from a zygote and lives as long as its worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.task import TaskEnded
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.endpoints.process import LinkedEndpoint
+    from pytest_aorta.runtime.engine.event_loop import Reactor
+    from pytest_aorta.runtime.memory.transfer import Message
+    from pytest_aorta.runtime.zygotes.pool import ZygotePool
+    from pytest_aorta.runtime.zygotes.server import Server
+    from pytest_aorta.runtime.zygotes.task import Task
+
+#: Seconds that a process may live on after it has closed its channel; usually it is just about to end.
+MUTE = 2.0
+
+
+class TaskLink:
+    """Follows a zygote's task on the thread of a reactor."""
+
+    local = True
+
+    def __init__(
+        self, endpoint: LinkedEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
+    ) -> None:
+        self._endpoint = endpoint
+        self._reactor = reactor
+        self._pool = pool
+        self._server = server
+        self._task = task
+        self._watched: list[int] = []
+        self._mute = False
+        self._ended = threading.Event()
+        self._over = False
+
+    def follow(self) -> None:
+        """Begin to listen."""
+        self._watch(self._task.filenos())
+
+    def _watch(self, descriptors: list[int]) -> None:
+        if descriptors != self._watched:
+            for fd in self._watched:
+                self._reactor.unwatch(fd)
+            self._watched = descriptors
+            for number, fd in enumerate(descriptors):
+                # The child's own channel comes first, as long as it is open; the other one tells of its end.
+                its_own = number == 0 and len(descriptors) > 1
+                self._reactor.watch(fd, self._hear if its_own else self._look)
+
+    def _hear(self) -> None:
+        """The child has said something."""
+        if self._over:
+            return
+        try:
+            message = self._task.hear()
+        except EOFError:
+            self._look()
+            return
+        if message is not None:
+            self._tell(message)
+
+    def _tell(self, message: Message) -> None:
+        if "op" not in message:
+            return
+        try:
+            self._endpoint.received(message)
+        except Exception:
+            traceback.print_exc()  # a message that makes no sense is no reason to hear no others
+
+    def _look(self) -> None:
+        """Something has happened to the child."""
+        if self._ended.is_set():
+            return
+        # What follows may close the child's channel, whose number may then be another thread's new one.
+        spoke = len(self._watched) > 1
+        self._watch([])
+        try:
+            while (message := self._task.poll_message()) is not None:
+                self._tell(message)
+        except TaskEnded:
+            assert self._task.ended is not None
+            how = f"died with {exit_text(self._task.ended['returncode'])}"
+            self._end(f"its process {'has closed its channel, and ' if self._mute else ''}{how}")
+            return
+        except ZygoteError as error:
+            self._end(str(error))
+            return
+        self._watch(self._task.filenos())
+        if spoke and len(self._watched) == 1:
+            # It can neither hear nor tell anything any more, but may live on.
+            self._reactor.at(time.monotonic() + MUTE, self._end_mute)
+
+    def _end_mute(self) -> None:
+        if not self._ended.is_set():
+            self._mute = True
+            self.kill(0.0)
+
+    def _end(self, how: str) -> None:
+        self._watch([])
+        self._over = True
+        self._ended.set()
+        self._task.close()
+        # It ends what it runs, for which a thread of its own has the time.
+        threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
+        self._endpoint.died(how)
+
+    def send(self, message: Message) -> None:
+        """To the process."""
+        self._task.send(message)
+
+    def send_text(self, text: str) -> None:
+        """To the process, what is JSON already."""
+        self._task.send_text(text)
+
+    def send_fd(self, fd: int) -> None:
+        """To the process."""
+        self._task.send_fd(fd)
+
+    def kill(self, grace: float) -> None:
+        """SIGTERM, ``grace`` seconds, SIGKILL; to all its descendants, too."""
+        self._task.kill(grace)
+
+    def close(self, grace: float) -> None:
+        """Ask it to end; when it has not after ``grace`` seconds, end it."""
+        try:
+            self._task.send({"op": "close"})
+        except OSError:
+            grace = 0.0  # it does not listen any more
+        if not self._ended.wait(grace):
+            self._task.kill(0.0)
+            self._ended.wait(grace or 5.0)

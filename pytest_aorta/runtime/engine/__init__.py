@@ -1,0 +1,1 @@
+"""Dispatch of tasks to endpoints. Starts no process."""

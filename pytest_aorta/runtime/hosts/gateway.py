@@ -1,0 +1,150 @@
+"""An execnet gateway whose process, socket and error output stay within our reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from types import SimpleNamespace
+from typing import IO, Any
+
+import execnet
+from execnet.gateway_base import ThreadExecModel
+
+from pytest_aorta.runtime.zygotes.errors import exit_text
+
+#: Seconds that the kernel may take to end a process that was sent SIGKILL.
+_KILL_LIMIT = 5.0
+
+#: Lines of a dead process's output that are told.
+_OUTPUT_LINES = 20
+
+
+class Transport:
+    """One gateway: open it, hang up, or kill what is at its other end."""
+
+    def __init__(self, spec: execnet.XSpec) -> None:
+        self._spec = spec
+        self._lock = threading.Lock()
+        self._killed = False
+        self._hung_up = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._gateway: execnet.Gateway | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in kill())
+        self._last_output = ""
+
+    def open(self) -> execnet.Gateway:
+        """Connect. May block for as long as the other end likes; ``kill`` from another thread ends that."""
+        # The service runs in the main thread of its process: only there can it handle signals, and only with that
+        # thread's end does the kernel end the children that asked to die with their parent.
+        group = execnet.Group()
+        group.set_execmodel(_Reachable(self), "main_thread_only")  # type: ignore[arg-type]  # an instance will do
+        try:
+            self._gateway = group.makegateway(self._spec)
+        except BaseException:
+            if self._process is not None:
+                for pipe in (self._process.stdin, self._process.stdout):
+                    with contextlib.suppress(OSError):
+                        pipe.close()  # type: ignore[union-attr]  # both are pipes
+            raise
+        return self._gateway
+
+    def hang_up(self) -> None:
+        """Tell the other end that we are done with it. Does not wait."""
+        with self._lock:
+            if self._gateway is None or self._hung_up:
+                return
+            self._hung_up = True
+            gateway = self._gateway
+        # In a thread of its own: it writes, and whoever no longer reads would keep us.
+        threading.Thread(target=gateway.exit, name=f"{gateway.id}-exit", daemon=True).start()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the process, or the connection where there is none, has ended within ``timeout`` seconds."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+            return self._process.returncode is not None
+        if self._gateway is not None:
+            self._gateway.join(timeout)
+            return not self._gateway.hasreceiver()
+        return True
+
+    def how_ended(self) -> str | None:
+        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where there is no process of ours."""
+        code = None if self._process is None else self._process.poll()
+        return None if code is None else exit_text(code)
+
+    def kill(self) -> None:
+        """Leave nothing: SIGKILL to the process (which ends a stopped one, too), or the end of the connection."""
+        with self._lock:
+            self._killed = True
+            process, sock = self._process, self._socket
+        if process is not None:
+            self._kill_process(process)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
+        with self._lock:
+            self._last_output = self._read_log()
+            self._log.close()
+
+    def output(self) -> str:
+        """The last lines that the process wrote to its standard error, or ``ssh`` to its own."""
+        with self._lock:
+            return self._read_log()
+
+    def _read_log(self) -> str:
+        if self._log.closed:
+            return self._last_output
+        # Not seek: the process writes where this description's position is.
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 8000, max(0, size - 8000)).decode(errors="replace")
+        return "\n".join(text.rstrip().splitlines()[-_OUTPUT_LINES:])
+
+    @staticmethod
+    def _kill_process(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever stands between us and the interpreter
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_LIMIT)
+
+    def start_process(self, args: list[str], **pipes: Any) -> subprocess.Popen[bytes]:
+        """``subprocess.Popen``, for execnet."""
+        with self._lock:
+            if self._killed:
+                raise OSError("given up")
+            # A session of its own: Ctrl-C is for us, who then end the host in order; and ssh, without a terminal,
+            # fails at once where it would have asked.
+            self._process = subprocess.Popen(args, stderr=self._log, start_new_session=True, **pipes)
+        return self._process
+
+    def make_socket(self, *kind: Any) -> socket.socket:
+        """``socket.socket``, for execnet."""
+        with self._lock:
+            if self._killed:
+                raise OSError("given up")
+            self._socket = socket.socket(*kind)
+        return self._socket
+
+
+class _Reachable(ThreadExecModel):
+    """execnet's usual model, except that what it starts is known to a :class:`Transport`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def subprocess(self) -> Any:
+        return SimpleNamespace(PIPE=subprocess.PIPE, Popen=self._transport.start_process)
+
+    @property
+    def socket(self) -> Any:
+        return SimpleNamespace(**{**vars(socket), "socket": self._transport.make_socket})

@@ -1,0 +1,1 @@
+"""Values of tasks: output slots, and their way between processes."""

@@ -1,0 +1,1 @@
+"""Cores and devices of a host, and who has them."""

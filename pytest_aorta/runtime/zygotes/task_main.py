@@ -1,0 +1,106 @@
+"""The child process of one task: stands by, receives the task, redirects its output, runs it, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+
+from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.runtime.zygotes import process_tree
+from pytest_aorta.runtime.zygotes.channel import Channel, Message
+
+
+def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
+    """Wait for a task on ``channel``, run it, end the process. Never returns."""
+    process_tree.die_with_parent(zygote)
+    os.setsid()
+    _reseed()
+    if order["rehearse"] and not order["fresh"]:
+        with contextlib.suppress(Exception):  # what is wrong will be told by the task that meets it
+            load(order["rehearse"])(order["argument"])
+    task = channel.receive()
+    if task is None:
+        os._exit(0)
+    # Open as long as this process lives, and not in what it executes.
+    descriptors = [channel.receive_fd() for _ in range(task["descriptors"])]
+    if None in descriptors:
+        os._exit(0)
+    try:
+        redirect(task["stdout"], task["stderr"])
+        arm(task["stacks"])
+    except OSError as error:  # a folder that has vanished, a full disk
+        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
+        leave(0)
+    try:
+        if task["cores"] is not None:
+            os.sched_setaffinity(0, task["cores"])
+        if order["fresh"]:
+            run = _prepare(channel, order)
+        run(task["payload"], channel)
+    except BaseException:
+        traceback.print_exc()  # into the task's own log
+        leave(1)
+    channel.send({"type": "done"})
+    leave(0)
+
+
+def _prepare(channel: Channel, order: Message) -> Any:
+    """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
+    try:
+        info = load(order["prepare"])(order["argument"])
+        run = load(order["run"])
+    except BaseException as error:
+        channel.send({"type": "failed", "error": describe_exception(error)})
+        leave(0)
+    channel.send({"type": "prepared", "info": info})
+    return run
+
+
+def load(target: str) -> Any:
+    """The object that ``module:name`` names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def redirect(stdout: str | None, stderr: str | None) -> None:
+    """Point the descriptors 0, 1 and 2 elsewhere, so that native code is caught as well; ``None`` leaves one alone."""
+    for path, target in ((os.devnull, 0), (stdout, 1), (stderr, 2)):
+        if path is not None:
+            flags = os.O_RDONLY if target == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            fd = os.open(path, flags, 0o644)
+            os.dup2(fd, target)
+            os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        # A crash must not take printed lines with it.
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def arm(stacks: str | None) -> None:
+    """Write Python stacks on a fatal signal (to stderr) and when asked to (to the file ``stacks``)."""
+    faulthandler.enable(file=2)
+    if stacks is not None:
+        fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        faulthandler.register(process_tree.STACK_SIGNAL, file=fd, all_threads=True)
+
+
+def leave(code: int) -> None:
+    """Flush and end at once; the interpreter's shutdown belongs to the zygote, not to its forks."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _reseed() -> None:
+    """Give every fork its own NumPy seed, as a fresh interpreter would have (``random`` does that by itself).
+
+    torch needs nothing: its default seed is a constant in every process.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()

@@ -1,0 +1,199 @@
+"""The parent's side of a zygote: a process that is started, prepares once, and then serves tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from typing import IO
+
+from pytest_aorta._version import __version__
+from pytest_aorta.runtime.zygotes import process_tags
+from pytest_aorta.runtime.zygotes.branch import Branch
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.task import Task
+
+__all__ = ["STARTUP_TIMEOUT", "Task", "Zygote", "ZygoteError", "ZygoteSpec", "exit_text"]
+
+#: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from pytest_aorta.runtime.zygotes.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+#: Seconds that a zygote may take to prepare, which includes importing what its tasks need.
+STARTUP_TIMEOUT = 300.0
+
+#: Bytes of its output that are told when it fails.
+_OUTPUT = 4000
+
+
+class Zygote(Server):
+    """A running zygote process. Start it, wait until it is ready, submit one task at a time, close it.
+
+    The thread that starts it has to live until it is ready; the kernel takes that thread's end for its parent's.
+    """
+
+    def __init__(self, spec: ZygoteSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.info = {}
+        self.against_forking = []
+        self.mark = process_tags.new_mark()
+        self._ready = False
+        self._branch_marks: set[str] = set()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in end())
+        self._log_lock = threading.Lock()  # a branch's thread may ask for the output while this one is ended
+        self._last_output = ""
+        ours, theirs = Channel.pair()
+        self.control = ours
+        fd = theirs.fileno()
+        try:
+            self._process = subprocess.Popen(
+                [*spec.command, "-c", _BOOTSTRAP, str(fd), str(os.getpid())],
+                env={**spec.environ, process_tags.MARK: self.mark},
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[fd],
+                start_new_session=True,  # Ctrl-C is for pytest, which then ends its trials in order
+            )
+        except OSError as error:
+            ours.close()
+            self._log.close()
+            raise ZygoteError(f"cannot start {spec.command[0]!r}: {error}") from error
+        finally:
+            theirs.close()
+        self.order(
+            {
+                "prepare": spec.prepare,
+                "argument": spec.argument,
+                "run": spec.run,
+                "sys_path": list(spec.sys_path),
+                "fresh": spec.fresh,
+                "rehearse": spec.rehearse,
+            }
+        )
+
+    def wait_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
+        """Block until prepared.
+
+        Raises:
+            ZygoteError: it could not be started or prepared; ``phase`` is ``launch`` or ``import``.
+        """
+        if self._ready:
+            return
+        phase, give_up = "launch", time.monotonic() + timeout
+        while True:
+            if not self.control.poll(max(0.0, give_up - time.monotonic())):
+                self.close()
+                raise ZygoteError(f"not ready after {timeout:g} s\n{self.output()}", phase=phase)
+            message = self.control.receive()
+            if message is None or message["type"] != "preparing":
+                break
+            phase = "import"
+        if message is None:
+            raise self._failed_start(phase)
+        if message["type"] == "failed":
+            self.close()
+            error = message["error"]
+            raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
+        if message["version"] != __version__:
+            self.close()
+            raise ZygoteError(
+                f"{self.spec.command[-1]} has pytest-aorta {message['version']}, but this is "
+                f"{__version__}; install the same version there"
+            )
+        self._ready = True
+        self.info = message["info"]
+        self.against_forking = message["against_forking"]
+
+    def _failed_start(self, phase: str) -> ZygoteError:
+        closed = self._ending
+        code = None if closed else self._process.wait()
+        output = self.output()
+        self.close()
+        if code is None:
+            return ZygoteError(f"the zygote (pid {self._process.pid}) was closed before it was ready", phase=phase)
+        if "No module named 'pytest_aorta'" in output:
+            python = self.spec.command[-1]
+            return ZygoteError(
+                f"pytest-aorta is not installed for {python}; install it there, for instance with\n"
+                f"  {python} -m pip install pytest-aorta=={__version__}"
+            )
+        return ZygoteError(
+            f"ended with {exit_text(code)} before it was ready\n{output}".rstrip(), phase=phase, returncode=code
+        )
+
+    def branch(self) -> Branch:
+        """Another process that serves tasks of this specification, forked from this one; from any thread.
+
+        Raises:
+            ZygoteError: this one is gone, or cannot be forked any more.
+            ValueError: this one must not be forked.
+        """
+        self.wait_ready()
+        if self.spec.fresh or self.against_forking:
+            raise ValueError("a zygote that prepares nothing, or must not be forked, has no branches")
+        mark = process_tags.new_mark()
+        self._branch_marks.add(mark)
+        branch = Branch(self, mark)
+        branch.wait_ready()
+        return branch
+
+    def forget(self, branch: Branch) -> None:
+        """A branch and all its processes are gone."""
+        self._branch_marks.discard(branch.mark)
+
+    def _marks(self) -> list[str]:
+        return [self.mark, *self._branch_marks.copy()]
+
+    def death(self) -> ZygoteError:
+        """What to say when the control channel has closed; ends what the zygote can no longer end."""
+        if self._ending:
+            return ZygoteError(f"the zygote (pid {self._process.pid}) was closed")
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self.sweep()
+        return ZygoteError(
+            f"the zygote (pid {self._process.pid}) died with {exit_text(code)}\n{self.output()}".rstrip(),
+            returncode=code,
+        )
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def output(self) -> str:
+        """The end of what the zygote itself and its branches wrote, in text."""
+        with self._log_lock:
+            return self._last_output if self._log.closed else self._read_output()
+
+    def _read_output(self) -> str:
+        # Without seeking: the position is the one that the zygote writes at.
+        fd = self._log.fileno()
+        return os.pread(fd, _OUTPUT, max(0, os.fstat(fd).st_size - _OUTPUT)).decode(errors="replace")
+
+    def end(self, grace: float = 10.0) -> None:
+        """End the zygote, its branches and whatever they run, from any thread."""
+        self.hang_up()
+        try:
+            self._process.wait(timeout=grace if self._ready else 0.2)
+        except subprocess.TimeoutExpired:
+            # Busy importing, or stuck: it does not read its channel.
+            self._process.kill()
+            self._process.wait()
+            self.sweep()
+        with self._log_lock:
+            if not self._log.closed:
+                self._last_output = self._read_output()  # somebody may still want to read it
+                self._log.close()

@@ -1,0 +1,103 @@
+"""Where a process was, read from the stacks that it wrote."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.launch.diagnosis.stacks import Frame, read_dump, whereabouts
+
+TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
+
+#: A rank in a collective, with a thread of torch's beside it; then another process's dump.
+DUMP = f"""\
+Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "{TORCH}/distributed_c10d.py", line 2806 in all_reduce
+  File "{TORCH}/c10d_logger.py", line 81 in wrapper
+  File "/home/me/steps.py", line 88 in step
+  File "/home/me/fsdp.py", line 12 in run
+  File "/venv/lib/python3.11/site-packages/pytest_aorta/trials/lifecycle.py", line 58 in <lambda>
+  File "<string>", line 1 in <module>
+Thread 0x00007f0000000003 (most recent call first):
+  File "/home/me/other.py", line 1 in other
+"""
+
+
+def dumped(path: Path, text: str) -> list[list[Frame]]:
+    (path / "stacks.log").write_text(text)
+    return read_dump(path / "stacks.log")
+
+
+def test_the_first_dump_of_a_file_is_read(tmp_path: Path) -> None:
+    threads = dumped(tmp_path, DUMP)
+
+    assert [len(frames) for frames in threads] == [2, 6]
+    assert threads[1][2] == Frame("/home/me/steps.py", 88, "step")
+
+
+def test_whereabouts_are_told_from_the_workloads_own_code(tmp_path: Path) -> None:
+    where = whereabouts(dumped(tmp_path, DUMP))
+
+    assert where is not None
+    assert where.text == "all_reduce in step() at steps.py line 88"
+    assert where.collective == "all_reduce"
+
+
+def test_without_a_call_into_a_library_only_the_line_is_told(tmp_path: Path) -> None:
+    where = whereabouts(
+        dumped(tmp_path, 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in run\n')
+    )
+
+    assert where is not None
+    assert (where.text, where.collective) == ("run() at hang.py line 9", None)
+
+
+def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
+    own = "/venv/lib/python3.11/site-packages/aorta_workloads/fsdp.py"
+    text = DUMP.replace("/home/me/steps.py", own).replace("/home/me/fsdp.py", own)
+
+    where = whereabouts(dumped(tmp_path, text), own)
+
+    assert where is not None
+    assert where.text == "all_reduce in step() at fsdp.py line 88"
+    # Unknown, it looks like any library, and the innermost call is told.
+    where = whereabouts(dumped(tmp_path, text))
+    assert where is not None
+    assert where.text == "all_reduce() at distributed_c10d.py line 2806"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "Fatal Python error\n", "\x00\xff", "Thread 0x1 (most recent call first):\n"]
+)
+def test_what_is_no_dump_says_nothing(tmp_path: Path, text: str) -> None:
+    assert whereabouts(dumped(tmp_path, text)) is None
+
+
+def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert read_dump(tmp_path / "stacks.log") == []
+
+
+def test_it_reads_what_this_interpreter_writes(tmp_path: Path) -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="a name (of its own)")
+    thread.start()
+    with (tmp_path / "stacks.log").open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        faulthandler.dump_traceback(file, all_threads=True)
+    over.set()
+    thread.join()
+
+    threads = read_dump(tmp_path / "stacks.log")
+
+    assert [frames[0].name for frames in threads].count("test_it_reads_what_this_interpreter_writes") == 1
+    assert threads[-1][0].name == "test_it_reads_what_this_interpreter_writes"
+    where = whereabouts(threads)
+    assert where is not None
+    assert where.text.startswith("test_it_reads_what_this_interpreter_writes() at test_stacks.py line ")

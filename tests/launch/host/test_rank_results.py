@@ -1,0 +1,273 @@
+"""What ranks tell of themselves, how they end, and which of their failures the others follow from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.launch.child import external
+from pytest_aorta.launch.child.event_log import read_story, story, teller
+from pytest_aorta.launch.host.rank_results import rank_records, root_cause
+from pytest_aorta.trials.result import Failure, RankRecord
+
+SETUP_DONE: list[dict[str, Any]] = [
+    {"type": "begin", "phase": "setup"},
+    {"type": "end", "phase": "setup", "sec": 0.1},
+    {"type": "begin", "phase": "run"},
+]
+CLEANED_UP: list[dict[str, Any]] = [
+    {"type": "begin", "phase": "cleanup"},
+    {"type": "end", "phase": "cleanup", "sec": 0.1},
+    {"type": "lived"},
+]
+
+
+def returned(passed: bool) -> list[dict[str, Any]]:
+    """The whole story of a rank whose run() returned."""
+    return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
+
+
+def raised(message: str, at: float = 0.0, phase: str = "run") -> list[dict[str, Any]]:
+    """The whole story of a rank of which a phase raised."""
+    failure = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
+    begin = SETUP_DONE if phase == "run" else []
+    end: list[dict[str, Any]] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
+    if phase == "cleanup":
+        return [*returned(True)[:4], {"type": "begin", "phase": "cleanup"}, *end, {"type": "lived"}]
+    return [*begin, *end, *CLEANED_UP]
+
+
+def records_of(
+    folder: Path,
+    stories: list[list[dict[str, Any]]],
+    codes: dict[int, int] | None = None,
+    at: dict[int, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Records of ranks with these stories; ``codes`` as torch's agent saw them."""
+    for rank, events in enumerate(stories):
+        tell = teller(folder, rank)
+        for event in events:
+            tell(event)
+    endings = {
+        rank: {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)}
+        for rank, code in (codes or {}).items()
+    }
+    records = rank_records(lambda rank: folder, len(stories), endings, lambda rank, name: f"rank_{rank}.{name}.log")
+    for record in records:
+        RankRecord.model_validate(record)
+    return records
+
+
+def cause_of(records: list[dict[str, Any]]) -> str | None:
+    failure = root_cause(records)
+    if failure is None:
+        return None
+    Failure.model_validate(failure)
+    return str(failure["message"])
+
+
+# Stories.
+
+
+def test_a_story_is_what_was_told(tmp_path: Path) -> None:
+    relayed: list[dict[str, Any]] = []
+    tell = teller(tmp_path, 3, relayed.append)
+    for event in returned(True):
+        tell(event)
+
+    seen = read_story(tmp_path, 3)
+
+    assert seen.result == {"passed": True}
+    assert seen.finished
+    assert relayed == returned(True)
+
+
+def test_a_rank_without_a_story_has_told_nothing(tmp_path: Path) -> None:
+    seen = read_story(tmp_path, 0)
+
+    assert (seen.phase, seen.result, seen.finished) == ("launch", None, False)
+
+
+@given(st.data())
+def test_a_story_that_was_torn_at_any_byte_is_read_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
+    text = b"".join(lines)
+    cut = data.draw(st.integers(0, len(text)))
+    story(folder, 0).write_bytes(text[:cut])
+
+    seen = read_story(folder, 0)
+
+    ends = list(itertools.accumulate(len(line) for line in lines))
+    # A line is told once its last brace is there; the newline may be missing.
+    told = sum(1 for end in ends if cut >= end - 1)
+    assert seen.finished == (told == len(lines))
+    assert (seen.result is not None) == (told > 3)
+
+
+def test_what_comes_after_a_torn_line_still_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "trial_0"
+    own = external.rank_folder(folder, 1)
+    own.mkdir()
+    story(own, 1).write_text(json.dumps(SETUP_DONE[0]) + '\n{"type": "end", "pha')
+
+    external.tell_the_end(own, 1, -signal.SIGKILL)
+
+    end = external._end_of(folder, 1)
+    assert end is not None
+    assert end["returncode"] == -signal.SIGKILL
+    assert read_story(own, 1).phase == "setup"
+
+
+def test_bytes_that_are_no_text_end_no_story(tmp_path: Path) -> None:
+    story(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
+
+    assert read_story(tmp_path, 0).finished
+
+
+# Records.
+
+
+def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
+    records = records_of(tmp_path, [returned(True), returned(True)])
+
+    assert [record["failure"] for record in records] == [None, None]
+    assert [record["exit_code"] for record in records] == [0, 0]
+    assert [record["passed"] for record in records] == [True, True]
+    assert records[1]["stdout"] == "rank_1.stdout.log"
+    assert root_cause(records) is None
+
+
+def test_a_signal_is_named_with_the_phase(tmp_path: Path) -> None:
+    records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGSEGV})
+
+    assert records[1]["signal"] == "SIGSEGV"
+    assert records[1]["exit_code"] is None
+    assert records[1]["pid"] == 101
+    assert records[1]["failure"] == {
+        "phase": "run",
+        "kind": "signal",
+        "signal": "SIGSEGV",
+        "message": "ended by SIGSEGV in run()",
+        "rank": 1,
+    }
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, code: int) -> None:
+    records = records_of(tmp_path, [returned(True), SETUP_DONE], {1: code} if code else {})
+
+    assert records[1]["exit_code"] == code
+    assert cause_of(records) == f"rank 1: ended itself with exit code {code} in run(), before it was done"
+
+
+def test_the_exception_that_a_rank_told_of_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
+    records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
+
+    assert records[1]["failure"]["message"] == "boom"
+    assert records[1]["exit_code"] == 1
+
+
+def test_a_rank_that_the_agent_ended_unseen_is_collateral(tmp_path: Path) -> None:
+    records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGKILL})
+
+    assert [record["collateral"] for record in records] == [True, False]
+    assert records[0]["exit_code"] is None
+    assert records[0]["failure"]["message"] == "ended in run(), before it was done, because another rank had failed"
+
+
+@pytest.mark.parametrize(
+    ("code", "later", "collateral"),
+    [
+        (-signal.SIGTERM, 0, True),
+        (-signal.SIGTERM, 30, True),
+        (-signal.SIGKILL, 30, True),
+        (-signal.SIGKILL, 0, False),
+        (-signal.SIGKILL, 1, False),
+        (-signal.SIGSEGV, 30, False),
+        (3, 30, False),
+    ],
+)
+def test_a_rank_that_was_ended_by_term_or_later_by_kill_is_collateral(
+    tmp_path: Path, code: int, later: int, collateral: bool
+) -> None:
+    records = records_of(tmp_path, [raised("boom"), SETUP_DONE], {0: 1, 1: code}, at={0: 1000, 1: 1000 + later})
+
+    assert [record["collateral"] for record in records] == [False, collateral]
+
+
+def test_a_rank_that_told_of_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
+    records = records_of(tmp_path, [returned(True), raised("boom")], {1: -signal.SIGTERM})
+
+    assert [record["collateral"] for record in records] == [False, False]
+
+
+# Root causes: of two ranks, which one is it?
+
+PASSED, UNDONE = returned(True), SETUP_DONE
+
+CAUSES: list[tuple[str, list[list[dict[str, Any]]], dict[int, int], int | None]] = [
+    ("a fatal signal beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -11}, 1),
+    ("a kill for memory beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -9}, 1),
+    ("an early exit beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: 3}, 1),
+    ("a fatal signal beats an abort", [UNDONE, UNDONE], {0: -6, 1: -11}, 1),
+    ("an exception beats an abort", [UNDONE, raised("boom")], {0: -6, 1: 1}, 1),
+    ("an abort alone is the cause", [PASSED, UNDONE], {1: -6}, 1),
+    ("an abort beats a rank ended by the agent", [UNDONE, UNDONE], {0: -15, 1: -6}, 1),
+    ("an exception beats a rank ended by the agent", [UNDONE, raised("boom")], {0: -15, 1: 1}, 1),
+    ("an exception beats a rank ended unseen", [UNDONE, raised("boom")], {1: 1}, 1),
+    ("a result beats a rank ended by the agent", [UNDONE, returned(False)], {0: -15}, 1),
+    ("an exception beats a result", [raised("boom", at=2.0), returned(False)], {0: 1}, 0),
+    ("the earlier exception", [raised("second", at=2.0), raised("first", at=1.0)], {0: 1, 1: 1}, 1),
+    ("of two at once the lower rank", [raised("a", at=1.0), raised("b", at=1.0)], {0: 1, 1: 1}, 0),
+    ("of two signals the lower rank", [UNDONE, UNDONE], {0: -11, 1: -7}, 0),
+    ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
+    ("rank 0 told the trial its result itself", [returned(False), PASSED], {}, None),
+    ("another rank's result counts", [PASSED, returned(False)], {}, 1),
+    ("a failing cleanup is no cause", [PASSED, raised("busy", phase="cleanup")], {}, None),
+    ("a failing cleanup hides no result", [raised("busy", phase="cleanup"), returned(False)], {}, 1),
+    ("nor does the end that a crash in cleanup brings to another rank", [PASSED[:5], UNDONE], {0: -11}, None),
+    ("ranks of which nothing else is known", [UNDONE, UNDONE], {0: -15, 1: -15}, 0),
+    ("nothing at all", [PASSED, PASSED], {}, None),
+]
+
+
+@pytest.mark.parametrize(("stories", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
+def test_the_failure_that_the_others_follow_from(
+    tmp_path: Path, stories: list[list[dict[str, Any]]], codes: dict[int, int], rank: int | None
+) -> None:
+    failure = root_cause(records_of(tmp_path, stories, codes))
+
+    assert (None if failure is None else failure["rank"]) == rank
+    if failure is not None:
+        assert failure["message"].startswith(f"rank {rank}: ")
+        Failure.model_validate(failure)
+
+
+kinds = st.sampled_from([returned(True), returned(False), raised("x"), raised("y", phase="setup"), UNDONE, []])
+codes = st.sampled_from([None, 0, 1, 3, -6, -9, -11, -15])
+
+
+@given(st.lists(st.tuples(kinds, codes), min_size=1, max_size=5))
+def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
+    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[dict[str, Any]], int | None]]
+) -> None:
+    folder = tmp_path_factory.mktemp("ranks")
+    endings = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
+
+    records = records_of(folder, [events for events, _ in ranks], endings)
+
+    failed = [record for record in records if record["failure"] is not None]
+    cause = root_cause(records)
+    assert (cause is None) <= all(record["failure"]["phase"] == "cleanup" or record["collateral"] for record in failed)
+    for record, (events, _) in zip(records[1:], ranks[1:], strict=True):
+        assert record["failure"] is not None or events == PASSED

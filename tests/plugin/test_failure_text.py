@@ -1,0 +1,196 @@
+"""What a failed trial says: the failure, the ends of its logs, and how to run it again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_aorta.plugin.failure_text import failure_text, rerun_line, tail_of
+from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
+from pytest_aorta.workspace.paths import TrialPlace, place
+
+PLACE: TrialPlace = place("fsdp", None, 3)
+NODE_ID = "aorta::fsdp[local-none-3]"
+
+
+def item(node_id: str = NODE_ID, **options: Any) -> pytest.Item:
+    """As much of an item as is looked at; ``options`` as the command line gave them."""
+    given = argparse.Namespace(**{each.ini: None for each in OPTIONS})
+    for name, value in options.items():
+        setattr(given, f"aorta_{name}", value)
+    return cast(pytest.Item, SimpleNamespace(nodeid=node_id, config=SimpleNamespace(option=given)))
+
+
+def record(status: str = "workload_failed", **fields: Any) -> TrialResult:
+    data: dict[str, Any] = {
+        "trial_id": "fsdp_d0_m0_t3",
+        "workload": "fsdp",
+        "cell": "local-none",
+        "trial_index": 3,
+        "execution_env": ExecutionEnv(kind="local", name="local", source_package="test"),
+        "mitigations_applied": ["none"],
+        "config": {},
+        "env": {},
+        "result": ResultRecord(passed=False),
+        "wall_clock_sec": 1.0,
+        "exit_status": status,
+        "failure": Failure(phase="run", kind="result", message="run() returned passed=False"),
+        "started_at": "now",
+        "host": "here",
+        **fields,
+    }
+    return TrialResult(**data)
+
+
+def text_of(trial: TrialResult, results: Path) -> list[str]:
+    return failure_text(trial, results, PLACE, item()).splitlines()
+
+
+def test_the_first_line_is_the_reason_and_the_last_ones_say_where_and_how_again(tmp_path: Path) -> None:
+    lines = text_of(record(), tmp_path)
+
+    assert lines == [
+        "workload_failed in run: run() returned passed=False",
+        "",
+        f"trial file: {tmp_path / 'fsdp/trial_3.json'}",
+        f"run it again: pytest '{NODE_ID}'",
+    ]
+
+
+def test_an_exception_shows_its_type_and_the_frames_that_are_not_the_runner_s(tmp_path: Path) -> None:
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/site-packages/pytest_aorta/trials/lifecycle.py", line 70, in _phase\n'
+        "    event = body()\n"
+        "            ^^^^^^\n"
+        '  File "/home/me/fsdp.py", line 12, in run\n'
+        "    self.step()\n"
+        "ValueError: loss is NaN\n"
+    )
+    failure = Failure(phase="run", kind="exception", type="ValueError", message="loss is NaN", traceback=traceback)
+
+    lines = text_of(record(failure=failure), tmp_path)
+
+    assert lines[:6] == [
+        "workload_failed in run: ValueError: loss is NaN",
+        "",
+        "Traceback (most recent call last):",
+        '  File "/home/me/fsdp.py", line 12, in run',
+        "    self.step()",
+        "ValueError: loss is NaN",
+    ]
+
+
+def test_a_failing_cleanup_of_a_trial_that_is_ok_is_called_so(tmp_path: Path) -> None:
+    failure = Failure(phase="cleanup", kind="exception", type="OSError", message="busy")
+
+    assert text_of(record("ok", failure=failure), tmp_path)[0] == "cleanup failed: OSError: busy"
+
+
+def test_details_are_shown_up_to_a_number_and_without_tracebacks(tmp_path: Path) -> None:
+    details = [{"step": step, "error": 0.5, "traceback": "long"} for step in range(20)]
+
+    lines = text_of(record(result=ResultRecord(passed=False, failure_details=details)), tmp_path)
+
+    assert [line for line in lines if line.startswith("- ")] == [f"- step: {step}, error: 0.5" for step in range(5)]
+
+
+def test_the_ends_of_logs_that_have_one_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "fsdp" / "trial_3"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text("warning\nerror\n")
+    (folder / "stdout.log").write_text("\n")
+    artifacts = {name: f"trial_3/{name}.log" for name in ("stderr", "stdout", "gone")}
+
+    lines = text_of(record(artifacts=artifacts), tmp_path)
+
+    start = lines.index("--- end of stderr (trial_3/stderr.log) ---")
+    assert lines[start : start + 4] == ["--- end of stderr (trial_3/stderr.log) ---", "warning", "error", ""]
+    assert not any("stdout" in line or "gone" in line for line in lines)
+
+
+def test_of_a_long_log_only_the_end_is_read_and_shown(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+
+    assert tail_of(log) == [f"line {number}" for number in range(100_000 - 15, 100_000)]
+
+
+def test_one_line_without_end_is_cut_as_well(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 10_000_000)
+
+    assert len("".join(tail_of(log))) <= 16_384
+
+
+def test_a_log_of_bytes_is_shown_as_printable_text(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"ok \xff\x00\x1b[31mred\ttab\n" + "größe\n".encode())
+
+    assert tail_of(log) == ["ok \ufffd\ufffd\ufffd[31mred\ttab", "größe"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n\t\n"])
+def test_where_there_is_nothing_to_show_nothing_is_shown(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "log").write_bytes(content)
+
+    assert tail_of(tmp_path / "log") == []
+    assert tail_of(tmp_path) == []
+
+
+def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
+    log = tmp_path / "stacks.log"
+    log.write_text(
+        "Current thread 0x00007f (most recent call first):\n"
+        '  File "/home/me/fsdp.py", line 12 in run\n'
+        '  File "/site-packages/pytest_aorta/trials/lifecycle.py", line 70 in _phase\n'
+        '  File "<string>", line 1 in <module>\n'
+        "Thread 0x00007e (most recent call first):\n"
+        '  File "/home/me/loader.py", line 3 in load\n'
+    )
+
+    assert tail_of(log) == [
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/home/me/fsdp.py", line 12 in run',
+        "Thread 0x00007e (most recent call first):",
+        '  File "/home/me/loader.py", line 3 in load',
+    ]
+
+
+def test_the_command_to_run_again_has_the_options_that_shape_the_plan() -> None:
+    line = rerun_line(
+        item(workload=["fsdp"], trials="8", mitigations=["none", "tf32_off,xnack"], config=["note=two words"])
+    )
+
+    assert shlex.split(line) == [
+        *("pytest", "--aorta-workload", "fsdp", "--aorta-trials", "8"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,xnack"),
+        *("--aorta-config", "note=two words"),
+        NODE_ID,
+    ]
+
+
+def test_the_command_to_run_again_names_variables_without_their_values() -> None:
+    line = rerun_line(item(extra_env=["TOKEN=hunter2,B=x,y", "C="]))
+
+    assert "hunter2" not in line
+    assert shlex.split(line)[1:-1] == ["--aorta-extra-env", "TOKEN=...,B=...", "--aorta-extra-env", "C=..."]
+
+
+def test_a_node_id_with_spaces_and_quotes_survives_a_shell() -> None:
+    node_id = "my tests/it's.py::A[local-none-0]"
+
+    assert shlex.split(rerun_line(item(node_id))) == ["pytest", node_id]
+
+
+def test_the_rerun_line_shows_no_value_of_a_host_s_variables() -> None:
+    line = rerun_line(item(host=["popen//env:TOKEN=hunter2//id=a"]))
+
+    assert line == f"pytest --aorta-host popen//env:TOKEN=...//id=a '{NODE_ID}'"

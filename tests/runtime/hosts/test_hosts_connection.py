@@ -1,0 +1,349 @@
+"""A link to a host: starting, talking, closing."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from host_bench import PATIENCE, HostBench, host_bench_at, is_gone, wait_until
+
+import pytest_aorta
+from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+from pytest_aorta.runtime.hosts.connection import HostError
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
+    with host_bench_at(tmp_path, monkeypatch) as bench:
+        yield bench
+
+
+# Talking.
+
+
+def test_a_service_gets_its_argument_in_the_main_thread_of_another_process(bench: HostBench) -> None:
+    host = bench.start("echo", {"a": [1, 2.5, None, True, "é", b"\0\xff"]})
+
+    told = host.next()
+
+    assert told["argument"] == {"a": [1, 2.5, None, True, "é", b"\0\xff"]}
+    assert told["main_thread"] is True
+    assert told["pid"] == host.link.pid != os.getpid()
+    assert str(host.link.pid) in host.link.name
+    assert str(host.link.hostname) in host.link.name
+
+
+def test_messages_arrive_whole_and_in_order(bench: HostBench) -> None:
+    host = bench.start("echo")
+    host.next()
+    sent = [{"number": number, "body": b"x" * (number * 20_000)} for number in range(50)]
+
+    for message in sent:
+        host.link.send(message)
+
+    assert [host.next() for _ in sent] == sent
+
+
+def test_several_threads_may_send_at_once(bench: HostBench) -> None:
+    host = bench.start("echo")
+    host.next()
+
+    def talk(thread: int) -> None:
+        for number in range(50):
+            host.link.send({"thread": thread, "number": number, "body": bytes([thread]) * 300_000})
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    received = [host.next() for _ in range(200)]
+    for thread in threads:
+        thread.join()
+
+    for thread_number in range(4):
+        mine = [message for message in received if message["thread"] == thread_number]
+        assert [message["number"] for message in mine] == list(range(50))
+        assert all(message["body"] == bytes([thread_number]) * 300_000 for message in mine)
+
+
+def test_several_threads_of_a_service_may_send_at_once(bench: HostBench) -> None:
+    host = bench.start("burst", [20, 20, 20])
+
+    received = [host.next() for _ in range(60)]
+
+    assert host.next() == {"done": True}
+    for thread in range(3):
+        mine = [message for message in received if message["thread"] == thread]
+        assert [message["number"] for message in mine] == list(range(20))
+        assert all(message["body"] == bytes([thread]) * 600_000 for message in mine)
+
+
+def test_what_a_service_prints_does_not_disturb_the_connection(bench: HostBench) -> None:
+    host = bench.start("prints", 1)
+
+    assert host.next()["argument"] == 1
+    host.link.send({"still": "there"})
+    assert host.next() == {"still": "there"}
+
+
+def test_what_cannot_be_sent_is_refused_and_the_link_lives_on(bench: HostBench) -> None:
+    host = bench.start("echo")
+    host.next()
+
+    with pytest.raises(ValueError, match="cannot be sent"):
+        host.link.send({"value": object()})
+
+    host.link.send({"value": 1})
+    assert host.next() == {"value": 1}
+    with pytest.raises(ValueError, match="cannot be sent"):
+        bench.host("echo", object())
+
+
+def test_folder_and_variables_of_a_specification_are_those_of_the_service(bench: HostBench, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+
+    host = bench.start("variable", "COLOUR", spec=f"popen//env:COLOUR=blue//chdir={folder}//id=left")
+    elsewhere = bench.start("echo", spec=f"popen//chdir={folder}")
+
+    assert host.next() == {"value": "blue"}
+    assert "(left, " in host.link.name
+    assert elsewhere.next()["cwd"] == str(folder)
+
+
+def test_a_module_in_the_working_directory_shadows_nothing(bench: HostBench, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    (folder / "pytest_aorta").mkdir(parents=True)
+    (folder / "pytest_aorta" / "__init__.py").write_text("raise RuntimeError('the wrong one')")
+
+    assert bench.start("echo", spec=f"popen//chdir={folder}").next()["cwd"] == str(folder)
+
+
+def test_a_callback_that_waits_is_no_silence_of_the_host(bench: HostBench) -> None:
+    arrived, seen = threading.Event(), []
+
+    def on_message(message: dict[str, object]) -> None:
+        if arrived.is_set():
+            seen.append(message)
+        else:
+            arrived.set()
+            time.sleep(4.5)
+
+    host = bench.start("echo", silence=3.0, on_message=on_message)
+    host.link.send({"value": 1})
+    host.link.close()
+
+    assert seen == [{"value": 1}, {"bye": True}]
+    assert host.deaths == []
+
+
+# Closing.
+
+
+def test_a_closed_host_ends_in_order_and_its_last_words_are_heard(bench: HostBench) -> None:
+    host = bench.start("echo")
+    pid = host.next()["pid"]
+
+    host.link.close()
+    host.link.close()
+
+    assert host.next() == {"bye": True}
+    assert is_gone(pid)
+    assert host.deaths == []
+    with pytest.raises(HostError, match="closed"):
+        host.link.send({"value": 1})
+
+
+@pytest.mark.parametrize("how", ["sleep", "python"])
+def test_a_service_that_does_not_listen_is_killed_when_its_grace_is_over(bench: HostBench, how: str) -> None:
+    host = bench.start("stuck", how)
+    pid = host.next()["pid"]
+
+    host.link.close(grace=0.2)
+
+    assert is_gone(pid)
+    assert host.deaths == []
+
+
+def test_a_link_may_be_closed_by_its_own_callback(bench: HostBench) -> None:
+    closed = threading.Event()
+
+    def on_message(_: dict[str, object]) -> None:
+        host.link.close()
+        closed.set()
+
+    host = bench.host("echo", on_message=on_message)
+    host.link.start()
+
+    assert closed.wait(PATIENCE)
+    assert host.link.pid is not None
+    assert is_gone(host.link.pid)
+
+
+def test_a_link_that_was_never_started_can_be_closed_and_not_be_spoken_to(bench: HostBench) -> None:
+    host = bench.host("echo")
+
+    with pytest.raises(HostError, match="not started"):
+        host.link.send({})
+    host.link.close()
+
+
+def test_a_link_is_started_once(bench: HostBench) -> None:
+    host = bench.start("echo")
+
+    with pytest.raises(RuntimeError, match="started already"):
+        host.link.start()
+
+
+# The code there.
+
+
+def test_the_same_code_on_both_sides_is_accepted(bench: HostBench, tmp_path: Path) -> None:
+    workload = tmp_path / "workload.py"
+    workload.write_text("x = 1\n")
+    files = {**package_files("pytest_aorta"), str(workload): workload}
+
+    host = bench.start("echo", identity=code_identity(files))
+
+    assert host.next()["argument"] is None
+
+
+def test_another_version_of_a_file_is_named(bench: HostBench) -> None:
+    identity = {**code_identity(package_files("pytest_aorta")), "pytest_aorta/plan.py": "0" * 64}
+    host = bench.host("echo", identity=identity)
+
+    with pytest.raises(HostError, match=r"other code: pytest_aorta/plan\.py differs .*; install pytest-aorta"):
+        host.link.start()
+
+    assert host.rest() == []
+
+
+def test_a_file_that_the_host_lacks_is_named(bench: HostBench, tmp_path: Path) -> None:
+    absent = str(tmp_path / "workload.py")
+    host = bench.host("echo", identity={absent: "0" * 64})
+
+    with pytest.raises(HostError, match=f"{absent} is missing there") as caught:
+        host.link.start()
+
+    assert str(host.link.hostname) in str(caught.value)
+
+
+# Starting fails.
+
+
+def fails(bench: HostBench, service: str, expected: str, **options: object) -> HostError:
+    """A host that does not start, for a reason that is told, and of which nothing is left."""
+    host = bench.host(service, **options)  # type: ignore[arg-type]
+    with pytest.raises(HostError, match=expected) as caught:
+        host.link.start()
+    wait_until(lambda: not bench.alive(), "nothing is left")  # grandchildren were killed, and are reaped by others
+    assert host.deaths == []
+    with pytest.raises(HostError, match=expected):
+        host.link.send({})
+    return caught.value
+
+
+def test_an_interpreter_that_does_not_exist_is_named(bench: HostBench) -> None:
+    fails(bench, "echo", "cannot start /no/such/python: No such file", spec="popen//python=/no/such/python")
+
+
+def test_what_is_no_interpreter_is_named_with_its_output(bench: HostBench) -> None:
+    error = fails(bench, "echo", "ended with exit code", spec="popen//python=cat")
+
+    assert "is cat a Python interpreter?" in str(error)
+    assert "cat: " in str(error)
+
+
+def test_an_interpreter_without_pytest_aorta_is_named_with_the_remedy(bench: HostBench, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+
+    error = fails(bench, "echo", "pytest-aorta is not installed", spec=f"popen//python={python} -I")
+
+    assert f"{python} -m pip install pytest-aorta=={pytest_aorta.__version__}" in str(error)
+
+
+def test_another_version_of_pytest_aorta_is_named(
+    bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest_aorta").mkdir()
+    (tmp_path / "pytest_aorta" / "__init__.py").write_text("__version__ = '0.0.7'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    fails(bench, "echo", f"has pytest-aorta 0.0.7, but this is {pytest_aorta.__version__}; install the same version")
+
+
+def test_a_broken_installation_is_told_from_a_missing_one(
+    bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest_aorta").mkdir()
+    (tmp_path / "pytest_aorta" / "__init__.py").write_text("import no_such_dependency")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    fails(bench, "echo", "cannot be imported by .*No module named 'no_such_dependency'")
+
+
+def test_another_version_of_python_is_named(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older(tuple[int, ...]):
+        major, minor = 3, 8
+
+    monkeypatch.setattr(sys, "version_info", Older((3, 8, 0)))  # of this side: there is one interpreter here
+
+    fails(bench, "echo", r"is Python 3\.\d+, and this is 3\.8; name one of the same version with //python=")
+
+
+@pytest.mark.parametrize(
+    ("service", "expected"),
+    [
+        ("no_such_module:serve", "cannot start no_such_module:serve: ModuleNotFoundError"),
+        ("host_services:absent", "AttributeError"),
+    ],
+)
+def test_a_service_that_cannot_be_imported_is_told_with_its_traceback(
+    bench: HostBench, service: str, expected: str
+) -> None:
+    error = fails(bench, service, expected)
+
+    assert "Traceback (most recent call last)" in str(error)
+
+
+def test_a_folder_that_cannot_be_entered_is_told(bench: HostBench, tmp_path: Path) -> None:
+    fails(bench, "echo", "refused: .*absent", spec=f"popen//chdir={tmp_path}/absent/absent")
+
+
+def test_what_never_answers_is_killed_with_all_its_helpers(bench: HostBench) -> None:
+    wrapper = "sh -c 'sleep 1000 & sleep 1000'"
+
+    fails(bench, "echo", "not ready after 1 s, still connecting", spec=f"popen//python={wrapper}", startup_timeout=1.0)
+
+
+def test_an_import_that_never_ends_is_killed(bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    fails(bench, "endless:serve", "not ready after 3 s, still importing endless:serve", startup_timeout=3.0)
+
+
+def test_closing_ends_a_start_that_is_under_way(bench: HostBench) -> None:
+    host = bench.host("echo", spec="popen//python=sh -c 'sleep 1000'")
+    errors: queue.Queue[HostError] = queue.Queue()
+
+    def start() -> None:
+        try:
+            host.link.start()
+        except HostError as error:
+            errors.put(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    wait_until(lambda: any(process.name() == "sleep" for process in bench.alive()), "the host is being started")
+    host.link.close()
+    thread.join(PATIENCE)
+
+    assert "ended with signal SIGKILL" in str(errors.get_nowait())

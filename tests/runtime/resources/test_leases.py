@@ -1,0 +1,611 @@
+"""Leases: real processes and threads compete for devices that are only numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.runtime.resources import leases
+from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases, default_folder
+
+#: Seconds after which a wait is given up as a hang; nothing is measured.
+HANG = 60.0
+#: So patient that the test is over before.
+FOR_EVER = 3600.0
+
+
+def hung() -> Callable[[], bool]:
+    """For ``cancelled``: true when something hangs."""
+    give_up = time.monotonic() + HANG
+    return lambda: time.monotonic() > give_up
+
+
+def looks(times: int) -> Callable[[], bool]:
+    """For ``cancelled``: true after so many looks at the devices."""
+    left = iter(range(times))
+    return lambda: next(left, None) is None
+
+
+def take(pool: Leases, count: int, prefer: Sequence[int] = ()) -> Lease:
+    """Devices that have to be there sooner or later."""
+    return pool.acquire(count, cancelled=hung(), prefer=prefer)
+
+
+def is_refused(pool: Leases, count: int) -> bool:
+    """Whether several looks do not bring the devices."""
+    try:
+        pool.acquire(count, cancelled=looks(5)).release()
+    except LeaseCancelled:
+        return True
+    return False
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    late = hung()
+    while not condition():
+        assert not late(), f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+def waiting(folder: Path, number: int) -> None:
+    """Return when so many requests wait."""
+    until(lambda: len(list(folder.glob("*.ticket"))) == number, f"{number} tickets")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "leases"
+
+
+class Processes:
+    """Python processes that import ``Leases``; their source knows ``folder`` and ``say`` and ends with its input."""
+
+    HEAD = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from pytest_aorta.runtime.resources.leases import Leases\n"
+        "folder = Path(sys.argv[1])\n"
+        "def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())\n"
+    )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, source: str, *arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", self.HEAD + source, str(self.folder), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=HANG)
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def processes(folder: Path) -> Iterator[Processes]:
+    processes = Processes(folder)
+    yield processes
+    for process in processes.started:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Run ``work`` beside the block; its error is the test's."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(HANG)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+# One holder at a time.
+
+COMPETE = """
+import random
+log, number = Path(sys.argv[2]), sys.argv[3]
+draw = random.Random(number)
+pool = Leases((0, 1), folder, patience=0.05)
+lines = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+say("ready")
+sys.stdin.readline()
+for turn in range(150):
+    with pool.acquire(draw.choice((1, 1, 2))) as lease:
+        for device in lease.devices:
+            os.close(os.open(log.parent / f"used-{device}", os.O_CREAT | os.O_EXCL))
+        os.write(lines, f"{number} takes {lease.devices}\\n".encode())
+        for device in lease.devices:
+            os.unlink(log.parent / f"used-{device}")
+        os.write(lines, f"{number} gives {lease.devices}\\n".encode())
+say("done")
+"""
+
+
+def test_two_processes_that_start_at_once_never_hold_one_device_together(processes: Processes, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    both = [processes.start(COMPETE, log, number) for number in range(2)]
+    assert [line_of(process) for process in both] == ["ready", "ready"]
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+    assert [line_of(process) for process in both] == ["done", "done"]
+    lines = log.read_text().splitlines()
+    assert Counter(line.split(" (")[0] for line in lines) == dict.fromkeys(
+        ("0 takes", "0 gives", "1 takes", "1 gives"), 150
+    )
+    held: dict[str, str] = {}
+    for line in lines:
+        number, verb, *devices = line.replace("(", "").replace(")", "").replace(",", "").split()
+        for device in devices:
+            if verb == "takes":
+                assert device not in held, line
+                held[device] = number
+            else:
+                assert held.pop(device) == number, line
+
+
+def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
+    using: Counter[int] = Counter()
+    clashes: list[int] = []
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        draw = random.Random(number)
+        pool = Leases((0, 1, 2), folder, patience=0.05)
+        for _ in range(60):
+            with take(pool, draw.randint(1, 3)) as lease:
+                using.update(lease.devices)
+                clashes.extend(device for device in lease.devices if using[device] != 1)
+                using.subtract(lease.devices)
+        served.append(number)
+
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            stack.enter_context(in_thread(partial(work, number)))
+
+    assert not clashes
+    assert sorted(served) == [0, 1, 2, 3]
+    assert not list(folder.glob("*.ticket"))
+
+
+def test_two_pools_of_one_process_exclude_each_other(folder: Path) -> None:
+    with Leases((0, 1), folder).acquire(2):
+        assert is_refused(Leases((1, 2, 3), folder), 3)
+        assert Leases((1, 2, 3), folder).acquire(2).devices == (2, 3)
+
+
+def test_a_request_takes_all_or_nothing(folder: Path) -> None:
+    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    first = pool.acquire(1)
+
+    assert is_refused(pool, 2)
+    assert list(pool.holders()) == [0]
+
+    first.release()
+    assert take(pool, 2).devices == (0, 1)
+
+
+def test_nothing_is_taken_while_another_process_looks(folder: Path) -> None:
+    pool = Leases((0,), folder)
+    with (folder / "table.lock").open("w") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)
+        assert is_refused(pool, 1)
+        assert not list(folder.glob("device-*"))
+    take(pool, 1).release()
+
+
+def test_preferred_devices_are_taken_first(folder: Path) -> None:
+    pool = Leases((3, 1, 2), folder)
+
+    assert pool.acquire(1, prefer=(9, 2)).devices == (2,)
+    assert pool.acquire(2, prefer=(2, 3)).devices == (1, 3)
+
+
+def test_the_empty_lease_is_always_there(folder: Path) -> None:
+    for pool in (Leases((), folder), Leases((0,), folder)):
+        lease = pool.acquire(0, cancelled=lambda: True)
+        assert (lease.devices, lease.descriptors) == ((), ())
+        lease.release()
+
+
+def test_more_than_the_pool_is_refused_at_once(folder: Path) -> None:
+    pool = Leases((0,), folder)
+    with pool.acquire(1):
+        with pytest.raises(ValueError, match=r"^needs 2 devices, the pool has 1: 0$"):
+            pool.acquire(2)
+        with pytest.raises(ValueError, match=r"^needs 1 devices, the pool has 0: none$"):
+            Leases((), folder).acquire(1)
+        with pytest.raises(ValueError, match="0 or more, not -1"):
+            pool.acquire(-1)
+
+
+@pytest.mark.parametrize("patience", [-1.0, float("nan"), float("inf")])
+def test_a_patience_that_is_no_time_is_refused(folder: Path, patience: float) -> None:
+    with pytest.raises(ValueError, match="patience must be"):
+        Leases((0,), folder, patience)
+
+
+def test_a_pool_with_a_device_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="names a device twice"):
+        Leases((0, 1, 0), folder)
+
+
+# Giving back.
+
+
+def test_a_lease_ends_with_its_block_and_twice_is_harmless(folder: Path) -> None:
+    pool = Leases((0,), folder)
+    with pool.acquire(1) as lease:
+        (descriptor,) = lease.descriptors
+        assert not os.get_inheritable(descriptor)
+    other = take(pool, 1)
+    lease.release()
+
+    assert lease.descriptors == ()
+    assert list(pool.holders()) == [0]
+    assert is_refused(pool, 1)
+    other.release()
+
+
+def test_a_kill_frees_the_leases_of_a_process(processes: Processes, folder: Path) -> None:
+    holder = processes.start("lease = Leases((0, 1), folder).acquire(2)\nsay('holds')\nsys.stdin.read()")
+    assert line_of(holder) == "holds"
+    pool = Leases((0, 1), folder)
+    assert is_refused(pool, 1)
+
+    holder.send_signal(signal.SIGKILL)
+    assert take(pool, 2).devices == (0, 1)
+
+
+def test_a_kill_withdraws_what_a_process_waits_for(processes: Processes, folder: Path) -> None:
+    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    with pool.acquire(1):
+        waiter = processes.start("Leases((0, 1), folder, patience=0).acquire(2)")
+        waiting(folder, 1)
+        assert is_refused(pool, 1)
+
+        waiter.send_signal(signal.SIGKILL)
+        take(pool, 1).release()
+        assert not list(folder.glob("*.ticket"))
+
+
+def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(processes: Processes, folder: Path) -> None:
+    holder = processes.start(
+        "lease = Leases((0, 1), folder).acquire(1)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys; print(0, flush=True); sys.stdin.read()'],\n"
+        "                         pass_fds=lease.descriptors)\n"
+        "child.wait()"
+    )
+    assert line_of(holder) == "0"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    pool = Leases((0, 1), folder, patience=FOR_EVER)
+
+    assert is_refused(pool, 2)
+    assert pool.holders() == {0: f"a process that pid {holder.pid} (-c) has left behind"}
+
+    holder.communicate()  # ends the input of the child, which shares it
+    assert take(pool, 2).devices == (0, 1)
+
+
+def test_a_descriptor_that_was_sent_keeps_its_device_after_the_release(folder: Path) -> None:
+    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    lease = pool.acquire(2)
+    left, right = socket.socketpair()
+    with left, right:
+        socket.send_fds(left, [b"device 1"], [lease.descriptors[lease.devices.index(1)]])
+        _, (received,), _, _ = socket.recv_fds(right, 64, 1)
+    lease.release()
+
+    assert take(pool, 1).devices == (0,)
+    assert is_refused(pool, 1)
+    os.close(received)
+    assert take(pool, 1).devices == (1,)
+
+
+FORK = """
+pool = Leases((0,), folder)
+lease = pool.acquire(1)
+(number,) = lease.descriptors
+ends, alive = os.pipe()
+if os.fork() == 0:
+    os.close(alive)
+    again = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]  # one gets the number of the descriptor
+    lease.release()
+    say("child", number in again, len(lease.descriptors), os.fstat(number).st_rdev != 0)
+    os.read(ends, 1)
+    os._exit(0)
+say("parent", list(pool.holders()))
+sys.stdin.readline()
+lease.release()
+looks = iter(range(500))
+say("again", pool.acquire(1, cancelled=lambda: next(looks, None) is None).devices)
+"""
+
+
+def test_a_forked_child_neither_keeps_nor_ends_the_leases_of_its_parent(processes: Processes, folder: Path) -> None:
+    parent = processes.start(FORK)
+
+    assert sorted([line_of(parent), line_of(parent)]) == ["child True 0 True", "parent [0]"]
+    assert is_refused(Leases((0,), folder), 1)
+    assert parent.stdin is not None
+    parent.stdin.write("go\n")
+    parent.stdin.flush()
+    assert line_of(parent) == "again (0,)"
+    end(parent)
+
+
+# Waiting.
+
+
+def test_a_wait_can_be_cancelled(folder: Path) -> None:
+    pool = Leases((0, 1), folder)
+    with pool.acquire(1):
+        with pytest.raises(LeaseCancelled, match="gave up waiting for 2 of the devices 0,1"):
+            pool.acquire(2, cancelled=looks(3))
+        assert not list(folder.glob("*.ticket"))
+        with pytest.raises(LeaseCancelled):
+            pool.acquire(1, cancelled=lambda: True)
+        assert list(pool.holders()) == [0]
+
+
+def test_an_error_of_cancelled_ends_the_wait(folder: Path) -> None:
+    pool = Leases((0,), folder)
+
+    def fails() -> bool:
+        raise KeyboardInterrupt
+
+    with pool.acquire(1):
+        with pytest.raises(KeyboardInterrupt):
+            pool.acquire(1, cancelled=fails)
+        assert not list(folder.glob("*.ticket"))
+
+
+def test_a_small_request_passes_a_patient_big_one(folder: Path) -> None:
+    patient = Leases((0, 1), folder, patience=FOR_EVER)
+    first = patient.acquire(1)
+    with in_thread(lambda: take(patient, 2).release()):
+        waiting(folder, 1)
+        take(patient, 1).release()
+        first.release()
+
+
+def test_no_request_passes_a_big_one_that_has_lost_its_patience(folder: Path) -> None:
+    order: list[str] = []
+    patient = Leases((0, 1), folder, patience=FOR_EVER)
+    first = patient.acquire(1)
+
+    def ask(name: str, pool: Leases, count: int) -> None:
+        with take(pool, count):
+            order.append(name)
+
+    with in_thread(lambda: ask("big", Leases((0, 1), folder, patience=0), 2)):
+        waiting(folder, 1)
+        assert is_refused(patient, 1)
+        with in_thread(lambda: ask("small", patient, 1)):
+            waiting(folder, 2)
+            first.release()
+
+    assert order == ["big", "small"]
+
+
+def test_those_without_patience_are_served_in_the_order_of_their_asking(folder: Path) -> None:
+    order: list[int] = []
+    pool = Leases((0, 1), folder, patience=0)
+    first = pool.acquire(1)
+
+    def ask(number: int) -> None:
+        with take(pool, 2):
+            order.append(number)
+
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            stack.enter_context(in_thread(partial(ask, number)))
+            waiting(folder, number + 1)
+        first.release()
+
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_big_request_holds_up_nobody_who_needs_other_devices(folder: Path) -> None:
+    pool = Leases((0, 1), folder, patience=0)
+    first = pool.acquire(1)
+    with in_thread(lambda: take(pool, 2).release()):
+        waiting(folder, 1)
+        assert Leases((2, 3), folder).acquire(2).devices == (2, 3)
+        assert Leases((1, 4), folder).acquire(1).devices == (4,)
+        assert is_refused(Leases((1, 2), folder), 1)
+        first.release()
+
+
+def test_a_waiter_that_no_longer_looks_reserves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_AWAY", 0.05)
+    pool = Leases((0, 1), folder, patience=0)
+    awake = threading.Event()
+
+    def sleeps() -> bool:
+        if not list(folder.glob("*.ticket")):
+            return False  # before its first look
+        return not awake.wait(HANG)
+
+    first = pool.acquire(1)
+    with in_thread(lambda: pool.acquire(2, cancelled=sleeps).release()):
+        waiting(folder, 1)
+        take(Leases((0, 1), folder, patience=FOR_EVER), 1).release()
+        first.release()
+        awake.set()
+
+
+SMALL = """
+pool = Leases((0, 1), folder, patience=3600)
+say("ready")
+while not (folder / "served").exists():
+    pool.acquire(1).release()
+"""
+
+
+def test_a_stream_of_small_requests_does_not_starve_a_big_one(processes: Processes, folder: Path) -> None:
+    """From threads that never pause and from another process; each of them is served again when the big one is done."""
+    other = processes.start(SMALL)
+    assert line_of(other) == "ready"
+    served = threading.Event()
+    turns = Counter[int]()
+
+    def small(number: int) -> None:
+        pool = Leases((0, 1), folder, patience=FOR_EVER)
+        kept = take(pool, 1)
+        while not served.is_set() or turns[number] == 0:
+            # The next lease before the last is given back, as long as that is possible: no moment without one.
+            with contextlib.suppress(LeaseCancelled):
+                following = pool.acquire(1, cancelled=looks(2))
+                kept.release()
+                kept = following
+                turns[number] += 1
+                continue
+            kept.release()
+            kept = take(pool, 1)
+            turns[number] += 1
+        kept.release()
+
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(in_thread(partial(small, number)))
+        for _ in range(5):
+            take(Leases((0, 1), folder, patience=0.02), 2).release()
+        served.set()
+        (folder / "served").touch()
+    end(other)
+    assert sorted(turns) == [0, 1, 2]
+
+
+# Who holds what.
+
+
+def test_holders_are_named_while_they_hold(processes: Processes, folder: Path) -> None:
+    holder = processes.start(
+        "lease = Leases((0, 1, 2), folder, label='pytest tests/gemm').acquire(1, prefer=(2,))\n"
+        "say('holds')\nsys.stdin.read()"
+    )
+    assert line_of(holder) == "holds"
+    pool = Leases((0, 1, 2), folder, label="me")
+    with pool.acquire(1):
+        assert pool.holders() == {0: f"pid {os.getpid()} (me)", 2: f"pid {holder.pid} (pytest tests/gemm)"}
+        assert Leases((1, 2), folder).holders() == {2: f"pid {holder.pid} (pytest tests/gemm)"}
+    end(holder)
+    until(lambda: not pool.holders(), "the end of all leases")
+
+
+@pytest.mark.parametrize("label", ["x" * 5000, "\udcff\n", "", "é" * 199])
+def test_any_label_will_do(folder: Path, label: str) -> None:
+    Leases((0,), folder, label="a longer one that was there before").acquire(1).release()
+    pool = Leases((0,), folder, label=label)
+    with take(pool, 1):
+        assert list(pool.holders()) == [0]
+        assert pool.holders()[0].startswith(f"pid {os.getpid()} ({label[:50]}".replace("\udcff\n", "?"))
+        assert "longer" not in pool.holders()[0]
+
+
+# The folder.
+
+
+def test_all_processes_of_a_user_agree_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
+    monkeypatch.setattr(platform, "node", lambda: "node 7/../x")
+    folder = default_folder(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+    assert default_folder(tmp_path) == folder == tmp_path / f"pytest-aorta-{os.getuid()}/node_7_.._x/devices"
+    assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
+    with Leases((0,), folder).acquire(1):
+        assert is_refused(Leases((0,), default_folder(tmp_path)), 1)
+
+
+def test_hosts_that_share_the_folder_have_devices_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
+    folders = set()
+    for name in ("one", "two"):
+        monkeypatch.setattr(platform, "node", lambda name=name: name)
+        folders.add(default_folder(tmp_path))
+
+    assert len(folders) == 2
+
+
+def test_a_variable_names_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path / "shared/by us"))
+
+    pool = Leases((0,))
+    with pool.acquire(1):
+        assert pool.folder == tmp_path / "shared/by us"
+        assert list(pool.folder.iterdir())
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
+    user = os.getuid()
+    ours = tmp_path / f"pytest-aorta-{user}"
+
+    ours.symlink_to(tmp_path)
+    with pytest.raises(LeaseError, match=f"{ours} must be a folder that belongs to user {user}"):
+        default_folder(tmp_path)
+
+    ours.unlink()
+    ours.mkdir()
+    ours.chmod(0o777)
+    with pytest.raises(LeaseError, match="nobody else can write to"):
+        default_folder(tmp_path)
+
+    ours.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    (tmp_path / f"pytest-aorta-{user + 1}").mkdir(mode=0o700)  # not theirs
+    with pytest.raises(LeaseError, match=f"belongs to user {user + 1}"):
+        default_folder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
+
+    with pytest.raises(LeaseError, match=f"{tmp_path}/none/pytest-aorta-.*the lock files of devices need a folder"):
+        default_folder(tmp_path / "none")

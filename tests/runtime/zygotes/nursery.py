@@ -1,0 +1,205 @@
+"""Zygotes of small modules, for tests: start them, hand them tasks, and see that nothing is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_aorta.runtime.zygotes.pool import ZygotePool
+from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.zygote import Task, Zygote, ZygoteSpec
+
+#: In the environment of every process that a nursery has started.
+MARK = "AORTA_TEST_NURSERY"
+
+#: Longest time in seconds that a process may take to disappear, and that a test waits for anything. Generous, because
+#: nothing is measured here.
+PATIENCE = 10.0
+
+PREPARE = """
+def prepare(argument):
+    return {"argument": argument}
+"""
+
+#: For tasks that only tell, and do not listen: ``def run(payload, send)``.
+TELL = """
+
+def tell(payload, channel):
+    run(payload, channel.send)
+"""
+
+
+@dataclass
+class Finished:
+    """A task that is over."""
+
+    messages: list[dict[str, Any]]
+    ended: dict[str, Any]
+    stdout: str
+    stderr: str
+    stacks: str
+
+    @property
+    def returncode(self) -> int:
+        """Of the task's process, negative for a signal."""
+        return int(self.ended["returncode"])
+
+    @property
+    def told(self) -> list[Any]:
+        """Values of the messages that the task sent with ``send({"value": ...})``."""
+        return [message["value"] for message in self.messages if "value" in message]
+
+
+class Nursery:
+    """A folder with modules, and the zygotes that were started from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mark = str(path)
+        self.zygotes: list[Zygote] = []
+        self._modules = (f"nursery_module_{number}" for number in itertools.count())
+        self._tasks = itertools.count()
+
+    def module(self, source: str) -> str:
+        """Write a module; its name. ``prepare`` returns its argument unless the source has another one."""
+        name = next(self._modules)
+        source = textwrap.dedent(source)
+        (self.path / f"{name}.py").write_text(("" if "def prepare" in source else PREPARE) + source + TELL)
+        return name
+
+    def spec(self, source: str, *, environ: Mapping[str, str] | None = None, **fields: Any) -> ZygoteSpec:
+        """For a module with ``run(payload, send)``, or with ``run(payload, channel)`` to listen as well."""
+        name = self.module(source)
+        run = "run" if "def run(payload, channel)" in source else "tell"
+        given: dict[str, Any] = {
+            "command": (sys.executable,),
+            "environ": {**os.environ, MARK: self.mark, **(environ or {})},
+            "prepare": f"{name}:prepare",
+            "argument": None,
+            "run": f"{name}:{run}",
+            "sys_path": (str(self.path),),
+            "cwd": str(self.path),
+            **fields,
+        }
+        return ZygoteSpec(**given)
+
+    def start(self, source: str, **fields: Any) -> Zygote:
+        """A zygote that may not be ready yet."""
+        return self.start_from(self.spec(source, **fields))
+
+    def start_from(self, spec: ZygoteSpec) -> Zygote:
+        """A zygote of this very specification."""
+        zygote = Zygote(spec)
+        self.zygotes.append(zygote)
+        return zygote
+
+    def submit(self, server: Server, payload: Any = None, **settings: Any) -> Task:
+        """Hand over a task; its logs are files of the nursery."""
+        number = next(self._tasks)
+        logs: dict[str, Any] = {name: self.path / f"{number}.{name}" for name in ("stdout", "stderr", "stacks")}
+        task = server.submit(payload, **logs, **settings)
+        vars(task)["logs"] = logs
+        return task
+
+    def run(self, server: Server, payload: Any = None, **settings: Any) -> Finished:
+        """Run a task to its end."""
+        return finish(self.submit(server, payload, **settings))
+
+    def close(self) -> None:
+        """End everything."""
+        for zygote in self.zygotes:
+            zygote.close()
+
+    def alive(self) -> list[psutil.Process]:
+        """Processes that were started from here, directly or not, and that still run."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return (
+                process.environ().get(MARK) == self.mark
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            )
+        except psutil.Error:
+            return False
+
+
+def finish(task: Task) -> Finished:
+    """Read all messages of a task."""
+    messages = []
+    while (message := task.next_message(deadline())) is not None:
+        messages.append(message)
+    assert task.ended is not None
+    logs = vars(task)["logs"]
+    texts = {name: path.read_text() if path.exists() else "" for name, path in logs.items()}
+    return Finished(messages, task.ended, **texts)
+
+
+def message_of(task: Task) -> Any:
+    """The value of the next message, which has to come."""
+    message = task.next_message(deadline())
+    assert message is not None
+    return message["value"]
+
+
+def deadline() -> float:
+    """A time that is not reached, unless something hangs."""
+    return time.monotonic() + 6 * PATIENCE
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Poll until ``condition`` holds."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; as a zombie it has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Poll until all these processes have ended."""
+    pids = list(pids)
+    wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
+
+
+@contextlib.contextmanager
+def nursery_at(path: Path) -> Iterator[Nursery]:
+    """A nursery that leaves nothing behind; that it does is checked."""
+    nursery = Nursery(path)
+    try:
+        yield nursery
+    finally:
+        nursery.close()
+        left = nursery.alive()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    assert left == []
+
+
+@contextlib.contextmanager
+def pool_of(limit: int) -> Iterator[ZygotePool]:
+    """A pool that is closed at the end."""
+    pool = ZygotePool(limit)
+    try:
+        yield pool
+    finally:
+        pool.close()

@@ -1,0 +1,356 @@
+"""Deaths that nobody has planned: of the child that stands by, of the zygote, of the process that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from nursery import MARK, Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
+
+from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError
+
+ECHO = """
+    import os
+    def prepare(argument):
+        return {"pid": os.getpid()}
+    def run(payload, send):
+        send({"value": payload})
+"""
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def only_child(pid: int) -> int:
+    """The child that stands by in a zygote."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = psutil.Process(pid).children()
+        return len(found) == 1
+
+    wait_until(is_there, "one child")
+    return found[0].pid
+
+
+# The child that stands by.
+
+
+def test_a_child_that_is_killed_while_it_stands_by_is_replaced(nursery: Nursery) -> None:
+    zygote = nursery.start(ECHO)
+    zygote.wait_ready()
+    child = only_child(zygote.info["pid"])
+    os.kill(child, signal.SIGKILL)
+    wait_until_gone([child])
+
+    assert nursery.run(zygote, "first").told == ["first"]
+    assert nursery.run(zygote, "second").told == ["second"]
+
+
+def test_a_child_that_stands_by_ends_with_its_zygote(nursery: Nursery) -> None:
+    zygote = nursery.start(ECHO)
+    zygote.wait_ready()
+    child = only_child(zygote.info["pid"])
+
+    os.kill(zygote.info["pid"], signal.SIGKILL)
+
+    wait_until_gone([child])
+
+
+# The zygote.
+
+
+def test_a_zygote_that_is_killed_during_a_task_takes_its_whole_tree_with_it(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal, subprocess, time
+        def prepare(argument):
+            return {"pid": os.getpid()}
+        def run(payload, send):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+            send({"value": sleeper.pid})
+            time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    sleeper = message_of(task)
+
+    os.kill(zygote.info["pid"], signal.SIGKILL)
+
+    with pytest.raises(
+        ZygoteError, match=rf"the zygote \(pid {zygote.info['pid']}\) died with signal SIGKILL"
+    ) as caught:
+        finish(task)
+    assert caught.value.returncode == -signal.SIGKILL
+    wait_until_gone([task.pid, sleeper])
+    assert nursery.alive() == []
+
+
+def test_a_zygote_that_is_killed_between_tasks_is_an_error_of_the_next_one(nursery: Nursery) -> None:
+    zygote = nursery.start(ECHO)
+    nursery.run(zygote)
+
+    os.kill(zygote.info["pid"], signal.SIGKILL)
+    wait_until(lambda: not zygote.alive(), "the end of the zygote")
+
+    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
+        nursery.run(zygote)
+
+
+def test_a_task_that_kills_its_zygote_takes_nothing_else_along(nursery: Nursery) -> None:
+    source = """
+        import os, signal, time
+        def run(payload, send):
+            if payload:
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(100)
+            send({"value": "here"})
+        """
+    victim, other = nursery.start(source), nursery.start(source)
+
+    with pytest.raises(ZygoteError):
+        nursery.run(victim, True)
+
+    assert nursery.run(other, False).told == ["here"]
+
+
+def test_what_a_task_has_told_is_heard_before_the_death_of_its_zygote(nursery: Nursery) -> None:
+    """The zygote dies between announcing the next child and handing over the channel to it."""
+    zygote = nursery.start(
+        """
+        import os, signal, time
+        from pytest_aorta.runtime.zygotes.channel import Channel
+        hand_over, announced = Channel.send_fd, []
+
+        def die_the_second_time(channel, fd):
+            announced.append(1)
+            if len(announced) > 1:
+                while not os.path.exists("told"):
+                    time.sleep(0.005)
+                os.kill(os.getpid(), signal.SIGKILL)
+            hand_over(channel, fd)
+
+        Channel.send_fd = die_the_second_time
+
+        def run(payload, send):
+            while not os.path.exists("go"):
+                time.sleep(0.005)
+            for number in range(100):
+                send({"value": number})
+            open("told", "w").close()
+            time.sleep(600)
+        """
+    )
+    task = nursery.submit(zygote)
+    wait_until(lambda: zygote.control.poll(), "the announcement of the next child")
+    assert task.filenos()
+    (nursery.path / "go").touch()
+    # The announcement is all there is to read, and what is to follow it is waited for, until the zygote has died.
+    task._take_report()
+
+    assert [message_of(task) for _ in range(100)] == list(range(100))
+    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
+        task.next_message(None)
+    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
+        task.poll_message()
+
+
+def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery) -> None:
+    """The kernel counts a thread's end as a parent's."""
+    started: list[Zygote] = []
+
+    def start() -> None:
+        started.append(nursery.start(ECHO))
+        started[0].wait_ready()
+
+    for number in range(20):
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        assert nursery.run(started[0], number).told == [number]
+        started.pop().close()
+
+
+# The parent.
+
+_PARENT = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from nursery import Nursery
+nursery = Nursery(Path({folder!r}))
+{body}
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+_TASK = '''
+zygote = nursery.start("""
+    import os, signal, subprocess, time
+    def run(payload, send):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            send({"value": "forked"})
+            time.sleep(600)
+        send({"value": "running"})
+        time.sleep(600)
+""")
+task = nursery.submit(zygote)
+task.next_message(None), task.next_message(None)
+'''
+
+PARENTS = {
+    "while idle": """
+zygote = nursery.start("def run(payload, send): ...")
+nursery.run(zygote)
+""",
+    "while a zygote imports": '''
+nursery.start("""
+    import time
+    open("importing", "w").close()
+    time.sleep(600)
+""")
+while not os.path.exists(nursery.path / "importing"):
+    time.sleep(0.01)
+''',
+    "during a task that has children": _TASK,
+    "during the grace of a kill": _TASK + "task.kill(grace=600)\ntime.sleep(0.5)",
+    "during a task in a fresh interpreter": '''
+zygote = nursery.start("""
+    import time
+    def run(payload, send):
+        time.sleep(600)
+""", fresh=True)
+task = nursery.submit(zygote)
+task.next_message(None)
+''',
+    "with several zygotes": '''
+for _ in range(3):
+    zygote = nursery.start("""
+        import time
+        def run(payload, send):
+            send({"value": 1})
+            time.sleep(600)
+    """)
+    nursery.submit(zygote).next_message(None)
+''',
+}
+
+
+@pytest.mark.parametrize("when", PARENTS)
+def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> None:
+    script = _PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
+    with nursery_at(tmp_path) as nursery:
+        with subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, MARK: nursery.mark},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "ready\n"
+            started = nursery.alive()
+            assert len(started) >= 2
+            parent.kill()
+
+        wait_until(lambda: nursery.alive() == [], "the end of everything that the parent had started")
+
+
+# Closing.
+
+
+def test_a_zygote_whose_parent_leaves_before_it_can_announce_the_next_child_ends_everything(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, subprocess, time
+        def prepare(argument):
+            return {"pid": os.getpid()}
+        def run(payload, send):
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+            open("running", "w").close()
+            time.sleep(600)
+        """
+    )
+    zygote.wait_ready()
+    zygote.announced.append(zygote.take_standby())
+    os.kill(zygote.info["pid"], signal.SIGSTOP)
+    task = nursery.submit(zygote)
+    wait_until((nursery.path / "running").exists, "the task")
+    sleeper = only_child(task.pid)
+
+    zygote.control.close()
+    os.kill(zygote.info["pid"], signal.SIGCONT)
+
+    wait_until_gone([zygote.info["pid"], task.pid, sleeper])
+
+
+def test_closing_ends_a_running_task(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import signal, time
+        def run(payload, send):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            send({"value": 1})
+            time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+
+    zygote.close()
+
+    assert is_gone(task.pid)
+    assert not zygote.alive()
+    assert nursery.alive() == []
+
+
+def test_closing_does_not_wait_for_an_import(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import subprocess, time
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        open("importing", "w").close()
+        time.sleep(600)
+        """
+    )
+    wait_until((nursery.path / "importing").exists, "the import")
+
+    zygote.close()
+
+    assert not zygote.alive()
+    assert nursery.alive() == []
+
+
+def test_closing_twice_is_harmless(nursery: Nursery) -> None:
+    zygote: Zygote = nursery.start(ECHO)
+    zygote.wait_ready()
+
+    zygote.close()
+    zygote.close()
+
+    assert not zygote.alive()
+
+
+def test_a_zygote_that_is_stopped_is_closed_all_the_same(nursery: Nursery) -> None:
+    zygote = nursery.start(ECHO)
+    nursery.run(zygote)
+    os.kill(zygote.info["pid"], signal.SIGSTOP)
+
+    zygote.close(grace=0.1)
+
+    assert not zygote.alive()
+    assert nursery.alive() == []

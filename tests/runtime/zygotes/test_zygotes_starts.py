@@ -1,0 +1,441 @@
+"""Starting a zygote: what can go wrong before the first task, and what makes forking unsafe."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nursery import Nursery, nursery_at, wait_until
+
+import pytest_aorta
+from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError, ZygoteSpec, exit_text
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def error_of(zygote: Zygote) -> ZygoteError:
+    with pytest.raises(ZygoteError) as caught:
+        zygote.wait_ready()
+    assert not zygote.alive()
+    return caught.value
+
+
+# What can go wrong while preparing.
+
+
+def test_an_import_that_fails_says_what_it_raised(nursery: Nursery) -> None:
+    error = error_of(nursery.start("import no_such_module_at_all"))
+
+    assert str(error) == "ModuleNotFoundError: No module named 'no_such_module_at_all'"
+    assert error.phase == "import"
+    assert error.returncode is None
+    assert error.error is not None
+    assert error.error["type"] == "ModuleNotFoundError"
+    assert "nursery_module_0.py" in error.error["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("raise SystemExit('not today')", "SystemExit: not today"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("raise BaseException('odd')", "BaseException: odd"),
+        ("1 +", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_whatever_an_import_raises_is_an_error_of_the_import(nursery: Nursery, statement: str, message: str) -> None:
+    error = error_of(nursery.start(statement))
+
+    assert str(error).startswith(message)
+    assert error.phase == "import"
+
+
+def test_preparing_may_fail_as_importing_may(nursery: Nursery) -> None:
+    error = error_of(nursery.start("def prepare(argument): raise ValueError(argument)", argument="no"))
+
+    assert (str(error), error.phase) == ("ValueError: no", "import")
+
+
+@pytest.mark.parametrize(
+    ("statement", "returncode", "text"),
+    [
+        ("import os; os._exit(5)", 5, "ended with exit code 5 before it was ready"),
+        ("import os; os.abort()", -signal.SIGABRT, "ended with signal SIGABRT before it was ready"),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV, "ended with signal SIGSEGV before it was ready"),
+    ],
+)
+def test_an_import_that_ends_the_process_says_how_and_what_it_had_printed(
+    nursery: Nursery, statement: str, returncode: int, text: str
+) -> None:
+    error = error_of(nursery.start(f"print('about to go', flush=True)\n{statement}"))
+
+    assert str(error).startswith(text)
+    assert "about to go" in str(error)
+    assert error.returncode == returncode
+    assert error.phase == "import"
+
+
+def test_the_stack_of_a_crash_while_importing_is_told(nursery: Nursery) -> None:
+    error = error_of(nursery.start("import ctypes\ndef read_from_nowhere(): ctypes.string_at(0)\nread_from_nowhere()"))
+
+    assert "in read_from_nowhere" in str(error)
+
+
+def test_an_import_that_takes_too_long_is_ended(nursery: Nursery) -> None:
+    zygote = nursery.start("import time\nprint('loading', flush=True)\nopen('begun', 'w').close()\ntime.sleep(600)")
+    wait_until((nursery.path / "begun").exists, "the import")
+
+    with pytest.raises(ZygoteError, match=r"^not ready after 0\.1 s\nloading") as caught:
+        zygote.wait_ready(timeout=0.1)
+
+    assert caught.value.phase == "import"
+    assert nursery.alive() == []
+
+
+def test_an_import_may_print_whatever_it_likes(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, sys
+        print("hello", flush=True)
+        os.write(2, b"warning \\xff\\n")
+        sys.stdout.write("no newline, not flushed")
+        def run(payload, send):
+            print("task")
+        """
+    )
+
+    assert nursery.run(zygote).stdout == "task\n"
+    assert zygote.output() == "hello\nwarning \ufffd\nno newline, not flushed"
+
+
+def test_of_much_output_the_end_is_kept(nursery: Nursery) -> None:
+    zygote = nursery.start("print('x' * 1_000_000)\nprint('the end', flush=True)\nraise ValueError")
+
+    error_of(zygote)
+
+    assert len(zygote.output()) == 4000
+    assert zygote.output().endswith("the end\n")
+
+
+def test_an_error_is_told_again_to_whoever_asks_again(nursery: Nursery) -> None:
+    zygote = nursery.start("raise ValueError('x')")
+    error_of(zygote)
+
+    with pytest.raises(ZygoteError):
+        zygote.wait_ready()
+
+
+# What can go wrong before that.
+
+
+def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
+    with pytest.raises(ZygoteError, match=r"^cannot start '/no/such/python': .*No such file") as caught:
+        nursery.start("", command=("/no/such/python",))
+
+    assert caught.value.phase == "launch"
+
+
+def test_a_launcher_that_is_not_there(nursery: Nursery) -> None:
+    with pytest.raises(ZygoteError, match=r"^cannot start 'no_such_launcher': "):
+        nursery.start("", command=("no_such_launcher", "-x", sys.executable))
+
+
+def test_a_folder_that_is_not_there(nursery: Nursery) -> None:
+    with pytest.raises(ZygoteError, match=r"/no/such/folder"):
+        nursery.start("", cwd="/no/such/folder")
+
+
+def test_an_interpreter_that_is_none(nursery: Nursery) -> None:
+    error = error_of(nursery.start("", command=("sh", "-c", "echo this is no Python; exit 3", "sh")))
+
+    assert str(error).startswith("ended with exit code 3 before it was ready\nthis is no Python")
+    assert (error.phase, error.returncode) == ("launch", 3)
+
+
+def test_a_launcher_in_front_of_the_interpreter(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            send({"value": [os.environ["AORTA_TEST_LAUNCHED"], os.nice(0)]})
+        """,
+        command=("nice", "-n", "3", "env", "AORTA_TEST_LAUNCHED=yes", sys.executable),
+    )
+
+    assert nursery.run(zygote).told == [["yes", os.nice(0) + 3]]
+
+
+def test_a_launcher_that_stays_between_is_ended_with_the_rest(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        "def run(payload, send): send({'value': 1})",
+        command=("sh", "-c", '"$@"; exit $?', "sh", sys.executable),
+    )
+    assert nursery.run(zygote).told == [1]
+
+    zygote.close()
+
+    wait_until(lambda: nursery.alive() == [], "the end of the launcher")
+
+
+def test_an_interpreter_without_this_package_is_told_how_to_get_it(nursery: Nursery) -> None:
+    venv = nursery.path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    python = str(venv / "bin" / "python")
+
+    error = error_of(nursery.start("", command=(python,)))
+
+    assert str(error) == (
+        f"pytest-aorta is not installed for {python}; install it there, for instance with\n"
+        f"  {python} -m pip install pytest-aorta=={pytest_aorta.__version__}"
+    )
+
+
+def test_an_interpreter_with_another_version_of_this_package_is_refused(nursery: Nursery) -> None:
+    package = nursery.path / "other" / "pytest_aorta"
+    shutil.copytree(Path(pytest_aorta.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    version = package / "_version.py"
+    version.write_text(version.read_text().replace(f'"{pytest_aorta.__version__}"', '"99.0"'))
+
+    error = error_of(nursery.start("", environ={"PYTHONPATH": str(package.parent)}))
+
+    assert str(error) == (
+        f"{sys.executable} has pytest-aorta 99.0, but this is {pytest_aorta.__version__}; "
+        "install the same version there"
+    )
+
+
+def test_the_working_directory_does_not_shadow_what_the_interpreter_imports(nursery: Nursery) -> None:
+    for name in ("json", "psutil", "pytest_aorta", "select"):
+        (nursery.path / "work").mkdir(exist_ok=True)
+        (nursery.path / "work" / f"{name}.py").write_text("raise RuntimeError('shadowed')")
+    zygote = nursery.start(
+        """
+        import sys
+        def run(payload, send):
+            send({"value": [path for path in sys.path if path == "" or path.endswith("work")]})
+        """,
+        cwd=str(nursery.path / "work"),
+    )
+
+    assert nursery.run(zygote).told == [[]]
+
+
+def test_further_paths_come_after_the_interpreter_s_own(nursery: Nursery) -> None:
+    (nursery.path / "json.py").write_text("raise RuntimeError('shadowed')")
+    zygote = nursery.start(
+        """
+        import json, sys
+        def run(payload, send):
+            send({"value": [json.__name__, sys.path[-1]]})
+        """
+    )
+
+    assert nursery.run(zygote).told == [["json", str(nursery.path)]]
+
+
+# What makes forking unsafe.
+
+
+def against_forking(zygote: Zygote) -> list[str]:
+    zygote.wait_ready()
+    wait_until(lambda: zygote.against_forking == [] or not zygote.alive(), "the end of what cannot be forked")
+    return zygote.against_forking
+
+
+def test_an_import_that_starts_threads_is_reported_with_their_names(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import threading
+        def prepare(argument):
+            return {"prepared": True}
+        threading.Thread(target=threading.Event().wait, name="prefetcher", daemon=True).start()
+        threading.Thread(target=threading.Event().wait, name="logger", daemon=True).start()
+        """
+    )
+
+    assert against_forking(zygote) == ["started Python threads: logger, prefetcher"]
+    assert zygote.info == {"prepared": True}
+
+
+def test_a_thread_that_has_ended_does_not_count(nursery: Nursery) -> None:
+    zygote = nursery.start("import threading\nthread = threading.Thread(target=int)\nthread.start()\nthread.join()")
+
+    assert against_forking(zygote) == []
+
+
+def test_a_native_thread_is_reported(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        # pause() never returns and touches nothing of Python.
+        libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+        """
+    )
+
+    assert against_forking(zygote) == ["started 1 native thread(s)"]
+
+
+def test_the_pool_of_numpy_s_openblas_does_not_count_and_works_after_the_fork(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        import numpy
+        square = numpy.ones((500, 500))
+        assert (square @ square)[0, 0] == 500
+        def prepare(argument):
+            return {"tasks": len(os.listdir("/proc/self/task"))}
+        def run(payload, send):
+            send({"value": (square @ square).sum()})
+        """,
+        environ={"OPENBLAS_NUM_THREADS": "3"},
+    )
+
+    assert against_forking(zygote) == []
+    assert zygote.info["tasks"] == min(3, len(os.sched_getaffinity(0)))
+    assert nursery.run(zygote).told == [500.0**3]
+
+
+def test_a_pool_that_torch_has_used_counts_and_one_that_it_has_not_does_not(nursery: Nursery) -> None:
+    source = """
+        import torch
+        def prepare(argument):
+            if argument == "computes":
+                torch.ones(1_000_000).add_(1)
+            return {}
+        def run(payload, send):
+            send({"value": torch.ones(1_000_000).add_(1).sum().item()})
+        """
+
+    environ = {"OMP_NUM_THREADS": "2"}
+
+    (reason,) = against_forking(nursery.start(source, argument="computes", environ=environ))
+    assert re.fullmatch(r"started \d native thread\(s\)", reason)
+    imports = nursery.start(source, argument="imports", environ=environ)
+    assert against_forking(imports) == []
+    assert nursery.run(imports).told == [2_000_000.0]
+
+
+def test_a_device_of_a_gpu_that_is_open_is_reported(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_aorta.runtime.zygotes import fork_safety
+
+    (nursery.path / "nvidia0").touch()
+    monkeypatch.setattr(fork_safety, "_GPU_DEVICES", (str(nursery.path / "nvidia"),))
+    with (nursery.path / "nvidia0").open():
+        assert f"opened {nursery.path}/nvidia0" in fork_safety.reasons_against_forking()
+    assert not any("opened" in reason for reason in fork_safety.reasons_against_forking())
+
+
+# A fresh interpreter for the task.
+
+FRESH = """
+    import os, threading
+    prepared_in = None
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    def prepare(argument):
+        global prepared_in
+        prepared_in = os.getpid()
+        return {"argument": argument}
+    def run(payload, send):
+        send({"value": [payload, prepared_in == os.getpid(), os.getsid(0) == os.getpid()]})
+"""
+
+
+def test_in_a_fresh_interpreter_the_task_prepares_itself_and_may_have_threads(nursery: Nursery) -> None:
+    zygote = nursery.start(FRESH, fresh=True, argument=7)
+
+    done = nursery.run(zygote, "payload")
+
+    assert done.messages[0] == {"type": "prepared", "info": {"argument": 7}}
+    assert done.told == [["payload", True, True]]
+    assert zygote.against_forking == []
+    assert zygote.info == {}
+
+
+def test_what_a_fresh_interpreter_prints_while_importing_is_in_the_task_s_log(nursery: Nursery) -> None:
+    zygote = nursery.start("print('importing')\ndef run(payload, send): print('running')", fresh=True)
+
+    assert nursery.run(zygote).stdout == "importing\nrunning\n"
+
+
+def test_an_import_that_fails_in_a_fresh_interpreter_is_told_by_the_task(nursery: Nursery) -> None:
+    zygote = nursery.start("raise ValueError('no')", fresh=True)
+
+    done = nursery.run(zygote)
+
+    assert [message["type"] for message in done.messages] == ["failed"]
+    assert done.messages[0]["error"]["message"] == "no"
+    assert done.returncode == 0
+
+
+def test_an_import_that_crashes_in_a_fresh_interpreter_is_the_task_s_crash(nursery: Nursery) -> None:
+    done = nursery.run(nursery.start("import os\nos.abort()", fresh=True))
+
+    assert done.returncode == -signal.SIGABRT
+    assert "Aborted" in done.stderr
+
+
+# Rehearsals, and what specifications have in common.
+
+
+def test_a_rehearsal_runs_in_the_child_before_its_task_and_may_fail(nursery: Nursery) -> None:
+    name = nursery.module(
+        """
+        rehearsed = []
+        def prepare(argument):
+            return {}
+        def rehearse(argument):
+            rehearsed.append(argument)
+            raise ValueError
+        def run(payload, channel):
+            channel.send({"value": rehearsed})
+        """
+    )
+    spec = nursery.spec("", prepare=f"{name}:prepare", run=f"{name}:run", rehearse=f"{name}:rehearse", argument=5)
+    zygote = nursery.start_from(spec)
+
+    assert [nursery.run(zygote).told for _ in range(2)] == [[[5]], [[5]]]
+
+
+CHANGED: dict[str, Any] = {
+    "command": ("other",),
+    "environ": {"A": "\udcff"},
+    "prepare": "other:prepare",
+    "argument": {"other": 1},
+    "run": "other:run",
+    "sys_path": ("/other",),
+    "cwd": "/other",
+    "fresh": True,
+    "rehearse": "other:rehearse",
+}
+
+
+def test_specifications_have_one_key_only_if_all_their_fields_are_equal() -> None:
+    spec = ZygoteSpec(("python",), {"A": "1", "B": "2"}, "m:prepare", {"a": 1}, "m:run", ("/a",), "/")
+
+    assert set(CHANGED) == {field.name for field in fields(ZygoteSpec)}
+    keys = {spec.key(), *(replace(spec, **{name: value}).key() for name, value in CHANGED.items())}
+    assert len(keys) == 1 + len(CHANGED)
+    assert replace(spec, environ={"B": "2", "A": "1"}).key() == spec.key()
+    assert re.fullmatch("[0-9a-f]{64}", spec.key())
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL"), (-99, "signal 99")]
+)
+def test_how_a_process_ended_in_words(code: int, text: str) -> None:
+    assert exit_text(code) == text

@@ -1,0 +1,592 @@
+"""The life of a task: what it gets, what it can tell, and that no other task sees anything of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nursery import PATIENCE, Nursery, deadline, finish, message_of, nursery_at, wait_until
+
+from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+# What a task gets, and what it tells.
+
+
+def test_a_task_gets_its_payload_and_tells_what_it_wants(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        def run(payload, send):
+            send({"value": payload})
+            send({"value": [payload, None]})
+        """
+    )
+
+    done = nursery.run(zygote, {"n": 1, "é": ["\udcff", 1e300]})
+
+    assert done.told == [{"n": 1, "é": ["\udcff", 1e300]}, [{"n": 1, "é": ["\udcff", 1e300]}, None]]
+    assert done.messages[-1] == {"type": "done"}
+    assert done.returncode == 0
+    assert done.ended["swept"] == []
+    assert done.ended["max_rss_bytes"] > 1_000_000
+
+
+def test_what_was_prepared_is_there_for_every_task_and_known_to_the_parent(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        prepared_by = None
+
+        def prepare(argument):
+            global prepared_by
+            prepared_by = os.getpid()
+            return {"argument": argument, "pid": prepared_by}
+
+        def run(payload, send):
+            send({"value": [prepared_by, os.getppid(), os.getpid()]})
+        """,
+        argument=[1, {"a": None}],
+    )
+    zygote.wait_ready()
+
+    first, second = nursery.run(zygote).told[0], nursery.run(zygote).told[0]
+
+    assert zygote.info["argument"] == [1, {"a": None}]
+    assert first[:2] == second[:2] == [zygote.info["pid"]] * 2
+    assert len({zygote.info["pid"], first[2], second[2]}) == 3
+
+
+def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        def run(payload, send):
+            send({"value": len(payload)})
+            send({"value": payload})
+        """
+    )
+    big = "x" * 50_000_000
+
+    length, text = nursery.run(zygote, big).told
+
+    assert length == len(big)
+    assert text == big
+
+
+def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal
+        def run(payload, send):
+            for number in range(1000):
+                send({"value": number})
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.told == list(range(1000))
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes, os, subprocess, sys
+        def run(payload, send):
+            print("python", payload)
+            print("unprintable \\udcff")
+            os.write(1, b"descriptor\\n")
+            subprocess.run(["echo", "subprocess"])
+            ctypes.CDLL(None).write(1, b"native\\n", 7)
+            print("error", payload, file=sys.stderr)
+            os.write(2, b"raw error\\n")
+        """
+    )
+
+    first, second = nursery.run(zygote, 1), nursery.run(zygote, 2)
+
+    assert first.stdout == "python 1\nunprintable \\udcff\ndescriptor\nsubprocess\nnative\n"
+    assert first.stderr == "error 1\nraw error\n"
+    assert second.stdout.startswith("python 2\n")
+    assert zygote.output() == ""
+
+
+def test_a_task_reads_nothing_from_standard_input(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import sys
+        def run(payload, send):
+            send({"value": sys.stdin.read()})
+        """
+    )
+
+    assert nursery.run(zygote).told == [""]
+
+
+def test_a_task_leads_a_session_and_a_process_group_of_its_own(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            send({"value": [os.getpid(), os.getsid(0), os.getpgid(0)]})
+        """
+    )
+
+    pid, session, group = nursery.run(zygote).told[0]
+
+    assert pid == session == group
+
+
+# Variables.
+
+
+def test_variables_are_set_before_the_interpreter_starts(nursery: Nursery) -> None:
+    source = """
+        import sys
+        def run(payload, send):
+            send({"value": [hash("text"), sys.flags.hash_randomization, sys.flags.optimize]})
+        """
+    environ = {"PYTHONHASHSEED": "0", "PYTHONOPTIMIZE": "1"}
+    zygotes = [nursery.start(source, environ=environ) for _ in range(2)]
+
+    told = [nursery.run(zygote).told[0] for zygote in zygotes]
+
+    assert told[0] == told[1]
+    assert told[0][1:] == [0, 1]
+
+
+def test_variables_are_those_that_were_given_and_no_others(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = nursery.spec(
+        """
+        import os
+        def run(payload, send):
+            send({"value": [name for name in os.environ if name.startswith("AORTA_TEST_VARIABLE")]})
+        """,
+        environ={"AORTA_TEST_VARIABLE_1": "1"},
+    )
+    monkeypatch.setenv("AORTA_TEST_VARIABLE_2", "set after the request was made")
+
+    assert nursery.run(nursery.start_from(spec)).told == [["AORTA_TEST_VARIABLE_1"]]
+
+
+def test_variables_and_folders_may_hold_any_bytes(nursery: Nursery) -> None:
+    folder = nursery.path / "caf\udce9"
+    folder.mkdir()
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            send({"value": [os.environb[b"ODD"].hex(), os.getcwdb().hex()]})
+        """,
+        environ={"ODD": "a\udcff\nb=c"},
+        cwd=str(folder),
+    )
+
+    odd, cwd = nursery.run(zygote).told[0]
+
+    assert bytes.fromhex(odd) == b"a\xff\nb=c"
+    assert bytes.fromhex(cwd).endswith(b"caf\xe9")
+
+
+def test_the_parent_s_own_variables_and_folder_are_never_changed(nursery: Nursery) -> None:
+    before = dict(os.environ), os.getcwd()
+    zygote = nursery.start(
+        """
+        import os
+        def prepare(argument):
+            os.environ["AORTA_TEST_X"] = "1"
+            os.chdir("/")
+            return {}
+        def run(payload, send):
+            os.environ["AORTA_TEST_X"] = "2"
+        """
+    )
+    nursery.run(zygote)
+
+    assert (dict(os.environ), os.getcwd()) == before
+
+
+# A fresh process for each.
+
+
+def test_nothing_that_a_task_does_to_its_process_is_seen_by_the_next(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import locale, os, random, resource, signal, sys, threading, warnings
+        counter = 0
+
+        def run(payload, send):
+            global counter
+            send({"value": {
+                "globals": counter,
+                "modules": "colorsys" in sys.modules,
+                "path": "/spoiled" in sys.path,
+                "cwd": os.getcwd(),
+                "variable": os.environ.get("AORTA_TEST_X"),
+                "threads": threading.active_count(),
+                "tasks": len(os.listdir("/proc/self/task")),
+                "handler": str(signal.getsignal(signal.SIGUSR1)),
+                "files": len(os.listdir("/proc/self/fd")),
+                "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                "umask": os.umask(0o22),
+                "nice": os.nice(0),
+            }})
+            counter += 1
+            import colorsys
+            sys.path.append("/spoiled")
+            os.chdir("/")
+            os.environ["AORTA_TEST_X"] = "1"
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            os.open("/dev/null", os.O_RDONLY)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            os.umask(0o77)
+            os.nice(5)
+        """
+    )
+
+    told = [nursery.run(zygote).told[0] for _ in range(4)]
+
+    assert told[0]["globals"] == 0
+    assert told[0]["threads"] == told[0]["tasks"] == 1
+    assert told[1:] == told[:1] * 3
+
+
+def test_every_task_has_random_numbers_of_its_own(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import random
+        import numpy
+        numpy.random.seed(0)
+        def run(payload, send):
+            send({"value": [random.random(), numpy.random.rand()]})
+        """
+    )
+
+    told = [nursery.run(zygote).told[0] for _ in range(3)]
+
+    assert len({python for python, _ in told}) == 3
+    assert len({numpy for _, numpy in told}) == 3
+
+
+# How a task ends.
+
+
+@pytest.mark.parametrize(
+    ("statement", "returncode"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("ctypes.string_at(0)", -signal.SIGSEGV),
+        ("os.abort()", -signal.SIGABRT),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os._exit(0)", 0),
+        ("os._exit(3)", 3),
+        ("ctypes.CDLL(None).exit(4)", 4),
+    ],
+)
+def test_however_a_task_ends_it_is_told_and_the_next_one_runs(
+    nursery: Nursery, statement: str, returncode: int
+) -> None:
+    zygote = nursery.start(
+        f"""
+        import ctypes, os, signal
+        def run(payload, send):
+            print("before")
+            if payload:
+                {statement}
+            send({{"value": "survived"}})
+        """
+    )
+
+    crashed, fine = nursery.run(zygote, True), nursery.run(zygote, False)
+
+    assert crashed.returncode == returncode
+    assert crashed.messages == []
+    assert crashed.stdout == "before\n"
+    assert (fine.returncode, fine.told) == (0, ["survived"])
+
+
+def test_a_crash_leaves_its_stack_in_the_log(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes
+        def read_from_nowhere():
+            ctypes.string_at(0)
+        def run(payload, send):
+            read_from_nowhere()
+        """
+    )
+
+    stderr = nursery.run(zygote).stderr
+
+    assert "Segmentation fault" in stderr
+    assert "read_from_nowhere" in stderr
+
+
+def test_an_exception_that_leaves_run_is_in_the_task_s_log(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        def run(payload, send):
+            raise SystemExit(5)
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.returncode == 1
+    assert done.messages == []
+    assert done.stderr.endswith("raise SystemExit(5)\nSystemExit: 5\n")
+
+
+def test_a_task_that_closes_every_descriptor_ends_all_the_same(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            os.closerange(0, 256)
+        """
+    )
+
+    assert [nursery.run(zygote).returncode > 0 for _ in range(2)] == [True, True]
+
+
+def test_a_thread_that_still_runs_does_not_delay_the_end(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import threading
+        def run(payload, send):
+            threading.Thread(target=threading.Event().wait).start()
+        """
+    )
+
+    assert nursery.run(zygote).returncode == 0
+
+
+def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            zygote = os.getppid()
+            with open(f"/proc/{zygote}/task/{zygote}/children") as file:
+                children = file.read().split()
+            send({"value": [len(children), len(os.listdir(f"/proc/{zygote}/fd"))]})
+        """
+    )
+    nursery.run(zygote)
+    own = len(os.listdir("/proc/self/fd"))
+
+    told = [nursery.run(zygote).told[0] for _ in range(30)]
+
+    # The task and the next one's child; the zygote may be about to make that one.
+    assert max(children for children, _ in told) <= 2
+    files = [files for _, files in told]
+    assert max(files) - min(files) <= 3
+    assert len(os.listdir("/proc/self/fd")) <= own + 1
+
+
+# A task that is spoken to.
+
+DIALOGUE = """
+    import os
+    def run(payload, channel):
+        while (message := channel.receive()) is not None and message["op"] != "close":
+            if message["op"] == "file":
+                fd = channel.receive_fd()
+                message = {"text": os.read(fd, 100).decode(), "inheritable": os.get_inheritable(fd)}
+            channel.send({"value": message})
+"""
+
+
+def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    read, write = os.pipe()
+    os.write(write, b"handed over")
+
+    for number in range(100):
+        task.send({"op": "echo", "number": number})
+        assert message_of(task) == {"op": "echo", "number": number}
+    task.send({"op": "file"})
+    task.send_fd(read)
+    assert message_of(task) == {"text": "handed over", "inheritable": False}
+    task.send({"op": "close"})
+
+    assert finish(task).returncode == 0
+    with pytest.raises(OSError, match="no longer listens"):
+        task.send({})
+    os.close(read)
+    os.close(write)
+
+
+def test_several_threads_may_speak_to_a_task(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    texts = [letter * 50_000 for letter in "abcd"]
+    threads = [threading.Thread(target=task.send, args=[{"op": "echo", "text": text}]) for text in texts]
+    for thread in threads:
+        thread.start()
+
+    assert sorted(message_of(task)["text"] for _ in texts) == texts
+
+    for thread in threads:
+        thread.join()
+    task.send({"op": "close"})
+    assert finish(task).returncode == 0
+
+
+def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    task.send({"op": "echo"})
+    message_of(task)
+
+    task.close()
+
+    assert task.next_message(deadline()) is None
+    assert task.ended is not None
+
+
+def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    assert task.poll_message() is None
+
+    task.send({"op": "echo"})
+    assert follow(task) == {"value": {"op": "echo"}}
+    task.send({"op": "close"})
+
+    assert follow(task) == {"type": "done"}
+    with pytest.raises(TaskEnded):
+        follow(task)
+    assert task.filenos() == []
+    assert task.ended is not None
+    assert task.ended["returncode"] == 0
+    with pytest.raises(TaskEnded):
+        task.poll_message()
+
+
+def test_a_message_that_is_never_sent_to_its_end_keeps_nobody_waiting(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, socket, time
+        def run(payload, channel):
+            channel.send({"value": 1})
+            socket.socket(fileno=os.dup(channel.fileno())).send(b'+{"value": ')
+            open("begun", "w").close()
+            time.sleep(600)
+        """
+    )
+    task = nursery.submit(zygote)
+    assert message_of(task) == 1
+    wait_until((nursery.path / "begun").exists, "a part of a message")
+
+    assert task.poll_message() is None
+    with pytest.raises(TimeoutError):
+        task.next_message(0.0)
+    task.kill(grace=0)
+
+    assert finish(task).returncode == -signal.SIGKILL
+
+
+def follow(task: Task) -> dict[str, Any]:
+    """The next message of a task, with nothing but its descriptors to wait for."""
+    while (message := task.poll_message()) is None:
+        assert select.select(task.filenos(), [], [], PATIENCE)[0]
+    return message
+
+
+# What is settled for one task.
+
+
+def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            send({"value": sorted(os.sched_getaffinity(0))})
+        """
+    )
+    cores = sorted(os.sched_getaffinity(0))
+
+    assert nursery.run(zygote, cores=cores[-1:]).told == [cores[-1:]]
+    assert nursery.run(zygote).told == [cores]
+
+
+def test_cores_that_are_not_there_are_an_error_in_the_task_s_log(nursery: Nursery) -> None:
+    done = nursery.run(nursery.start("def run(payload, send): send({'value': 1})"), cores=[100_000])
+
+    assert (done.returncode, done.told) == (1, [])
+    assert "sched_setaffinity" in done.stderr
+
+
+def test_a_lock_that_was_handed_over_is_held_as_long_as_the_task_lives(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        def run(payload, send):
+            files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+            held = [os.readlink(file) for file in files if os.path.lexists(file)]
+            send({"value": [path for path in held if path.endswith(".lock")]})
+            open(payload).read()
+        """
+    )
+    os.mkfifo(nursery.path / "fifo")
+    paths = [str(nursery.path / f"{name}.lock") for name in "ab"]
+    locks = [os.open(path, os.O_CREAT | os.O_RDWR) for path in paths]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    task = nursery.submit(zygote, str(nursery.path / "fifo"), descriptors=locks)
+    for lock in locks:
+        os.close(lock)
+    assert sorted(message_of(task)) == paths
+
+    assert [is_locked(path) for path in paths] == [True, True]
+    task.kill(grace=0)
+    finish(task)
+
+    assert [is_locked(path) for path in paths] == [False, False]
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody else holds the lock."""
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_task_without_logs_of_its_own_writes_to_the_zygote_s(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import time
+        def run(payload, send):
+            print("into the zygote's log")
+            send({"value": 1})
+            time.sleep(600)
+        """
+    )
+    before = {path.name for path in nursery.path.iterdir()}
+    task = zygote.submit(None, stdout=None, stderr=None, stacks=None)
+    assert message_of(task) == 1
+
+    task.kill(grace=600)
+
+    while task.next_message(deadline()) is not None:
+        pass
+    assert task.ended is not None
+    assert task.ended["returncode"] == -signal.SIGTERM
+    wait_until(lambda: zygote.output() == "into the zygote's log\n", "the output")
+    assert {path.name for path in nursery.path.iterdir()} - {"__pycache__"} == before - {"__pycache__"}

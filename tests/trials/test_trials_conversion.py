@@ -1,0 +1,556 @@
+"""Whatever a workload returns becomes plain data, and plain data becomes strict JSON and comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import math
+from collections import OrderedDict, UserDict, deque
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, encode_non_finite, to_plain
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    inner: Any = None
+
+
+class Model(BaseModel):
+    steps: int
+    lr: float
+
+
+class ReprRaises:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+class ReprExits:
+    def __repr__(self) -> str:
+        raise SystemExit(3)
+
+
+class EverythingRaises:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+class EqualityRaises(type):
+    """A metaclass; numeric ones that compare element by element exist."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("no")
+
+    __hash__ = type.__hash__
+
+
+class NamelessType(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OfAnUncomparableType(metaclass=EqualityRaises):
+    def __repr__(self) -> str:
+        return "<uncomparable>"
+
+
+class OfANamelessType(metaclass=NamelessType):
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+class NameOfAnError(Exception, metaclass=NamelessType):
+    pass
+
+
+class RaisesAnErrorWithoutAName:
+    def __repr__(self) -> str:
+        raise NameOfAnError
+
+
+class HashRaises:
+    def __hash__(self) -> int:
+        raise RuntimeError("no")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    def __repr__(self) -> str:
+        return "<unhashable>"
+
+
+class ClassRaises:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise SystemExit(3)
+
+    def __repr__(self) -> str:
+        return "<classless>"
+
+
+def pretends_to_be(kind: type) -> object:
+    """What ``isinstance`` takes for something that it is not."""
+
+    class Pretender:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            return kind
+
+        def __repr__(self) -> str:
+            return f"<no {kind.__name__}>"
+
+    return Pretender()
+
+
+class OwnText(str):
+    """Its ``str()`` is of its own type again, and so are all its parts."""
+
+    def __str__(self) -> str:
+        return self
+
+    def __getitem__(self, key: Any) -> str:
+        raise RuntimeError("no")
+
+    def encode(self, *arguments: Any, **options: Any) -> bytes:
+        raise RuntimeError("no")
+
+
+class GrowingInt(int):
+    def __int__(self) -> int:
+        return 10**5000
+
+    __index__ = __int__
+
+    def bit_length(self) -> int:
+        return 1
+
+
+class OwnFloat(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+class OwnBytes(bytes):
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        return object()
+
+
+class OwnDate(datetime.date):
+    def isoformat(self) -> Any:
+        return object()
+
+    def __repr__(self) -> str:
+        return OwnText("<some day>")
+
+
+class ItsOwnElement:
+    """An array with a single element, which is the array."""
+
+    dtype = "self"
+    shape = ()
+
+    def tolist(self) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return "<itself>"
+
+
+class IterationRaises(list):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        raise OSError("disk on fire")
+
+    def __repr__(self) -> str:
+        return "<a bad list>"
+
+
+def _kind(value: object) -> str:
+    """An id that is the same in every process, as xdist needs it; the repr of a set or an object is not."""
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (None, None),
+        (True, True),
+        (3, 3),
+        (0.5, 0.5),
+        ("text", "text"),
+        ((1, 2), [1, 2]),
+        (range(3), [0, 1, 2]),
+        (deque([1, "a"]), [1, "a"]),
+        ({3, 1, 2}, [1, 2, 3]),
+        (frozenset({"b", "a"}), ["a", "b"]),
+        (b"bytes", "bytes"),
+        (b"\xff", "\\xff"),
+        (Path("/a/b"), "/a/b"),
+        (PurePosixPath("c"), "c"),
+        (datetime.date(2024, 1, 2), "2024-01-02"),
+        (datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc), "2024-01-02T03:04:05+00:00"),
+        (Color.RED, "red"),
+        (Level.HIGH, 3),
+        (Point(1.0, Point(2.0)), {"x": 1.0, "inner": {"x": 2.0, "inner": None}}),
+        (Model(steps=3, lr=0.1), {"steps": 3, "lr": 0.1}),
+        (OrderedDict(a=1), {"a": 1}),
+        (UserDict({"a": 1}), {"a": 1}),
+        ({1: "a", None: "b", (2, 3): "c", Color.RED: "d"}, {"1": "a", "None": "b", "[2, 3]": "c", "red": "d"}),
+    ],
+    ids=_kind,
+)
+def test_python_values_keep_their_meaning(value: object, plain: object) -> None:
+    notes: list[str] = []
+
+    reduced = to_plain(value, notes)
+
+    assert reduced == plain
+    assert type(reduced) is type(plain)
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.float64(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.int64(-3), -3),
+        (np.uint8(200), 200),
+        (np.bool_(True), True),
+        (np.str_("s"), "s"),
+        (np.array(7), 7),
+        (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+        (np.array([]), []),
+        (torch.tensor(2.5), 2.5),
+        (torch.tensor(2), 2),
+        (torch.tensor(False), False),
+        (torch.tensor([1.0, 2.0]), [1.0, 2.0]),
+        (torch.tensor([1.5], dtype=torch.bfloat16), [1.5]),
+        (torch.tensor(1.5, requires_grad=True), 1.5),
+        (torch.Size([2, 3]), [2, 3]),
+    ],
+    ids=_kind,
+)
+def test_numpy_and_torch_values_become_numbers_and_lists(value: object, plain: object) -> None:
+    notes: list[str] = []
+
+    reduced = to_plain(value, notes)
+
+    assert reduced == plain
+    assert type(reduced) is type(plain)
+    assert notes == []
+
+
+def test_a_result_of_an_nan_in_an_array_stays_one() -> None:
+    assert math.isnan(to_plain({"loss": torch.tensor([math.nan])})["loss"][0])
+
+
+@pytest.mark.parametrize("array", [np.zeros((100, 100)), torch.zeros(100, 100)], ids=["numpy", "torch"])
+def test_a_large_array_is_described_and_not_kept(array: object) -> None:
+    notes: list[str] = []
+
+    text = to_plain({"weights": array}, notes)["weights"]
+
+    assert "(100, 100)" in text
+    assert "float" in text
+    assert notes == ["weights: 10000 elements; kept as text"]
+
+
+@pytest.mark.parametrize(
+    "value", [object(), 1 + 2j, torch.float32, len, Point, np.complex64(1j), torch.empty(2, device="meta")], ids=_kind
+)
+def test_what_has_no_json_form_becomes_text_and_a_note_names_the_place(value: object) -> None:
+    notes: list[str] = []
+
+    plain = to_plain({"metrics": [1, value]}, notes)
+
+    assert isinstance(plain["metrics"][1], str)
+    assert len(notes) == 1
+    assert notes[0].startswith("metrics[1]: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (ReprRaises(), "<ReprRaises, whose repr raised RuntimeError>"),
+        (ReprExits(), "<ReprExits, whose repr raised SystemExit>"),
+        (EverythingRaises(), "<EverythingRaises, whose repr raised ValueError>"),
+        (IterationRaises([1]), "<a bad list>"),
+        ({ReprRaises()}, "<set, whose repr raised RuntimeError>"),
+        ({ReprExits()}, "<set, whose repr raised SystemExit>"),
+        (OfAnUncomparableType(), "<uncomparable>"),
+        (OfANamelessType(), "<OfANamelessType, whose repr raised ValueError>"),
+        (RaisesAnErrorWithoutAName(), "<RaisesAnErrorWithoutAName, whose repr raised NameOfAnError>"),
+        (HashRaises(), "<unhashable>"),
+        (ClassRaises(), "<classless>"),
+        *((pretends_to_be(kind), f"<no {kind.__name__}>") for kind in (int, float, str, bytes, dict, list, set)),
+        (pretends_to_be(enum.Enum), "<no Enum>"),
+        (pretends_to_be(datetime.date), "<no date>"),
+        (OwnDate(2024, 1, 2), "<some day>"),
+        (ItsOwnElement(), "<itself>"),
+    ],
+    ids=lambda value: value if type(value) is str else "",
+)
+def test_a_hostile_object_costs_only_itself(value: object, text: str) -> None:
+    notes: list[str] = []
+
+    assert to_plain({"bad": value, "good": 1}, notes) == {"bad": text, "good": 1}
+    assert [note.partition(":")[0] for note in notes] == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (OwnText("text"), "text"),
+        (GrowingInt(3), 3),
+        (OwnFloat(0.5), 0.5),
+        (OwnBytes(b"bytes"), "bytes"),
+        ({OwnText("key"): 1, GrowingInt(3): 2}, {"key": 1, "3": 2}),
+    ],
+    ids=_kind,
+)
+def test_of_a_number_or_text_with_ideas_of_its_own_the_value_is_kept(value: object, plain: object) -> None:
+    reduced = to_plain([value])[0]
+
+    assert is_plain(reduced)
+    assert reduced == plain
+
+
+def test_ctrl_c_is_the_only_thing_that_gets_through() -> None:
+    class Interrupted:
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        to_plain(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        to_plain({Interrupted()})
+
+
+def test_a_long_text_of_an_unknown_object_is_cut_but_a_text_is_not() -> None:
+    class Verbose:
+        def __repr__(self) -> str:
+            return "x" * 100_000
+
+    assert len(to_plain(Verbose())) == 1000
+    assert len(to_plain("x" * 100_000)) == 100_000
+
+
+def test_a_container_that_holds_itself_ends_where_it_begins_again() -> None:
+    cycle: list[Any] = [1]
+    cycle += [cycle, cycle]
+    notes: list[str] = []
+
+    assert to_plain({"graph": cycle}, notes) == {"graph": [1, "[1, [...], [...]]", "[1, [...], [...]]"]}
+    assert notes == [f"graph[{index}]: nested too deeply or contains itself; kept as text" for index in (1, 2)]
+
+
+def test_a_value_that_occurs_twice_is_no_cycle() -> None:
+    shared = [1]
+
+    assert to_plain([shared, {"again": shared}]) == [[1], {"again": [1]}]
+
+
+def test_what_is_nested_too_deeply_is_cut() -> None:
+    deep: Any = 0
+    for _ in range(10_000):
+        deep = [deep]
+    notes: list[str] = []
+
+    plain = to_plain(deep, notes)
+
+    json.dumps(plain, allow_nan=False)
+    assert len(notes) == 1
+
+
+def test_an_integer_beyond_the_range_of_a_float_becomes_hexadecimal_text() -> None:
+    notes: list[str] = []
+
+    assert to_plain(2**1000, notes) == 2**1000
+    assert notes == []
+    assert to_plain({"n": 2**20_000}, notes)["n"].startswith("0x1000")
+    assert notes == ["n: an integer of 20001 bits; kept as text"]
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ({1: "number", "1": "text"}, {"1": "number", "1_": "text"}),
+        ({"1": "text", 1: "number"}, {"1": "text", "1_": "number"}),
+        ({"1": "a", 1: "b", "1_": "c"}, {"1": "a", "1_": "b", "1__": "c"}),
+    ],
+)
+def test_keys_that_read_the_same_are_all_kept(value: object, plain: object) -> None:
+    notes: list[str] = []
+
+    assert to_plain(value, notes) == plain
+    assert notes
+    assert all("two keys read" in note for note in notes)
+
+
+def test_a_key_with_a_lone_surrogate_is_escaped() -> None:
+    assert to_plain({"caf\udce9": 1}) == {"caf\\udce9": 1}
+
+
+def array_of_objects(values: list[object]) -> object:
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def with_itself(values: list[object]) -> list[object]:
+    """A list that ends with itself, and with a mapping that holds it."""
+    values += [values, {"again": values}]
+    return values
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.text(alphabet=st.characters(codec=None, categories=["Cs", "Lu"]))
+    | st.binary()
+    | st.complex_numbers()
+    | st.dates()
+    | st.decimals()
+    | st.uuids()
+    | st.sampled_from(
+        # Not those that hypothesis itself cannot look at.
+        [ReprRaises, EverythingRaises, HashRaises, ItsOwnElement]
+    ).map(lambda cls: cls())
+    | st.sampled_from([int, float, str, bytes, dict, list, set, enum.Enum, Path, BaseModel]).map(pretends_to_be)
+    | st.text().map(OwnText)
+    | st.integers().map(GrowingInt)
+    | st.binary().map(OwnBytes)
+    | st.just(Color.RED)
+    | st.floats(width=32).map(np.float32)
+    | st.integers(0, 255).map(np.uint8)
+    | st.integers(min_value=2**900, max_value=2**3000)
+)
+_hashable = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates()
+anything = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(_hashable, inner)
+        | st.sets(_hashable)
+        | st.builds(Point, st.floats(), inner)
+        | st.lists(inner).map(array_of_objects)
+        | st.lists(inner).map(with_itself)
+    ),
+    max_leaves=12,
+)
+
+
+def is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return type(value) is list and all(map(is_plain, value))
+    if isinstance(value, dict):
+        return type(value) is dict and all(type(key) is str and is_plain(inner) for key, inner in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def same(left: object, right: object) -> bool:
+    """Equal, of equal types all the way down, where a NaN equals a NaN and 0.0 is not -0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float) and isinstance(right, float):
+        return left.hex() == right.hex()
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    return left == right
+
+
+@given(anything)
+def test_anything_becomes_plain_data_that_strict_json_can_hold(value: object) -> None:
+    plain = to_plain(value)
+
+    assert is_plain(plain)
+    json.dumps(encode_non_finite(plain), allow_nan=False)
+
+
+@given(anything)
+def test_plain_data_stays_as_it_is(value: object) -> None:
+    plain = to_plain(value)
+
+    assert same(to_plain(plain), plain)
+
+
+_tokens = st.sampled_from(["NaN", "Infinity", "-Infinity", "nan", "Nan", "\\", ""])
+texts_like_tokens = st.builds(lambda slashes, token: "\\" * slashes + token, st.integers(0, 4), _tokens)
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | texts_like_tokens,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | texts_like_tokens, inner),
+    max_leaves=12,
+)
+
+
+@given(plain_values)
+def test_strict_json_gives_back_exactly_what_was_put_in(value: object) -> None:
+    text = json.dumps(encode_non_finite(value), allow_nan=False)
+
+    assert same(decode_non_finite(json.loads(text)), value)
+
+
+@given(plain_values, plain_values)
+def test_different_values_have_different_json(left: object, right: object) -> None:
+    if not same(left, right):
+        assert not same(encode_non_finite(left), encode_non_finite(right))
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [
+        (math.nan, "NaN"),
+        (math.inf, "Infinity"),
+        (-math.inf, "-Infinity"),
+        ("NaN", "\\NaN"),
+        ("\\NaN", "\\\\NaN"),
+        ("-Infinity", "\\-Infinity"),
+        ("nan", "nan"),
+        ("\\", "\\"),
+        ("C:\\NaN", "C:\\NaN"),
+    ],
+)
+def test_non_finite_numbers_are_texts_in_json_and_such_texts_are_escaped(value: object, encoded: str) -> None:
+    assert encode_non_finite(value) == encoded
+    assert same(decode_non_finite(encoded), value)
+
+
+@given(st.dictionaries(st.text(max_size=3), plain_values, max_size=4))
+def test_the_canonical_text_does_not_depend_on_the_order_of_keys(value: dict[str, Any]) -> None:
+    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+
+
+def test_the_canonical_text_is_the_same_in_every_process() -> None:
+    assert canonical_json({"b": [1.5, math.nan], "a": "é"}) == '{"a":"\\u00e9","b":[1.5,"NaN"]}'

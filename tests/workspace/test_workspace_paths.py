@@ -1,0 +1,65 @@
+"""Where a trial's file lies: inside the results directory and nowhere else, and never where another one's lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_aorta.workspace.paths import HISTORY, place
+
+HOSTILE = [
+    *("", ".", "..", "../x", "/etc/passwd", "a/../../b", "~root", HISTORY, "nul\0", "two\nlines", "it's", '"quoted"'),
+    *("🔥", "größe", "caf\udce9", "\ud800", "-rf", "a b", "a\\b", "C:\\x", "CON", "x" * 10_000, "é" * 300),
+]
+any_text = st.text(alphabet=st.characters(codec=None), max_size=20)
+names = any_text | st.sampled_from(HOSTILE) | st.text(alphabet="/.\0\n'x-", max_size=8)
+places = st.tuples(names, st.none() | names, st.integers(0, 10**6))
+
+RESULTS = Path("/data/results")
+
+
+@given(places, st.integers(0, 100))
+@example(("..", "..", 0), 1)
+def test_every_path_lies_inside_the_results_directory_and_outside_its_history(
+    where: tuple[str, str | None, int], rank: int
+) -> None:
+    made = place(*where)
+
+    for path in (made.file_in(RESULTS), made.folder_in(RESULTS), made.folder_in(RESULTS, rank)):
+        assert os.path.normpath(path) == str(path)
+        assert path.parts[: len(RESULTS.parts)] == RESULTS.parts
+        relative = path.relative_to(RESULTS)
+        assert len(relative.parts) == (2 if where[1] is None else 3)
+        assert relative.parts[0] != HISTORY
+        assert all(part.isascii() and part.isprintable() and len(part) <= 200 for part in relative.parts)
+
+
+@given(places, places, st.integers(0, 20), st.integers(0, 20))
+@example(("a/b", None, 0), ("a_b", None, 0), 0, 0)
+@example(("a", "b", 0), ("a/b", None, 0), 0, 0)
+@example(("a", None, 1), ("a", None, 11), 0, 0)
+@example(("a", "", 0), ("a", None, 0), 0, 0)
+def test_different_trials_have_different_files_and_folders(
+    left: tuple[str, str | None, int], right: tuple[str, str | None, int], one: int, two: int
+) -> None:
+    first, second = place(*left), place(*right)
+
+    assert (first.file == second.file) is (left == right)
+    assert (first.folder_of(one) == second.folder_of(two)) is ((left, one) == (right, two))
+    assert first.file != second.folder_of(two)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_whatever_the_names_are_the_file_system_takes_the_paths(tmp_path: Path, name: str) -> None:
+    made = place(name, name, 0)
+
+    made.folder_in(tmp_path).mkdir(parents=True)
+    made.file_in(tmp_path).write_text("{}")
+    made.folder_in(tmp_path, 1).mkdir()
+
+    inside = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.resolve() for path in inside] == [made.file_in(tmp_path.resolve())]
