@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.launch.host.process_trial import ending, interruption
+from pytest_aorta.launch.host.process_trial import interruption
 from pytest_aorta.launch.record import build_record, utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
-from pytest_aorta.trials.outcome import Observed
-from pytest_aorta.trials.result import Phase, TrialResult
+from pytest_aorta.trials.events import FailureData, Phase
+from pytest_aorta.trials.outcome import Observed, exit_failure
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -152,22 +153,19 @@ class SlotTrial:
         return build_record(self.spec, seen, {}, started_at=self._submitted_at, artifacts=logs)
 
 
-def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> dict[str, Any]:
+def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
     """Why a trial has no record of its own: as the ``failure`` of one."""
     failure = settled.failure
     details = dict(failure.details) if failure is not None else {}
     if settled.outcome is Outcome.CANCELLED or failure is None:
         return interruption(phase, why or "not wanted any more")
     if "phase" in details:  # its cell could not be prepared, or has no devices any more
-        return {
-            "phase": details["phase"],
-            **ending(details["returncode"]),
-            **(details["error"] or {"message": details["message"]}),
-        }
+        error = details["error"] or {"message": details["message"]}
+        return exit_failure(details["phase"], details["returncode"], error)
     if settled.outcome is Outcome.ENDPOINT_FAILURE:
         what = "there is no host left to run it" if phase == "launch" else "the host that ran this trial died"
         return {"phase": phase, "kind": "exception", "message": f"{what}: {failure.message}"}
-    lost = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
+    lost: FailureData = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
     return {**lost, "traceback": failure.traceback} if failure.traceback else lost
 
 

@@ -191,10 +191,10 @@ class Run:
     ) -> None:
         """Record a trial whose fixtures failed, or that cannot be launched: pytest has started it, but no process."""
         from pytest_aorta.launch.record import build_record, utc_now
-        from pytest_aorta.trials.outcome import Observed
+        from pytest_aorta.trials.outcome import Observed, exit_failure
 
-        lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
-        lost["message"] = why + lost["message"]
+        text = describe_exception(error)
+        lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
         if not self.selection.resume:  # then it gives way only to a trial that has started
             history.retire(self.results, place, self.stamp)
         record = build_record(spec, Observed(lost=lost), {}, started_at=utc_now())

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.lifecycle import failure_of, result_to_plain
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import ExitStatus, Phase, TrialResult
+from pytest_aorta.trials.result import ExitStatus, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
-Event = dict[str, Any]
+Event = Any  # as it comes through a channel
 
 SPEC = TrialSpec(
     workload=WorkloadEntry("w", "module:Class", "test"),
@@ -64,7 +65,7 @@ def lives(draw: st.DrawFn) -> list[Event]:
         said.append({"type": "prepared"})
     said.append({"type": "env", "env": {"env_vars": {}}})
 
-    def phase(name: str, **news: Any) -> bool:
+    def phase(name: Phase, **news: Any) -> bool:
         failure = draw(st.none() | errors)
         end = {"failure": failure_of(failure, name)} if failure is not None else news
         said.extend([{"type": "begin", "phase": name}, *progress, {"type": "end", "phase": name, "sec": 0.5, **end}])
@@ -76,7 +77,7 @@ def lives(draw: st.DrawFn) -> list[Event]:
         phase("cleanup")
     if draw(st.booleans()):
         ranks = [{"rank": 0, "pid": 1}, {"rank": 1, "exit_code": 1, "collateral": True}]
-        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures)})
+        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures), "cleanup": None})
     return [*said, {"type": "lived"}]
 
 

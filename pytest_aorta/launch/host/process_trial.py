@@ -28,7 +28,8 @@ from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
-from pytest_aorta.trials.outcome import Observed, signal_name
+from pytest_aorta.trials.events import FailureData, Phase, RankData, parse_event
+from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -124,11 +125,7 @@ class ProcessTrial:
         """It could not start, or the process that hosted it died."""
         if self._task is None:
             self.seen.phase = error.phase  # type: ignore[assignment]
-        self.seen.lost = {
-            "phase": self.seen.phase,
-            **ending(error.returncode),
-            **(error.error or {"message": str(error)}),
-        }
+        self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
         """End it now."""
@@ -187,11 +184,12 @@ class ProcessTrial:
             return False
         if event["type"] == "prepared":
             self._start_clock()
-        else:
-            self.seen.see(event)
-            if event["type"] in ("begin", "progress", "attempt"):
+        elif event["type"] != "done":
+            news = parse_event(event)
+            self.seen.see(news)
+            if news["type"] in ("begin", "progress", "attempt"):
                 self._note_progress()
-            elif event["type"] == "ranks":
+            elif news["type"] == "ranks":
                 self._combine_results()
         return True
 
@@ -251,17 +249,17 @@ class ProcessTrial:
             return
         records = self._records_from_stories()
         mark_outlived(records, "the agent ended before this rank did")
-        failure = {"phase": self.seen.phase, **ending(code), "rank": None}
-        failure["message"] = f"the agent was ended by {signal_name(-code)} in {self.seen.phase}()"
-        self.seen.see({**ranks_event(records), "failure": failure})
+        message = f"the agent was ended by {signal_name(-code)} in {self.seen.phase}()"
+        failure = exit_failure(self.seen.phase, code, {"message": message})
+        self.seen.see({**ranks_event(records), "failure": {**failure, "rank": None}})
 
     def _read_stories(self, overdue: float) -> None:
         """Learn from the ranks' own stories what their agent, which was ended with them, could not tell any more."""
         records = self._records_from_stories(overdue)
-        found = {record["rank"]: record["stacks"] for record in records}
-        self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
+        found = {record["rank"]: self._folder.parent / record["stacks"] for record in records if record["stacks"]}
+        self._see_ranks(records, found.get)
 
-    def _records_from_stories(self, overdue: float | None = None) -> list[dict[str, Any]]:
+    def _records_from_stories(self, overdue: float | None = None) -> list[RankData]:
         """Of the ranks of the last attempt, from their own stories; ``overdue``: when the deadline passed."""
         nproc = self._launch.nproc
         attempt = last_attempt(self._folder)
@@ -276,7 +274,7 @@ class ProcessTrial:
             if before != after:
                 self.seen.notes.append({"note": f"from attempt {attempt} on, {after} ranks instead of {before}"})
 
-    def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
+    def _see_ranks(self, records: list[RankData], stacks: Callable[[int], Path | None]) -> None:
         if self._overdue is not None:
             folder = attempt_folder(self._folder, last_attempt(self._folder))
             report = report_hang(records, stacks, self._source, read_collectives(folder))
@@ -344,15 +342,6 @@ class ProcessTrial:
         return found
 
 
-def ending(returncode: int | None) -> dict[str, Any]:
-    """Kind of a failure, and what belongs to it: by how a process ended, where that is what went wrong."""
-    if returncode is None:
-        return {"kind": "exception"}
-    if returncode < 0:
-        return {"kind": "signal", "signal": signal_name(-returncode)}
-    return {"kind": "exit_code", "exit_code": returncode}
-
-
-def interruption(phase: str, why: str) -> dict[str, Any]:
+def interruption(phase: Phase, why: str) -> FailureData:
     """The failure of a trial that was ended in ``phase`` by whoever had asked for it."""
     return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}

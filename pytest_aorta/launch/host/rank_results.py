@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_aorta.launch.child.event_log import pid_of, read_story
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
-from pytest_aorta.trials.lifecycle import Event
+from pytest_aorta.trials.events import FailureData, RankData, RanksEvent, ResultData
 from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
 
 #: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure is somebody else's, who may be
@@ -37,7 +37,7 @@ def rank_records(
     stalled: float | None = None,
     errors: Callable[[int], Path | None] = lambda rank: None,
     local: Mapping[int, int] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[RankData]:
     """One plain ``RankRecord`` per rank.
 
     Args:
@@ -56,12 +56,12 @@ def rank_records(
     local = {rank: rank for rank in range(nproc)} if local is None else local
     failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
     some_failed = bool(failed_at)
-    records = []
+    records: list[RankData] = []
     for rank in sorted(local):
         seen = read_story(folder(rank), rank)
         ending = endings.get(rank)
         code = None if ending is None else int(ending["exitcode"])
-        failure = next((seen.failures[phase] for phase in ("setup", "run", "cleanup") if phase in seen.failures), None)
+        failure = seen.failures.get("setup") or seen.failures.get("run") or seen.failures.get("cleanup")
         collateral = False
         late = rank in overdue and not (seen.finished and seen.finished_at <= overdue[rank])
         if late and (failure is None or failure.get("at", 0) > overdue[rank]):
@@ -112,7 +112,7 @@ def records_of_attempt(
     overdue: Mapping[int, float] = MappingProxyType({}),
     stalled: float | None = None,
     local: Mapping[int, int] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[RankData]:
     """``rank_records`` of ranks that an agent has started, of an attempt below a trial's artifacts ``folder``."""
     return rank_records(
         lambda _: attempt_folder(folder, attempt),
@@ -126,7 +126,7 @@ def records_of_attempt(
     )
 
 
-def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
+def _how_it_ended(seen: Observed, code: int) -> FailureData:
     if code < 0:
         name = signal_name(-code)
         return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
@@ -134,12 +134,12 @@ def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
     return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
 
 
-def ranks_event(records: list[dict[str, Any]]) -> Event:
+def ranks_event(records: list[RankData]) -> RanksEvent:
     """What the records of all ranks say together, as an event of their trial."""
     return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}
 
 
-def mark_outlived(records: list[dict[str, Any]], message: str) -> None:
+def mark_outlived(records: list[RankData], message: str) -> None:
     """Nobody has seen how ranks ended that had not when their agent did."""
     for record in records:
         failure = record["failure"]
@@ -148,14 +148,14 @@ def mark_outlived(records: list[dict[str, Any]], message: str) -> None:
             record |= {"exit_code": None, "collateral": True}
 
 
-def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+def combined_result(records: list[RankData]) -> ResultData | None:
     """The result of a trial whose ranks speak for themselves; ``None`` unless all of them have returned one.
 
     Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
     is rank 0's.
     """
-    results = [record["result"] for record in records]
-    if not results or None in results:
+    results = [record["result"] for record in records if record["result"] is not None]
+    if not results or len(results) < len(records):
         return None
     firsts = [result.get("first_failure_iteration") for result in results]
     return {
@@ -165,22 +165,22 @@ def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
         "first_failure_iteration": min((first for first in firsts if first is not None), default=None),
         "failure_details": [
             {"rank": record["rank"], **detail}
-            for record in records
-            for detail in record["result"].get("failure_details", [])
+            for record, result in zip(records, results, strict=True)
+            for detail in result.get("failure_details", [])
         ],
     }
 
 
-def cleanup_failure(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+def cleanup_failure(records: list[RankData]) -> FailureData | None:
     """What went wrong in the cleanup of the first rank that has not only been ended because of another one."""
     for record in records:
         failure = record["failure"]
         if failure is not None and failure["phase"] == "cleanup" and not record["collateral"]:
-            return {**failure, "message": f"rank {failure['rank']}: {failure['message']}"}
+            return {**failure, "message": f"rank {record['rank']}: {failure['message']}"}
     return None
 
 
-def root_cause(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+def root_cause(records: list[RankData]) -> FailureData | None:
     """The failure that the others follow from, or ``None``.
 
     A fatal signal, a hang, or an end of its own accord before the result, beats an exception, because the peers of a
@@ -190,22 +190,21 @@ def root_cause(records: list[dict[str, Any]]) -> dict[str, Any] | None:
     A failure in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
     """
 
-    def order(record: dict[str, Any]) -> tuple[int, float, int]:
-        failure = record["failure"]
+    def order(failed: tuple[RankData, FailureData]) -> tuple[int, float, int]:
+        record, failure = failed
         if record["collateral"]:
             weight = 5 if record["signal"] is not None else 6
         elif failure["kind"] == "signal":
-            weight = 2 if failure["signal"] in {number.name for number in _FOLLOWERS} else 0
+            weight = 2 if failure.get("signal") in {number.name for number in _FOLLOWERS} else 0
         elif failure["kind"] == "exception" and _PEER_LOST.search(failure["message"]):
             weight = 4
         else:
             weight = {"exit_code": 0, "timeout": 0, "exception": 1}.get(failure["kind"], 3)
         return weight, failure.get("at", 0.0), record["rank"]
 
-    failed = sorted((record for record in records if record["failure"] is not None), key=order)
-    causes = [record for record in failed if record["failure"]["phase"] != "cleanup"]
-    if not causes or (causes[0]["collateral"] and not failed[0]["collateral"]):
+    failed = sorted(((record, record["failure"]) for record in records if record["failure"] is not None), key=order)
+    causes = [(record, failure) for record, failure in failed if failure["phase"] != "cleanup"]
+    if not causes or (causes[0][0]["collateral"] and not failed[0][0]["collateral"]):
         return None
-    failure = dict(causes[0]["failure"])
-    failure["message"] = f"rank {failure['rank']}: {failure['message']}"
-    return failure
+    record, failure = causes[0]
+    return {**failure, "message": f"rank {record['rank']}: {failure['message']}"}
