@@ -20,9 +20,10 @@ from pytest_aorta.launch.child.event_log import Relay, story
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import live_as_rank
+from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_agent import Agent
-from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.launch.nodes.addressing import endpoint, has_several, node_rank
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child.event_log import story
-from pytest_aorta.launch.host.rank_results import rank_records
+from pytest_aorta.launch.child.rank_records import rank_records
 from pytest_aorta.trials.events import RankData
 
 #: Seconds that rank 0 waits for the other ranks' endings after its own.

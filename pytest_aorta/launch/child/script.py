@@ -11,9 +11,10 @@ from typing import Any
 
 from pytest_aorta.launch.child.event_log import story
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
+from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.script_events import read_ends
 from pytest_aorta.launch.child.torchrun import OUTLIVED, failure_of_torchrun
-from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv

@@ -15,7 +15,8 @@ import psutil
 from pytest_aorta.launch.child.event_log import Relay, read_story, story
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import live_as_rank
-from pytest_aorta.launch.host.rank_results import mark_outlived, ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.events import FailureData, Phase, Send
 from pytest_aorta.trials.outcome import signal_name

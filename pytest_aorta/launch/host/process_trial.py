@@ -14,13 +14,15 @@ from typing import Any
 from pytest_aorta.launch.child import external
 from pytest_aorta.launch.child.event_log import pids_of_ranks
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
+from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
 from pytest_aorta.launch.child.script_events import read_ends
 from pytest_aorta.launch.diagnosis import flight_recorder
 from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event
 from pytest_aorta.launch.diagnosis.stacks import read_dump, whereabouts
 from pytest_aorta.launch.environment import Seat
 from pytest_aorta.launch.host.log_limit import LogLimit
-from pytest_aorta.launch.host.rank_results import combined_result, mark_outlived, ranks_event, records_of_attempt
+from pytest_aorta.launch.host.rank_results import combined_result
 from pytest_aorta.launch.launch_mode import Launch, own_rank
 from pytest_aorta.launch.nodes.addressing import has_several
 from pytest_aorta.launch.record import build_record, utc_now

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective
 from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
-from pytest_aorta.launch.host.rank_results import root_cause
+from pytest_aorta.launch.diagnosis.root_cause import root_cause
 from pytest_aorta.trials.events import RankData
 
 WAITS = """\

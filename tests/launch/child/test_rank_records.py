@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_aorta.launch.child import external
 from pytest_aorta.launch.child.event_log import read_story, story, teller
-from pytest_aorta.launch.host.rank_results import rank_records, root_cause
+from pytest_aorta.launch.child.rank_records import rank_records
+from pytest_aorta.launch.diagnosis.root_cause import root_cause
 from pytest_aorta.trials.events import FailureData, Phase, RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
 
