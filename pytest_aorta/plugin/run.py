@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
     from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.submitted import RunningTrial
-    from pytest_aorta.launch.workload_info import Checked
+    from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPlace
@@ -155,7 +155,7 @@ class Run:
 
         return kept_trial(spec, place.file_in(self.results), self._checked)
 
-    def _checked(self, spec: TrialSpec) -> Checked | None:
+    def _checked(self, spec: TrialSpec) -> PreparedCell | None:
         if spec.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here
 
@@ -190,14 +190,15 @@ class Run:
         self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, error: BaseException, why: str = ""
     ) -> None:
         """Record a trial whose fixtures failed, or that cannot be launched: pytest has started it, but no process."""
-        from pytest_aorta.launch.record import build_record, utc_now
+        from pytest_aorta.launch.record import build_record
+        from pytest_aorta.probe.snapshot import utc_now
         from pytest_aorta.trials.outcome import Observed
 
         lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
         lost["message"] = why + lost["message"]
         if not self.selection.resume:  # then it gives way only to a trial that has started
             history.retire(self.results, place, self.stamp)
-        record = build_record(spec, Observed(lost=lost), {}, started_at=utc_now())
+        record = build_record(spec, Observed(lost=lost), started_at=utc_now())
         item.stash[REPORT] = Told()
         self.keep(item, place, record)
 

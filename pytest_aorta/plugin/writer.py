@@ -100,7 +100,8 @@ class TrialWriter:
         found = self._find(nodeid)
         if found is None:
             return  # no trial
-        from pytest_aorta.launch.record import build_record, utc_now
+        from pytest_aorta.launch.record import build_record
+        from pytest_aorta.probe.snapshot import utc_now
         from pytest_aorta.trials.outcome import Observed
 
         spec, place = found
@@ -108,7 +109,7 @@ class TrialWriter:
         seen = Observed(lost={"phase": "launch", "kind": "signal", "message": why})
         folder = place.folder_in(self.run.results)
         logs = {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}
-        record = build_record(spec, seen, {}, started_at=utc_now(), artifacts=logs)
+        record = build_record(spec, seen, started_at=utc_now(), artifacts=logs)
         self.write({"path": str(place.file), "result": record.to_dict()})
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPlace] | None:

@@ -210,6 +210,20 @@ def _unpassed(result: dict[str, Any]) -> dict[str, Any]:
     return {"phase": "run", "kind": "result", "message": message}
 
 
+def kind_of_exit(code: int | None) -> dict[str, Any]:
+    """The fields of a failure that say how a process ended: negative codes are signals, ``None`` is unknown."""
+    if code is None:
+        return {"kind": "exception"}
+    if code < 0:
+        return {"kind": "signal", "signal": signal_name(-code)}
+    return {"kind": "exit_code", "exit_code": code}
+
+
+def interruption(phase: str, why: str) -> dict[str, Any]:
+    """The failure of a trial that was ended in ``phase`` on request."""
+    return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
+
+
 def signal_name(number: int) -> str:
     """``SIGSEGV`` and the like."""
     try:
