@@ -28,7 +28,8 @@ from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.conversion import decode_non_finite
 from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.spec import GRACE, TrialSpec
+from pytest_aorta.trials.limits import GRACE
+from pytest_aorta.trials.spec import TrialSpec
 
 _RUN = "pytest_aorta.launch.host.tasks:run_trial"
 _PREPARE = "pytest_aorta.launch.host.tasks:prepare_cell"
@@ -123,13 +124,13 @@ class TrialEngine:
             return None
         told = record.payload
         found = Checked(told["source_digest"], decode_non_finite(told["config"]), told["nproc"])
-        self._checked[preparation.key, spec.nproc] = found
+        self._checked[preparation.key, spec.execution.nproc] = found
         return found
 
     def checked(self, spec: TrialSpec) -> Checked | None:
         """As ``check``, which is asked only once for all trials of a cell."""
         preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
-        return self._checked.get((preparation.key, spec.nproc)) or self.check(spec)
+        return self._checked.get((preparation.key, spec.execution.nproc)) or self.check(spec)
 
     def launch(
         self,

@@ -68,7 +68,7 @@ class ProcessTrial:
         #: When it will have made no progress for too long.
         self._stalls_at: float | None = None
         self._overdue: float | None = None
-        self._logs = LogLimit(folder, spec.log_limit)
+        self._logs = LogLimit(folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
         self._record: TrialResult | None = None
 
@@ -76,7 +76,7 @@ class ProcessTrial:
         """Take in what is known before the start."""
         self._description = description
         self._launch = launch
-        for limit in (timeout, self.spec.timeout, description["timeout_sec"]):
+        for limit in (timeout, self.spec.limits.timeout, description["timeout_sec"]):
             if limit is not None:
                 self.seen.timeout = float(limit)
                 break
@@ -98,8 +98,8 @@ class ProcessTrial:
             "trial_id": spec.trial_id,
             "folder": str(self._folder.absolute()),
             "grace": self._grace,
-            "memory": spec.memory,
-            "elastic": spec.elastic.to_plain(),
+            "memory": spec.limits.memory,
+            "elastic": spec.execution.elastic.to_plain(),
             "launcher_pid": os.getppid() if self._launch.mode == "external" else None,
         }
         logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
@@ -117,8 +117,8 @@ class ProcessTrial:
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.spec.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
-            self._stalls_at = time.monotonic() + self.spec.stall_timeout
+        if self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
+            self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def lose(self, error: ZygoteError) -> None:
         """It could not start, or the process that hosted it died."""
@@ -201,7 +201,7 @@ class ProcessTrial:
         self.seen.timed_out = True
         self._overdue = time.time()
         if stalled:
-            self.seen.stalled = self.spec.stall_timeout
+            self.seen.stalled = self.spec.limits.stall_timeout
         elif self.seen.phase == "import":
             self.seen.timeout = STARTUP_TIMEOUT
         self._deadline = self._stalls_at = None
@@ -247,7 +247,7 @@ class ProcessTrial:
     def _see_orphans(self) -> None:
         """The agent was killed, and its ranks with it."""
         code = self.seen.returncode
-        if code is None or code >= 0 or has_several(self.spec.elastic):  # whose own ranks only the agent knew
+        if code is None or code >= 0 or has_several(self.spec.execution.elastic):  # whose own ranks only the agent knew
             return
         records = self._records_from_stories()
         mark_outlived(records, "the agent ended before this rank did")
@@ -288,7 +288,7 @@ class ProcessTrial:
         """Where every rank speaks for itself, what they say together is the result; else what rank 0 says."""
         if self._description["result_scope"] == "rank_local":
             self.seen.result = combined_result(self.seen.ranks) or self.seen.result
-        elif has_several(self.spec.elastic):  # whose rank 0 may be on any of them
+        elif has_several(self.spec.execution.elastic):  # whose rank 0 may be on any of them
             self.seen.result = next((rank["result"] for rank in self.seen.ranks if rank["rank"] == 0), self.seen.result)
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:

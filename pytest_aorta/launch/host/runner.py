@@ -21,7 +21,8 @@ from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.spec import GRACE, TrialSpec
+from pytest_aorta.trials.limits import GRACE
+from pytest_aorta.trials.spec import TrialSpec
 
 #: Zygotes kept warm per slot.
 _WARM = 8
@@ -118,14 +119,14 @@ class TrialRunner:
     def _describe(self, spec: TrialSpec, key: str, server: Server) -> None:
         description = dict(server.info)
         with self._lock:
-            if server.against_forking and spec.isolation == "fork":
+            if server.against_forking and spec.execution.isolation == "fork":
                 reasons = ", ".join(server.against_forking)
                 where = description["source"] or spec.workload.target
                 self._warn(
                     f"importing {where} {reasons}; a fork would not be safe, so every trial of "
                     f"{spec.workload.name} starts a fresh interpreter (as with --aorta-isolation spawn)"
                 )
-            if spec.isolation == "spawn" or server.against_forking:
+            if spec.execution.isolation == "spawn" or server.against_forking:
                 description["fresh"] = True
             self._descriptions.setdefault(key, description)
         if description.get("fresh"):
@@ -142,7 +143,7 @@ class TrialRunner:
     def _server(
         self, spec: TrialSpec, description: dict[str, Any], inherited: Inherited, seat: Seat
     ) -> tuple[Server, bool]:
-        if spec.isolation == "spawn" or description.get("fresh"):
+        if spec.execution.isolation == "spawn" or description.get("fresh"):
             zygote = Zygote(specification(spec, inherited, seat, fresh=True))
             zygote.wait_ready()
             return zygote, True
@@ -174,7 +175,7 @@ def specification(spec: TrialSpec, inherited: Inherited, seat: Seat = _ANYWHERE,
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
-            "launcher": spec.launcher,
+            "launcher": spec.execution.launcher,
         },
         run="pytest_aorta.launch.child.main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,

@@ -15,7 +15,7 @@ from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.runtime.resources.devices import Devices, choose_devices, device_variables, devices_text, find_devices
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
-from pytest_aorta.trials.spec import GRACE
+from pytest_aorta.trials.limits import GRACE
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext, Slot
