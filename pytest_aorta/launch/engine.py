@@ -25,7 +25,8 @@ from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.spec import GRACE, TrialSpec
+from pytest_aorta.trials.limits import GRACE
+from pytest_aorta.trials.spec import TrialSpec
 
 _RUN = "pytest_aorta.launch.host.service:run_trial"
 _PREPARE = "pytest_aorta.launch.host.service:prepare_cell"
@@ -56,7 +57,7 @@ class TrialEngine:
     ) -> None:
         self._hosts = tuple(hosts)
         self._nodes = plan_nodes(elastic, hosts)
-        options = HostOptions(slots, devices, grace)
+        options = HostOptions(slots, devices)
         if hosts:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
@@ -120,13 +121,13 @@ class TrialEngine:
         if record.outcome is not Outcome.SUCCESS:
             return None
         cell = PreparedCell.from_plain(record.payload)
-        self._cells[preparation.key, spec.nproc] = cell
+        self._cells[preparation.key, spec.execution.nproc] = cell
         return cell
 
     def checked(self, spec: TrialSpec) -> PreparedCell | None:
         """As ``check``, with the result kept for all trials of a cell."""
         key = self._preparation(self._order(spec)).key
-        return self._cells.get((key, spec.nproc)) or self.check(spec)
+        return self._cells.get((key, spec.execution.nproc)) or self.check(spec)
 
     def launch(
         self,

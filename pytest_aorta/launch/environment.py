@@ -104,7 +104,7 @@ def zygote_spec(
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
-            "launcher": spec.launcher,
+            "launcher": spec.execution.launcher,
         },
         run="pytest_aorta.launch.child.main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,

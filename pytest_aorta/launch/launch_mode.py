@@ -75,21 +75,23 @@ def resolve_launch(
     Raises:
         LaunchModeError: the workload cannot be launched this way; the message says what to type instead.
     """
-    name = spec.workload.name
+    name, execution = spec.workload.name, spec.execution
     size = world_size(environ)
     if launch_mode == SCRIPT:
         if size > 1:
             raise LaunchModeError(
                 f"torchrun is to start {name}, but pytest is a rank already; start it without torchrun"
             )
-        return LaunchPlan("torchrun", spec.nproc or 1)
+        return LaunchPlan("torchrun", execution.nproc or 1)
     if launch_mode != "distributed":
         if size > 1:
             raise LaunchModeError(f"workload {name} is single_process; do not wrap with torchrun")
-        if spec.nproc is not None and spec.nproc > 1:
-            raise LaunchModeError(f"workload {name} is single_process; --aorta-nproc {spec.nproc} does not apply to it")
+        if execution.nproc is not None and execution.nproc > 1:
+            raise LaunchModeError(
+                f"workload {name} is single_process; --aorta-nproc {execution.nproc} does not apply to it"
+            )
         return LaunchPlan("single")
-    external = spec.launcher == "external" or (spec.launcher == "auto" and under_launcher(environ))
+    external = execution.launcher == "external" or (execution.launcher == "auto" and under_launcher(environ))
     if external:
         if size < min_world_size:
             raise LaunchModeError(
@@ -102,18 +104,18 @@ def resolve_launch(
                 f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-workload {name} ..."
             )
         return LaunchPlan("external", size)
-    if spec.isolation == "none":
+    if execution.isolation == "none":
         raise LaunchModeError(
             f"workload {name} is distributed; --aorta-isolation none runs it only as a rank of an outer launcher: "
             f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-isolation none --aorta-workload {name} ..."
         )
-    if spec.elastic.nnodes[1] > 1 and spec.launcher == "torchrun":
+    if execution.elastic.nnodes[1] > 1 and execution.launcher == "torchrun":
         raise LaunchModeError(
             "--aorta-launcher torchrun runs the ranks of one node; several nodes (nnodes=) need --aorta-launcher auto"
         )
-    nodes = spec.elastic.nnodes[0]
-    nproc = spec.nproc if spec.nproc is not None else math.ceil(min_world_size / nodes)
+    nodes = execution.elastic.nnodes[0]
+    nproc = execution.nproc if execution.nproc is not None else math.ceil(min_world_size / nodes)
     if nproc * nodes < min_world_size:
         given = f"--aorta-nproc {nproc}" + (f" on {nodes} nodes" if nodes > 1 else "")
         raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {min_world_size} (got {given})")
-    return LaunchPlan("torchrun" if spec.launcher == "torchrun" else "elastic", nproc)
+    return LaunchPlan("torchrun" if execution.launcher == "torchrun" else "elastic", nproc)

@@ -69,11 +69,11 @@ class MultiNodePlan:
 
     def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
         """A trial as one of its nodes runs it."""
-        most = max(spec.elastic.nnodes[0], self.count)
-        options = replace(
-            spec.elastic, nnodes=(spec.elastic.nnodes[0], most), node_rank=node, rdzv_endpoint=self._endpoint
-        )
-        return replace(spec, elastic=options)
+        elastic = spec.execution.elastic
+        least = elastic.nnodes[0]
+        nnodes = (least, max(least, self.count))
+        elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint)
+        return replace(spec, execution=replace(spec.execution, elastic=elastic))
 
 
 def plan_nodes(options: ElasticOptions | None, hosts: Sequence[str]) -> MultiNodePlan | None:

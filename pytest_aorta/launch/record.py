@@ -75,7 +75,7 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
             "states": seen.states,
             "restarts": sum(attempt["reason"] == "failure" for attempt in seen.attempts),
             "attempts": seen.attempts,
-            "options": spec.elastic.to_plain(),
+            "options": spec.execution.elastic.to_plain(),
             "launcher_variables": seen.launcher_variables,
         }
     )

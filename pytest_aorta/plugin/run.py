@@ -156,7 +156,7 @@ class Run:
         return kept_trial(spec, place.file_in(self.results), self._checked)
 
     def _checked(self, spec: TrialSpec) -> PreparedCell | None:
-        if spec.isolation == "none":
+        if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here
 
             return check_here(spec)
@@ -172,18 +172,18 @@ class Run:
     ) -> RunningTrial:
         """Have a trial run, an ``urgent`` one before those that wait for a slot; an earlier result moves away."""
         self._started.add(place)
-        if spec.isolation == "none":
+        if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import InProcessTrial
 
             self._retire(place)
             return InProcessTrial(spec)
-        kind, number = part(self.selection.elastic, self.selection.hosts)
+        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
         folder = place.folder_in(self.results, number or 0, kind)
         return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
 
     def _retire(self, place: TrialPlace) -> None:
         """What an earlier run has left in a trial's place moves to the history."""
-        kind, number = part(self.selection.elastic, self.selection.hosts)
+        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
         history.retire(self.results, place, self.stamp, number, kind)
 
     def not_launched(
@@ -296,9 +296,9 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
         if marker.kwargs.get("timeout") is not None:
             return float(marker.kwargs["timeout"])
     general = item.stash.get(DEADLINE, None) or _pytest_timeout(item)
-    if spec.timeout is None or (general is not None and item.get_closest_marker("timeout") is not None):
+    if spec.limits.timeout is None or (general is not None and item.get_closest_marker("timeout") is not None):
         return general
-    return spec.timeout
+    return spec.limits.timeout
 
 
 def _pytest_timeout(item: pytest.Item) -> float | None:

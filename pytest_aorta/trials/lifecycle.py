@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.limits import bounded
+from pytest_aorta.trials.result_size import bounded
 from pytest_aorta.trials.workload import WorkloadResult
 
 Event = dict[str, Any]

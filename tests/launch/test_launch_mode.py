@@ -16,6 +16,7 @@ from pytest_aorta.launch.launch_mode import (
     world_size,
 )
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.spec import TrialSpec
 
 SINGLE = {"launch_mode": "single_process", "min_world_size": 1}
@@ -39,7 +40,7 @@ def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields
         environment_index=0,
         mitigation_index=0,
         trial_index=0,
-        **fields,
+        execution=Execution(**fields),
     )
     return resolve_launch(spec, description["launch_mode"], description["min_world_size"], environ)
 

@@ -85,7 +85,7 @@ def live(zygotes: CellZygotes, folder: Path, name: str) -> TrialResult:
         mitigation_index=0,
         trial_index=0,
     )
-    trial = ProcessTrial(spec, folder / name / "trial_0", 1.0, zygotes)
+    trial = ProcessTrial(spec, folder / name / "trial_0", zygotes)
     trial.start(Inherited.now(), Allocation())
     return trial.finish()
 

@@ -66,7 +66,7 @@ class CellZygotes:
         info = WorkloadInfo.model_validate(server.info)
         if server.against_forking:
             self._unforkable.add(key)
-            if spec.isolation == "fork":
+            if spec.execution.isolation == "fork":
                 self._warn(
                     f"importing {info.source or spec.workload.target} {', '.join(server.against_forking)}; a fork "
                     f"would not be safe, so every trial of {spec.workload.name} starts a fresh interpreter (as with "
@@ -83,7 +83,7 @@ class CellZygotes:
             self._warnings.setdefault(text, False)
 
     def _needs_fresh(self, spec: TrialSpec, key: str) -> bool:
-        return spec.isolation == "spawn" or key in self._unforkable
+        return spec.execution.isolation == "spawn" or key in self._unforkable
 
     def acquire(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.

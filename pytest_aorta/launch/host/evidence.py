@@ -81,7 +81,9 @@ class Evidence:
     def _read_orphans(self) -> None:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
-        if code is None or code >= 0 or has_several(self._spec.elastic):  # whose own ranks only the agent knew
+        if (
+            code is None or code >= 0 or has_several(self._spec.execution.elastic)
+        ):  # whose own ranks only the agent knew
             return
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
@@ -117,5 +119,5 @@ class Evidence:
         seen = self._seen
         if self._cell.info.result_scope == "rank_local":
             seen.result = combined_result(seen.ranks) or seen.result
-        elif has_several(self._spec.elastic):  # whose rank 0 may be on any of them
+        elif has_several(self._spec.execution.elastic):  # whose rank 0 may be on any of them
             seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)

@@ -39,13 +39,12 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup")
 class ProcessTrial:
     """A trial in a process of its own. One thread follows it; any may ``interrupt``."""
 
-    def __init__(self, spec: TrialSpec, folder: Path, grace: float, zygotes: CellZygotes) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes) -> None:
         self.spec = spec
         self.seen = Observed()
         #: Its processes that cannot be ended.
         self.stuck: list[str] = []
         self._folder = folder
-        self._grace = grace
         self._zygotes = zygotes
         self._started_at = utc_now()
         self._start = time.monotonic()
@@ -58,7 +57,7 @@ class ProcessTrial:
         self._stalls_at: float | None = None
         #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
-        self._logs = LogLimit(folder, spec.log_limit)
+        self._logs = LogLimit(folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
         self._record: TrialResult | None = None
 
@@ -74,7 +73,7 @@ class ProcessTrial:
         try:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation)
             self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
-            limits = (timeout, self.spec.timeout, cell.info.timeout_sec)
+            limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             self._server = self._zygotes.acquire(self.spec, inherited, allocation)
             logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
@@ -103,9 +102,9 @@ class ProcessTrial:
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
             "folder": str(self._folder.absolute()),
-            "grace": self._grace,
-            "memory": spec.memory,
-            "elastic": spec.elastic.to_plain(),
+            "grace": spec.limits.grace,
+            "memory": spec.limits.memory,
+            "elastic": spec.execution.elastic.to_plain(),
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
 
@@ -116,8 +115,8 @@ class ProcessTrial:
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.spec.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
-            self._stalls_at = time.monotonic() + self.spec.stall_timeout
+        if self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
+            self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
         """It could not start, or its zygote died."""
@@ -135,7 +134,7 @@ class ProcessTrial:
         self._deadline = self._stalls_at = None
         task = self._task
         if task is not None and task.ended is None:
-            task.kill(grace=min(self._grace, 1.0))
+            task.kill(grace=min(self.spec.limits.grace, 1.0))
 
     def wait(self, phase: str) -> None:
         """Block until ``phase`` has ended, or the trial has, or its deadline has passed."""
@@ -209,12 +208,12 @@ class ProcessTrial:
         self.seen.timed_out = True
         self._overdue = time.time()
         if stalled:
-            self.seen.stalled = self.spec.stall_timeout
+            self.seen.stalled = self.spec.limits.stall_timeout
         elif self.seen.phase == "import":
             self.seen.timeout = STARTUP_TIMEOUT
         self._deadline = self._stalls_at = None
         self._evidence.save_collectives()
-        self._task.kill(self._grace)
+        self._task.kill(self.spec.limits.grace)
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
         self.stuck = ended["unkillable"]

@@ -30,13 +30,11 @@ class HostOptions:
     Attributes:
         slots: trials at a time.
         devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
-        grace: seconds between SIGTERM and SIGKILL.
         node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
     """
 
     slots: int
     devices: tuple[int, ...] | None
-    grace: float
     node_port: int | None = None
 
 
@@ -44,7 +42,6 @@ class HostService:
     """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
 
     def __init__(self, options: HostOptions) -> None:
-        self.grace = options.grace
         self.allocator = Allocator(options.devices)
         self.zygotes = CellZygotes(options.slots)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
@@ -136,7 +133,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         # One device per rank.
         with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            trial = ProcessTrial(spec, folder, service.grace, service.zygotes)
+            trial = ProcessTrial(spec, folder, service.zygotes)
             trial.start(inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():
