@@ -9,8 +9,8 @@ from typing import Any, cast
 from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
-from pytest_aorta.trials.limits import bounded
 from pytest_aorta.trials.outcome import exit_failure
+from pytest_aorta.trials.result_size import bounded
 from pytest_aorta.trials.workload import WorkloadResult
 
 #: Least time between two progress events, in seconds; steps in between are not sent.

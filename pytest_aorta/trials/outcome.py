@@ -245,6 +245,11 @@ def _unpassed(result: ResultData) -> FailureData:
     return {"phase": "run", "kind": "result", "message": message}
 
 
+def interruption(phase: Phase, why: str) -> FailureData:
+    """The failure of a trial that was ended in ``phase`` on request."""
+    return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
+
+
 def signal_name(number: int) -> str:
     """``SIGSEGV`` and the like."""
     try:

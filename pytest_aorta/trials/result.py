@@ -22,11 +22,11 @@ SCHEMA_VERSION: Literal["0.1"] = "0.1"
 ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"]
 
 #: Validation context of data that ``to_dict`` gave, as opposed to values.
-_ENCODED = "encoded"
+ENCODED = "encoded"
 
 
 def _decoded(value: Any, info: ValidationInfo) -> Any:
-    return decode_non_finite(value) if info.context == _ENCODED else value
+    return decode_non_finite(value) if info.context == ENCODED else value
 
 
 # Free-form data and floats: strict JSON has no NaN, so it travels as a string and comes back as a float.
@@ -181,4 +181,4 @@ class TrialResult(_Record):
         Raises:
             pydantic.ValidationError: a field is missing or has the wrong type; it names the field.
         """
-        return cls.model_validate(data, context=_ENCODED)
+        return cls.model_validate(data, context=ENCODED)

@@ -10,7 +10,9 @@ from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.lifecycle import failure_of, result_to_plain
@@ -29,7 +31,16 @@ SPEC = TrialSpec(
     mitigation_index=0,
     trial_index=0,
 )
-DESCRIPTION = {"source_digest": "digest", "config": {"lr": float("nan")}}
+INFO = WorkloadInfo(
+    launch_mode="single_process",
+    min_world_size=1,
+    result_scope="global",
+    timeout_sec=None,
+    source=None,
+    source_digest="digest",
+    config={"lr": float("nan")},
+)
+CELL = PreparedCell(INFO, LaunchPlan("single"))
 
 errors = st.sampled_from(
     [ValueError("x"), KeyboardInterrupt(), SystemExit(3), SystemExit("no licence"), SystemExit(10**5000), OSError(28)]
@@ -93,7 +104,7 @@ def observe(life: list[Event], heard: int, deadline: int | None) -> Observed:
 def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
     """The record, which goes to JSON and back without loss, and its status."""
     status, failure = conclude(seen)
-    record = build_record(SPEC, seen, DESCRIPTION, started_at="now")
+    record = build_record(SPEC, seen, CELL, started_at="now")
     data = json.loads(json.dumps(record.to_dict(), allow_nan=False))
 
     assert TrialResult.from_dict(data).to_dict() == record.to_dict()
