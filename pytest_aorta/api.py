@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.inprocess import InProcessTrial, check_here
 from pytest_aorta.launch.make_engine import make_engine
-from pytest_aorta.launch.nodes.addressing import part
+from pytest_aorta.launch.nodes.addressing import process_rank
 from pytest_aorta.launch.resuming import kept_trial
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
@@ -81,7 +81,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
     leftovers = Leftovers(results)
 
-    kind, number = part(selection.execution.elastic, selection.resources.hosts)
+    kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
 
     def retire(place: TrialPlace) -> None:
         history.retire(results, place, run, number, kind)

@@ -18,7 +18,7 @@ def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
 
     with INTERRUPTS.put_off():
         from pytest_aorta.launch.engine import TrialEngine
-        from pytest_aorta.launch.nodes.addressing import has_several
+        from pytest_aorta.launch.nodes.addressing import is_multi_node
 
     elastic, resources = selection.execution.elastic, selection.resources
     return TrialEngine(
@@ -26,7 +26,7 @@ def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
         devices=resources.devices,
         hosts=resources.hosts,
         grace=selection.limits.grace,
-        elastic=elastic if has_several(elastic) else None,
+        elastic=elastic if is_multi_node(elastic) else None,
         identity=code_identity_of(plans) if resources.hosts else None,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, under_launcher
-from pytest_aorta.launch.nodes.addressing import has_several
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.plan import Plan, PlanError
 from pytest_aorta.plugin.collection import TrialItem, plan_of_file
 from pytest_aorta.plugin.discovery import workload_classes
@@ -66,7 +66,7 @@ def check_trials(session: pytest.Session) -> None:
 def _check_nodes(config: pytest.Config) -> None:
     """The pytest processes of several nodes have to come to the same trial at the same time."""
     selection = run_of(config).selection
-    if not has_several(selection.execution.elastic):
+    if not is_multi_node(selection.execution.elastic):
         return
     for given, why in (
         (under_xdist(config), "-n"),

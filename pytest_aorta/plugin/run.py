@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.exception_text import describe_exception
-from pytest_aorta.launch.nodes.addressing import part
+from pytest_aorta.launch.nodes.addressing import process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection, make_plan
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Ahead
@@ -177,13 +177,13 @@ class Run:
 
             self._retire(place)
             return InProcessTrial(spec)
-        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
+        kind, number = process_rank(self.selection.execution.elastic, self.selection.resources.hosts)
         folder = place.folder_in(self.results, number or 0, kind)
         return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
 
     def _retire(self, place: TrialPlace) -> None:
         """What an earlier run has left in a trial's place moves to the history."""
-        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
+        kind, number = process_rank(self.selection.execution.elastic, self.selection.resources.hosts)
         history.retire(self.results, place, self.stamp, number, kind)
 
     def not_launched(

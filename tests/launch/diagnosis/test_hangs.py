@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective
-from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
+from pytest_aorta.launch.diagnosis.hangs import explain_hang, read_collectives
 from pytest_aorta.launch.diagnosis.root_cause import root_cause
 from pytest_aorta.trials.events import RankData
 
@@ -38,7 +38,7 @@ def record(rank: int, failure: dict[str, Any] | None, exit_code: int | None = No
 def report(folder: Path, records: list[RankData], dumps: dict[int, str]) -> tuple[str, int | None]:
     for rank, text in dumps.items():
         (folder / f"{rank}").write_text(text)
-    found = report_hang(records, lambda rank: folder / f"{rank}", None)
+    found = explain_hang(records, lambda rank: folder / f"{rank}", None)
     return found.text, found.rank
 
 
@@ -105,7 +105,7 @@ def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_mi
     collectives = recorded(folder, {0: entered(7), 1: entered(6)})
     (folder / "0").write_text(SLEEPS)
 
-    found = report_hang(records, lambda rank: folder / f"{rank}", None, collectives)
+    found = explain_hang(records, lambda rank: folder / f"{rank}", None, collectives)
 
     assert found.rank == 1
     assert found.text == (
@@ -120,7 +120,7 @@ def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_mi
 def test_collectives_that_cannot_be_compared_blame_nobody(folder: Path, other: dict[str, Any]) -> None:
     collectives = recorded(folder, {0: entered(7), 1: other})
 
-    found = report_hang([record(0, HUNG), record(1, HUNG)], lambda rank: None, None, collectives)
+    found = explain_hang([record(0, HUNG), record(1, HUNG)], lambda rank: None, None, collectives)
 
     assert found.rank is None
     assert "missing" not in found.text
