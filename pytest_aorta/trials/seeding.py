@@ -1,0 +1,175 @@
+"""Seeds of the random generators that a fork copies.
+
+``random``, NumPy's legacy global generator and torch's default generators take a seed from the operating system when a
+fresh interpreter imports them; a fork inherits their state instead. So every trial, and every rank of one, is given a
+seed of its own for each of them: at the fork where the module is loaded already, else right after its import, which is
+where a fresh interpreter seeds it. A generator that the workload's import has seeded on purpose keeps its state, as it
+has the same one in every fresh interpreter, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import random
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+#: Blocks of 624 words that an import may have drawn from a Mersenne Twister for its seed to be recognised.
+_BLOCKS = 1000
+
+
+def random_seed() -> int:
+    """A seed for a trial from the operating system: 63 bits."""
+    return secrets.randbits(63)
+
+
+def derived_seed(seed: int, *names: str | int) -> int:
+    """A seed of 63 bits that depends on ``seed`` and all ``names``; SHA-256, so that related seeds share nothing."""
+    text = "/".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A generator of a module: how to seed it, and whether its state comes from a seed.
+
+    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since.
+    """
+
+    module: str
+    seed: Callable[[Any, int], None]
+    descends: Callable[[Any, int], bool]
+
+
+def _seed_random(module: Any, seed: int) -> None:
+    module.seed(seed)
+
+
+def _random_descends(module: Any, seed: int) -> bool:
+    current = module.getstate()[1]
+    copy = random.Random(seed)
+    return _reaches(copy, current[:-1])
+
+
+def _seed_numpy(module: Any, seed: int) -> None:
+    module.seed(_words(seed))
+
+
+def _numpy_descends(module: Any, seed: int) -> bool:
+    copy = module.RandomState(_words(seed))
+    # The two libraries share the generator, and ``random`` advances whole blocks quickly.
+    twin = random.Random()
+    twin.setstate((3, (*map(int, copy.get_state()[1]), 624), None))
+    return _reaches(twin, tuple(map(int, module.get_state()[1])))
+
+
+def _words(seed: int) -> list[int]:
+    """As NumPy takes a seed of more than 32 bits."""
+    return [seed & 0xFFFFFFFF, seed >> 32]
+
+
+def _reaches(generator: random.Random, words: tuple[int, ...]) -> bool:
+    """Whether a Mersenne Twister comes to this block of 624 words."""
+    for _ in range(_BLOCKS):
+        if generator.getstate()[1][:-1] == words:
+            return True
+        generator.getrandbits(32 * 624)
+    return False
+
+
+def _seed_torch(module: Any, seed: int) -> None:
+    if module.version.cuda or module.version.hip:
+        module.manual_seed(seed)  # devices, too: when they are initialised, and not before
+    else:
+        module.default_generator.manual_seed(seed)
+
+
+def _torch_descends(module: Any, seed: int) -> bool:
+    return bool(module.initial_seed() == seed)
+
+
+GENERATORS = {
+    it.module: it
+    for it in (
+        Generator("random", _seed_random, _random_descends),
+        Generator("numpy.random", _seed_numpy, _numpy_descends),
+        Generator("torch", _seed_torch, _torch_descends),
+    )
+}
+
+
+class ProcessSeeds:
+    """The seeds of this process's generators; one instance per process and per fork.
+
+    Attributes:
+        given: the seed of each generator that has been seeded, by module.
+        kept: modules whose generator the workload has seeded itself.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.given: dict[str, int] = {}
+        self.kept: set[str] = set()
+        self._finder = _AfterImport(set(GENERATORS) - set(sys.modules), self._give)
+
+    def start(self) -> None:
+        """Seed what is loaded, and whatever will be, right after its import."""
+        for name in GENERATORS:
+            if name in sys.modules:
+                self._give(name, sys.modules[name])
+        sys.meta_path.insert(0, self._finder)
+
+    def restart(self, seed: int) -> None:
+        """In a fork: other seeds, except for the generators that were seeded otherwise before it (``note_kept``)."""
+        self._seed = seed
+        for name in self.given.keys() - self.kept:
+            self._give(name, sys.modules[name])
+
+    def note_kept(self) -> None:
+        """Remember which generators have been seeded otherwise so far: once, before many forks."""
+        self.kept |= {
+            name for name, seed in self.given.items() if not GENERATORS[name].descends(sys.modules[name], seed)
+        }
+
+    def _give(self, name: str, module: ModuleType) -> None:
+        seed = derived_seed(self._seed, name)
+        GENERATORS[name].seed(module, seed)
+        self.given[name] = seed
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with each of some modules right after its code has run."""
+
+    def __init__(self, names: set[str], then: Callable[[str, ModuleType], None]) -> None:
+        self._names = names
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the other finders, with a loader that reports the end of the import."""
+        if fullname not in self._names:
+            return None
+        self._names.discard(fullname)
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._report_end(fullname, spec.loader)
+                return spec
+        return None
+
+    def _report_end(self, name: str, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._then(name, module)
+
+        loader.exec_module = exec_module
