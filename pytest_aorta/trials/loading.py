@@ -40,14 +40,57 @@ def load_class(target: str) -> type[Any]:
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    """Import a file under the name that a process started by it can import it by, too.
+
+    ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
+    """
+    name, root = _module_name(path)
+    # As with `python file.py`, its neighbours can be imported.
+    _put_first(path.parent)
+    _put_first(root)
+    loaded = sys.modules.get(name)
+    if loaded is not None and _is_file(loaded, path):
+        return loaded
+    if loaded is None and _leads_to(name, path):
+        return importlib.import_module(name)
+    # Another module has the name. Descendants with an interpreter of their own cannot import this one.
+    return _load_under(f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}", path)
+
+
+def _module_name(path: Path) -> tuple[str, Path]:
+    """The dotted name of a file, and the folder that has to be on ``sys.path`` for it: above its outermost package."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
+
+
+def _put_first(folder: Path) -> None:
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+
+
+def _is_file(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).exists() and path.samefile(file)
+
+
+def _leads_to(name: str, path: Path) -> bool:
+    """Whether importing ``name`` executes this file."""
+    importlib.invalidate_caches()
+    if "." in path.stem or not path.is_file():
+        return False
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None and Path(spec.origin).exists() and path.samefile(spec.origin)
+
+
+def _load_under(name: str, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise WorkloadLoadError(f"{path} cannot be loaded as Python")
-    # As with `python file.py`, its neighbours can be imported.
-    sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

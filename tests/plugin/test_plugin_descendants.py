@@ -1,0 +1,84 @@
+"""Processes that a workload of a file starts can import that file, whatever starts the trial."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Bench
+
+REPRO = """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    class Item:
+        def __init__(self, value):
+            self.value = value
+
+    def double(item):
+        return Item(2 * item.value)
+
+    class Repro:
+        def __init__(self, config):
+            self.method = config["method"]
+
+        default_config = {"method": "spawn"}
+
+        def setup(self):
+            pass
+
+        def run(self):
+            context = multiprocessing.get_context(self.method)
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                return {"passed": pool.submit(double, Item(21)).result().value == 42}
+"""
+
+TORCH = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.tensor(index)
+
+    def rank(index, queue):
+        queue.put(index)
+
+    class Loads:
+        def __init__(self, config):
+            pass
+
+        def setup(self):
+            pass
+
+        def run(self):
+            loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+            queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+            torch.multiprocessing.spawn(rank, (queue,), nprocs=1)
+            return {"passed": [int(batch) for batch in loader] == [0, 1, 2, 3] and queue.get() == 0}
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pool_of_a_file_workload(bench: Bench, isolation: str, method: str) -> None:
+    bench.write(my_repro=REPRO)
+    result = bench.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
+    result.assert_outcomes(passed=1)
+
+
+def test_a_pool_of_a_workload_in_a_package(bench: Bench) -> None:
+    bench.path.joinpath("repros").mkdir()
+    bench.write(**{"repros/__init__": "", "repros/my_repro": REPRO})
+    bench.run("repros/my_repro.py").assert_outcomes(passed=1)
+
+
+def test_a_pool_of_a_workload_in_a_test_file(bench: Bench) -> None:
+    bench.write(test_it=f"{REPRO}\n    def test_it(aorta_run):\n        assert aorta_run(Repro).result.passed\n")
+    bench.run("test_it.py").assert_outcomes(passed=1)
+
+
+def test_a_loader_and_ranks_of_torch(bench: Bench) -> None:
+    bench.write(my_loads=TORCH)
+    bench.run("my_loads.py").assert_outcomes(passed=1)
