@@ -82,7 +82,7 @@ def zygote_spec(
     inherited: Inherited,
     threads: Mapping[str, str] = MappingProxyType({}),
     devices: Mapping[str, str] = MappingProxyType({}),
-    fresh: bool = False,
+    fresh_seed: int | None = None,
 ) -> ZygoteSpec:
     """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
 
@@ -91,7 +91,7 @@ def zygote_spec(
         inherited: what it has of the process that asks for it.
         threads: variables with the number of compute threads.
         devices: variables that select devices.
-        fresh: a zygote that prepares the workload in every child.
+        fresh_seed: for a zygote that prepares the workload in its child, the seed of the trial.
 
     Raises:
         EnvironmentUnusable: the environment names something that is not there.
@@ -105,10 +105,11 @@ def zygote_spec(
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
             "launcher": spec.execution.launcher,
+            "seed": fresh_seed,
         },
         run="pytest_aorta.launch.child.main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
-        fresh=fresh,
+        fresh=fresh_seed is not None,
         rehearse="pytest_aorta.launch.child.workload_main:warm_up",
     )

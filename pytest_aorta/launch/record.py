@@ -11,7 +11,7 @@ from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
+from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -59,6 +59,7 @@ def build_record(
         exit_status=status,
         failure=None if failure is None else Failure.model_validate(failure),
         elastic=None if mode == "single" else _elastic(spec, seen, mode),
+        seeds=None if seen.seeds is None or seen.ranks else Seeds.model_validate(seen.seeds),
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],
         phases_sec=seen.phases_sec,
         started_at=started_at,

@@ -54,6 +54,17 @@ class ResultData(TypedDict, total=False):
     configured_iterations: int | None
 
 
+class SeedsData(TypedDict):
+    """Seeds of the generators of one process: ``generators`` by module, derived from ``seed``.
+
+    ``kept``: modules whose generator the workload's import has seeded itself.
+    """
+
+    seed: int
+    generators: dict[str, int]
+    kept: list[str]
+
+
 class RankData(TypedDict):
     """A ``RankRecord`` before it is recorded. ``collateral``: the rank failed because of another one."""
 
@@ -72,6 +83,7 @@ class RankData(TypedDict):
     stderr: str | None
     stacks: str | None
     collective: NotRequired[str]
+    seeds: NotRequired[SeedsData | None]
 
 
 class BeginEvent(TypedDict):
@@ -100,10 +112,11 @@ class ProgressEvent(TypedDict):
 
 
 class EnvEvent(TypedDict):
-    """The snapshot of the environment, and the variables that a launcher has set for its ranks."""
+    """The snapshot of the environment, the variables that a launcher has set for its ranks, and the seeds."""
 
     type: Literal["env"]
     env: dict[str, Any]
+    seeds: NotRequired[SeedsData]
     launcher_variables: NotRequired[dict[str, str]]
 
 

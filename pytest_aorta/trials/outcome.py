@@ -16,6 +16,7 @@ from pytest_aorta.trials.events import (
     ProgressEvent,
     RankData,
     ResultData,
+    SeedsData,
     TrialEvent,
 )
 
@@ -68,6 +69,7 @@ class Observed:
     phase: Phase = "launch"
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
+    seeds: SeedsData | None = None
     result: ResultData | None = None
     failures: dict[Phase, FailureData] = field(default_factory=dict)
     ranks: list[RankData] = field(default_factory=list)
@@ -118,6 +120,7 @@ class Observed:
         elif event["type"] == "env":
             self.env = event["env"]
             self.launcher_variables = event.get("launcher_variables", {})
+            self.seeds = event.get("seeds")
         elif event["type"] == "group":
             self.states.append(event)
         elif event["type"] == "attempt":

@@ -92,6 +92,14 @@ class Failure(_Record):
     stacks: str | None = None
 
 
+class Seeds(_Record):
+    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import."""
+
+    seed: int
+    generators: dict[str, int]
+    kept: list[str] = Field(default_factory=list)
+
+
 class RankRecord(_Record):
     """One process of a distributed trial."""
 
@@ -110,6 +118,7 @@ class RankRecord(_Record):
     stacks: str | None = None
     error_file: Free | None = None
     collective: str | None = None
+    seeds: Seeds | None = None
 
 
 class GroupState(_Record):
@@ -157,6 +166,7 @@ class TrialResult(_Record):
     wall_clock_sec: Float
     exit_status: ExitStatus
     failure: Failure | None = None
+    seeds: Seeds | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
     elastic: Elastic | None = None
     phases_sec: dict[str, Float] = Field(default_factory=dict)

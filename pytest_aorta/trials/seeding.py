@@ -20,19 +20,29 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from pytest_aorta.trials.events import SeedsData
+
+#: Of a seed; what every JSON reader takes for an integer.
+SEED_BITS = 53
+
 #: Blocks of 624 words that an import may have drawn from a Mersenne Twister for its seed to be recognised.
 _BLOCKS = 1000
 
 
 def random_seed() -> int:
-    """A seed for a trial from the operating system: 63 bits."""
-    return secrets.randbits(63)
+    """A seed from the operating system."""
+    return secrets.randbits(SEED_BITS)
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
-    """A seed of 63 bits that depends on ``seed`` and all ``names``; SHA-256, so that related seeds share nothing."""
+    """A seed that depends on ``seed`` and all ``names``; by SHA-256, so that related seeds share nothing."""
     text = "/".join(map(str, (seed, *names)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - SEED_BITS)
+
+
+def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
+    """The seed of one rank of a trial: a rank that is started again gets another one."""
+    return derived_seed(seed, "rank", rank, attempt)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class Generator:
     module: str
     seed: Callable[[Any, int], None]
     descends: Callable[[Any, int], bool]
+    state: Callable[[Any], Any]
+    set_state: Callable[[Any, Any], None]
 
 
 def _seed_random(module: Any, seed: int) -> None:
@@ -97,9 +109,27 @@ def _torch_descends(module: Any, seed: int) -> bool:
 GENERATORS = {
     it.module: it
     for it in (
-        Generator("random", _seed_random, _random_descends),
-        Generator("numpy.random", _seed_numpy, _numpy_descends),
-        Generator("torch", _seed_torch, _torch_descends),
+        Generator(
+            "random",
+            _seed_random,
+            _random_descends,
+            state=lambda module: module.getstate(),
+            set_state=lambda module, state: module.setstate(state),
+        ),
+        Generator(
+            "numpy.random",
+            _seed_numpy,
+            _numpy_descends,
+            state=lambda module: module.get_state(),
+            set_state=lambda module, state: module.set_state(state),
+        ),
+        Generator(
+            "torch",
+            _seed_torch,
+            _torch_descends,
+            state=lambda module: module.get_rng_state(),
+            set_state=lambda module, state: module.set_rng_state(state),
+        ),
     )
 }
 
@@ -109,13 +139,13 @@ class ProcessSeeds:
 
     Attributes:
         given: the seed of each generator that has been seeded, by module.
-        kept: modules whose generator the workload has seeded itself.
+        kept: states of the generators that the workload has seeded itself, by module.
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self.seed = seed
         self.given: dict[str, int] = {}
-        self.kept: set[str] = set()
+        self.kept: dict[str, Any] = {}
         self._finder = _AfterImport(set(GENERATORS) - set(sys.modules), self._give)
 
     def start(self) -> None:
@@ -127,18 +157,26 @@ class ProcessSeeds:
 
     def restart(self, seed: int) -> None:
         """In a fork: other seeds, except for the generators that were seeded otherwise before it (``note_kept``)."""
-        self._seed = seed
-        for name in self.given.keys() - self.kept:
+        self.seed = seed
+        for name in self.given.keys() - self.kept.keys():
             self._give(name, sys.modules[name])
+        for name, state in self.kept.items():  # a fork gives ``random`` a new seed
+            GENERATORS[name].set_state(sys.modules[name], state)
 
     def note_kept(self) -> None:
         """Remember which generators have been seeded otherwise so far: once, before many forks."""
-        self.kept |= {
-            name for name, seed in self.given.items() if not GENERATORS[name].descends(sys.modules[name], seed)
-        }
+        for name, seed in self.given.items():
+            generator, module = GENERATORS[name], sys.modules[name]
+            if not generator.descends(module, seed):
+                self.kept[name] = generator.state(module)
+
+    def to_plain(self) -> SeedsData:
+        """For the record; seeds of generators that are not loaded yet are those that they will get."""
+        generators = {name: derived_seed(self.seed, name) for name in GENERATORS if name not in self.kept}
+        return {"seed": self.seed, "generators": generators, "kept": sorted(self.kept)}
 
     def _give(self, name: str, module: ModuleType) -> None:
-        seed = derived_seed(self._seed, name)
+        seed = derived_seed(self.seed, name)
         GENERATORS[name].seed(module, seed)
         self.given[name] = seed
 

@@ -35,6 +35,7 @@ class TrialSpec:
         execution: how its processes are started.
         limits: of time, memory and logs.
         collect: names of collectors.
+        seed: of its random generators, ``None`` for one from the operating system.
     """
 
     workload: WorkloadEntry
@@ -49,6 +50,7 @@ class TrialSpec:
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     collect: tuple[str, ...] = ()
+    seed: int | None = None
 
     @property
     def trial_id(self) -> str:
@@ -88,4 +90,6 @@ class TrialSpec:
             request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
         if memory is not None:
             request["memory"] = memory
+        if self.seed is not None:
+            request["seed"] = self.seed
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()

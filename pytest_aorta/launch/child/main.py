@@ -11,6 +11,7 @@ from pytest_aorta.launch.child import script, workload_main
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.trials.seeding import rank_seed
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     """Run one trial.
 
     ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
+    ``folder``, ``grace``, ``memory``, ``elastic``, ``seed``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
     process with the variables that the launcher starts from, or ``None``, is added here.
     """
     mode, send = payload["mode"], channel.send
@@ -50,6 +51,8 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
 
         agree_on_master_port(payload["trial_id"])
         log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
+        workload_main.use_seed(rank_seed(payload["seed"], own_rank()))
         workload_main.run_workload(payload, log.send)
     else:
+        workload_main.use_seed(payload["seed"])
         workload_main.run_workload(payload, send)

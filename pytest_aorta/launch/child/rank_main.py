@@ -10,10 +10,11 @@ from typing import Any
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
-from pytest_aorta.launch.child.workload_main import prepare, run_workload
+from pytest_aorta.launch.child.workload_main import prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.seeding import rank_seed
 
 
 def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
@@ -28,8 +29,10 @@ def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, re
     folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
+    seed = rank_seed(payload["seed"], rank, attempt)
     if not prepared:
-        prepare(payload)
+        prepare({**payload, "seed": seed})
+    use_seed(seed)
     _serve_flight_recorder()
     log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     return run_workload(payload, log.send, on_error=_write_error_file)

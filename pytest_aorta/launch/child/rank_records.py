@@ -104,6 +104,7 @@ def rank_records(
                 "stdout": files.log(rank, "stdout"),
                 "stderr": files.log(rank, "stderr"),
                 "stacks": files.log(rank, "stacks"),
+                "seeds": seen.seeds,
             }
         )
     return records

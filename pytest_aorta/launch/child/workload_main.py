@@ -17,17 +17,22 @@ from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 _static: StaticEnv | None = None
+_seeds: ProcessSeeds | None = None
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     """Import the workload and describe it; take the snapshot of what will not change.
 
-    ``argument``: ``target``, ``overrides``, ``steps``.
+    ``argument``: ``target``, ``overrides``, ``steps``, and perhaps the ``seed`` of a trial that imports it for itself.
     """
-    global _static
+    global _static, _seeds
+    _seeds = ProcessSeeds(argument.get("seed") or random_seed())
+    _seeds.start()
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     return description
@@ -39,6 +44,12 @@ def warm_up(argument: dict[str, Any]) -> None:
     load_class(argument["target"])
 
 
+def use_seed(seed: int) -> None:
+    """Seed the generators of this process, unless it has imported the workload with this very seed."""
+    if _seeds is not None and _seeds.seed != seed:
+        _seeds.restart(seed)
+
+
 def run_workload(
     payload: dict[str, Any], send: Send, on_error: Callable[[BaseException], object] = lambda error: None
 ) -> bool:
@@ -47,7 +58,9 @@ def run_workload(
     ``on_error`` takes what one of these has raised, before the cleanup.
     """
     env = collect_env(_static, payload["overlay"]).to_dict()
-    send({"type": "env", "env": env, "launcher_variables": launcher_variables(payload["base_pid"])})
+    assert _seeds is not None
+    variables = launcher_variables(payload["base_pid"])
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
     succeeded = Lifecycle(cls, config.value, send).run_all(on_error)

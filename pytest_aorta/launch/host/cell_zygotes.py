@@ -85,7 +85,7 @@ class CellZygotes:
     def _needs_fresh(self, spec: TrialSpec, key: str) -> bool:
         return spec.execution.isolation == "spawn" or key in self._unforkable
 
-    def acquire(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> Server:
+    def acquire(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.
 
         Raises:
@@ -94,7 +94,7 @@ class CellZygotes:
         wanted = _specification(spec, inherited, allocation)
         if not self._needs_fresh(spec, wanted.key()):
             return self._pool.acquire(wanted)
-        zygote = Zygote(_specification(spec, inherited, allocation, fresh=True))
+        zygote = Zygote(_specification(spec, inherited, allocation, seed))
         zygote.wait_ready()
         return zygote
 
@@ -122,5 +122,7 @@ class CellZygotes:
         self._pool.close()
 
 
-def _specification(spec: TrialSpec, inherited: Inherited, allocation: Allocation, fresh: bool = False) -> ZygoteSpec:
-    return zygote_spec(spec, inherited, allocation.threads, allocation.devices, fresh)
+def _specification(
+    spec: TrialSpec, inherited: Inherited, allocation: Allocation, fresh_seed: int | None = None
+) -> ZygoteSpec:
+    return zygote_spec(spec, inherited, allocation.threads, allocation.devices, fresh_seed)

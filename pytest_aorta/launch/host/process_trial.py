@@ -26,6 +26,7 @@ from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import TrialEvent, parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds between two looks at the logs of a running trial.
@@ -47,6 +48,7 @@ class ProcessTrial:
         self.stuck: list[str] = []
         self._folder = folder
         self._zygotes = zygotes
+        self._seed = random_seed() if spec.seed is None else spec.seed
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
@@ -76,7 +78,7 @@ class ProcessTrial:
             self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            self._server = self._zygotes.acquire(self.spec, inherited, allocation)
+            self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed)
             logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
             self._task = self._server.submit(
                 self._payload(cell), **logs, cores=allocation.cores, descriptors=allocation.descriptors
@@ -106,6 +108,7 @@ class ProcessTrial:
             "grace": spec.limits.grace,
             "memory": spec.limits.memory,
             "elastic": spec.execution.elastic.to_plain(),
+            "seed": self._seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
 

@@ -97,10 +97,8 @@ def leave(code: int) -> None:
 
 
 def _reseed() -> None:
-    """Give every fork its own NumPy seed, as a fresh interpreter would have (``random`` does that by itself).
-
-    torch needs nothing: its default seed is a constant in every process.
-    """
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    """Seed the generators that a fork copies, as a fresh interpreter does; ``random`` does so by itself."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
