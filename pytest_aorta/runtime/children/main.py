@@ -23,7 +23,7 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     if payload["role"] == "worker":
         from pytest_aorta.runtime.children.worker_server import ChannelTransport, serve_worker
 
-        serve_worker(payload["manifest"], ChannelTransport(channel))
+        serve_worker(payload["spec"], ChannelTransport(channel))
     else:
         SlotProcess(channel).serve(payload)
 

@@ -16,7 +16,7 @@ from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs, to_bytes
 from pytest_aorta.runtime.records import Completion, Failure, Outcome, TaskRecord, failed
 from pytest_aorta.runtime.worker import Worker
-from pytest_aorta.runtime.worker_spec import read_manifest
+from pytest_aorta.runtime.worker_spec import WorkerSpec
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 if TYPE_CHECKING:
@@ -77,18 +77,19 @@ class HostTransport:
 
 
 def serve_host(argument: dict[str, Any], channel: HostChannel) -> None:
-    """The service on another host; ``argument``: ``manifest``, ``sys_path`` of the side that asks, ``torch`` or not."""
+    """The service on another host; ``argument``: ``spec``, ``sys_path`` of the side that asks, ``torch`` or not."""
     # What is imported by name there can be here, where the same folders exist.
     sys.path.extend(path for path in argument["sys_path"] if path not in sys.path and os.path.isdir(path))
     if argument["torch"]:  # tensors are to be expected: now, and once for all slots, rather than within the first task
         import torch  # noqa: F401
-    serve_worker(argument["manifest"], HostTransport(channel))
+    serve_worker(argument["spec"], HostTransport(channel))
 
 
-def serve_worker(manifest: dict[str, Any], transport: Transport) -> None:
-    """Build the worker of a manifest, and serve until the level above closes or goes."""
+def serve_worker(packed_spec: str, transport: Transport) -> None:
+    """Build the worker of a specification, and serve until the level above closes or goes."""
     try:
-        worker = read_manifest(manifest)
+        spec: WorkerSpec = unpacked(packed_spec)
+        worker = Worker.from_spec(spec)
         worker.init()
     except BaseException as error:
         failure = failed(error, traceback=traceback.format_exc()).failure

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.endpoints.process import LinkedEndpoint, StartupError, own_output
+from pytest_aorta.runtime.endpoints.process import Launch, LinkedEndpoint, StartupError, own_output, packed
 from pytest_aorta.runtime.endpoints.zygote_link import TaskLink
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
@@ -22,7 +22,7 @@ from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.engine import Engine
     from pytest_aorta.runtime.memory.callables import Definition
-    from pytest_aorta.runtime.worker import Worker
+    from pytest_aorta.runtime.worker_spec import WorkerSpec
     from pytest_aorta.runtime.zygotes.server import Server
 
 #: Variables by which libraries learn how many threads to compute with. Whoever sets one keeps what is set.
@@ -32,11 +32,12 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MAX_ZYGOTES = 4096
 
 
-class Staff:
+class ChildProcesses:
     """All endpoints of a worker that are processes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, describe: Callable[[], WorkerSpec]) -> None:
         self._engine = engine
+        self._describe = describe
         self._pool = ZygotePool(_MAX_ZYGOTES)
         self._endpoints: list[LinkedEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
@@ -51,22 +52,20 @@ class Staff:
             cwd=os.getcwd(),
         )
 
-    def start(self, worker: Worker, give_up: float) -> None:
+    def start(self, give_up: float) -> None:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
+        worker = self._describe()
         found = find_devices()
         slots = worker.num_sub_workers + len(worker.device_ids)
-        shares = _shares(slots) if are_named_only(found) else [None] * slots
+        shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
-            launch = self._launcher(worker, shares[index], {})
+            launch = self._slot_launcher(next(shares), {})
             self._add(LinkedEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
-            variables = device_variables([device], found)
-            launch = self._launcher(worker, shares[worker.num_sub_workers + index], variables)
+            launch = self._slot_launcher(next(shares), device_variables([device], found))
             self._add(LinkedEndpoint(self._engine, "next", index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
-            child._state = "ABOVE"
-            child.callables.inherit(worker.callables)
-            self._add(self._child(worker, index, child, host))
+            self._add(self._child(index, child, host))
         if not self._endpoints:
             return
         # The first failure counts, whoever else still starts, or hangs: they end with the rest.
@@ -84,45 +83,40 @@ class Staff:
         self._endpoints.append(endpoint)
         self._engine.placement.add(endpoint)
 
-    def _child(self, worker: Worker, index: int, child: Worker, host: str | None) -> LinkedEndpoint:
-        name = f"child_worker {index} level={child.level}"
-        if host is not None:
-            from pytest_aorta.runtime.endpoints.host_link import remote_launcher
-
-            launch: Any = remote_launcher(worker, child, host)
+    def _child(self, index: int, child: WorkerSpec, host: str | None) -> LinkedEndpoint:
+        if host is None:
+            launch: Launch = self._worker_launcher(index)
         else:
-            launch = self._worker_launcher(worker, child)
-        kind: Any = "job" if child.has_slots else "next"
+            from pytest_aorta.runtime.endpoints.host_link import remote_launcher  # which loads execnet
+
+            launch = remote_launcher(self._describe, index)  # type: ignore[assignment]
         return LinkedEndpoint(
             self._engine,
-            kind,
+            "job" if child.total_slots else "next",
             index,
-            name,
+            f"child_worker {index} level={child.level}",
             launch,
             capacity=max(1, child.total_slots),
             respawn=host is None,
             cancels=True,
         )
 
-    def _launcher(
-        self, worker: Worker, cores: tuple[int, ...] | None, variables: Mapping[str, str]
-    ) -> Callable[[LinkedEndpoint], TaskLink]:
+    def _slot_launcher(self, cores: tuple[int, ...] | None, variables: Mapping[str, str]) -> Launch:
         def launch(endpoint: LinkedEndpoint) -> TaskLink:
+            worker = self._describe()
             payload = {
                 "role": "slot",
-                "callables": [definition.to_plain() for definition in worker.callables.definitions.values()],
+                "callables": [definition.to_plain() for definition in worker.callables.definitions],
                 "prepare": None if worker.prepare is None else worker.prepare.to_plain(),
             }
             return self._fork(endpoint, payload, cores, {**_threads(cores), **variables})
 
         return launch
 
-    def _worker_launcher(self, worker: Worker, child: Worker) -> Callable[[LinkedEndpoint], TaskLink]:
+    def _worker_launcher(self, index: int) -> Launch:
         def launch(endpoint: LinkedEndpoint) -> TaskLink:
-            from pytest_aorta.runtime.worker_spec import write_manifest  # which knows what a worker is
-
-            child.callables.inherit(worker.callables)
-            return self._fork(endpoint, {"role": "worker", "manifest": write_manifest(child)}, None, {})
+            child, _ = self._describe().children[index]
+            return self._fork(endpoint, {"role": "worker", "spec": packed(child)}, None, {})
 
         return launch
 

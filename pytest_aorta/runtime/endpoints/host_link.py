@@ -7,15 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.endpoints.process import StartupError, packed
 from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
 from pytest_aorta.runtime.hosts.connection import HostError, HostLink
-from pytest_aorta.runtime.worker_spec import write_manifest
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.process import LinkedEndpoint
     from pytest_aorta.runtime.memory.transfer import Message
-    from pytest_aorta.runtime.worker import Worker
+    from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 _SERVICE = "pytest_aorta.runtime.children.worker_server:serve_host"
 
@@ -51,17 +50,20 @@ class HostedLink:
         self._link.close(grace)
 
 
-def remote_launcher(worker: Worker, child: Worker, host: str) -> Callable[[LinkedEndpoint], HostedLink]:
-    """What starts ``child``, a worker below ``worker``, on a host that execnet can reach."""
+def remote_launcher(describe: Callable[[], WorkerSpec], index: int) -> Callable[[LinkedEndpoint], HostedLink]:
+    """What starts the child ``index`` of a worker on a host that execnet can reach."""
 
     def launch(endpoint: LinkedEndpoint) -> HostedLink:
+        worker = describe()
+        child, host = worker.children[index]
+        assert host is not None
         link = HostLink(
             host,
             _SERVICE,
             {
-                "manifest": write_manifest(child),
+                "spec": packed(child),
                 "sys_path": [path for path in sys.path if path],
-                "torch": "torch" in sys.modules and not child.has_slots,
+                "torch": "torch" in sys.modules and not child.total_slots,
             },
             identity={**code_identity(package_files("pytest_aorta")), **worker.identity},
             on_message=endpoint.received,
