@@ -1,4 +1,4 @@
-"""The processes below a worker: started together, spoken to together, ended together."""
+"""The processes below a worker: they are started, addressed and ended together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.endpoints.process import Launch, LinkedEndpoint, StartupError, own_output, packed
-from pytest_aorta.runtime.endpoints.zygote_link import TaskLink
+from pytest_aorta.runtime.endpoints.process import Launch, ProcessEndpoint
+from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
+from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
 from pytest_aorta.runtime.zygotes.errors import ZygoteError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.worker_spec import WorkerSpec
     from pytest_aorta.runtime.zygotes.server import Server
 
-#: Variables by which libraries learn how many threads to compute with. Whoever sets one keeps what is set.
+#: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 #: Zygotes with different variables, one per device at most.
@@ -33,15 +34,20 @@ _MAX_ZYGOTES = 4096
 
 
 class ChildProcesses:
-    """All endpoints of a worker that are processes."""
+    """All endpoints of a worker that are processes.
+
+    Args:
+        engine: what the endpoints belong to.
+        describe: gives the specification of the worker, with all that is registered at the moment.
+    """
 
     def __init__(self, engine: Engine, describe: Callable[[], WorkerSpec]) -> None:
         self._engine = engine
         self._describe = describe
         self._pool = ZygotePool(_MAX_ZYGOTES)
-        self._endpoints: list[LinkedEndpoint] = []
+        self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
-        # Whoever takes a dead one's place later is to find the same.
+        # Taken now, so that the successor of a process that dies finds the same.
         self._spec = ZygoteSpec(
             command=(sys.executable,),
             environ=dict(os.environ),
@@ -60,15 +66,15 @@ class ChildProcesses:
         shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
             launch = self._slot_launcher(next(shares), {})
-            self._add(LinkedEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
+            self._add(ProcessEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
             launch = self._slot_launcher(next(shares), device_variables([device], found))
-            self._add(LinkedEndpoint(self._engine, "next", index, f"slot {index}", launch))
+            self._add(ProcessEndpoint(self._engine, "next", index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
             self._add(self._child(index, child, host))
         if not self._endpoints:
             return
-        # The first failure counts, whoever else still starts, or hangs: they end with the rest.
+        # The first failure counts, even if others still start or hang: they end with the rest.
         self._starting = ThreadPoolExecutor(len(self._endpoints), "aorta-start")
         started = {self._starting.submit(_bring_up, endpoint, give_up): endpoint for endpoint in self._endpoints}
         self._starting.shutdown(wait=False)
@@ -79,18 +85,18 @@ class ChildProcesses:
             names = ", ".join(started[attempt].name for attempt in late)
             raise StartupError(f"{names}: not ready in time; startup_timeout_s is too short")
 
-    def _add(self, endpoint: LinkedEndpoint) -> None:
+    def _add(self, endpoint: ProcessEndpoint) -> None:
         self._endpoints.append(endpoint)
         self._engine.placement.add(endpoint)
 
-    def _child(self, index: int, child: WorkerSpec, host: str | None) -> LinkedEndpoint:
+    def _child(self, index: int, child: WorkerSpec, host: str | None) -> ProcessEndpoint:
         if host is None:
             launch: Launch = self._worker_launcher(index)
         else:
             from pytest_aorta.runtime.endpoints.host_link import remote_launcher  # which loads execnet
 
-            launch = remote_launcher(self._describe, index)  # type: ignore[assignment]
-        return LinkedEndpoint(
+            launch = remote_launcher(self._describe, index)
+        return ProcessEndpoint(
             self._engine,
             "job" if child.total_slots else "next",
             index,
@@ -102,7 +108,7 @@ class ChildProcesses:
         )
 
     def _slot_launcher(self, cores: tuple[int, ...] | None, variables: Mapping[str, str]) -> Launch:
-        def launch(endpoint: LinkedEndpoint) -> TaskLink:
+        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
             worker = self._describe()
             payload = {
                 "role": "slot",
@@ -114,7 +120,7 @@ class ChildProcesses:
         return launch
 
     def _worker_launcher(self, index: int) -> Launch:
-        def launch(endpoint: LinkedEndpoint) -> TaskLink:
+        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
             child, _ = self._describe().children[index]
             return self._fork(endpoint, {"role": "worker", "spec": packed(child)}, None, {})
 
@@ -122,14 +128,14 @@ class ChildProcesses:
 
     def _fork(
         self,
-        endpoint: LinkedEndpoint,
+        endpoint: ProcessEndpoint,
         payload: dict[str, Any],
         cores: tuple[int, ...] | None,
         variables: Mapping[str, str],
-    ) -> TaskLink:
+    ) -> ZygoteLink:
         """A process that a zygote has ready; its zygote is started, or forked, where there is none."""
         spec = replace(self._spec, environ={**self._spec.environ, **variables})
-        output = own_output()
+        output = _own_output()
         server: Server | None = None
         try:
             server = self._pool.acquire(spec)
@@ -143,7 +149,7 @@ class ChildProcesses:
             if server is not None:
                 self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return TaskLink(endpoint, self._engine.reactor, self._pool, server, task)
+        return ZygoteLink(endpoint, self._engine.reactor, self._pool, server, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.
@@ -151,7 +157,7 @@ class ChildProcesses:
         Raises:
             RuntimeError: one could not.
         """
-        done: list[LinkedEndpoint] = []
+        done: list[ProcessEndpoint] = []
         for endpoint in self._endpoints:
             failure = endpoint.register(definition)
             if failure is not None and failure.type != "ProcessDied":  # its successor will load it on its own
@@ -181,7 +187,7 @@ class ChildProcesses:
         for thread in threads:
             thread.join(max(0.0, give_up - time.monotonic()))
         self._pool.close()
-        # Nothing starts any more, so these are about to end, and must before what they speak through is closed.
+        # Nothing starts any more, so these are about to end, and must do so before their channels are closed.
         if self._starting is not None:
             self._starting.shutdown(wait=True)
         for endpoint in self._endpoints:
@@ -189,11 +195,11 @@ class ChildProcesses:
 
 
 def expects_tensors() -> bool:
-    """Whether processes import torch before they are asked to, which takes a second once instead of in every one."""
+    """Whether zygotes import torch: a second once, instead of in every process."""
     return "torch" in sys.modules
 
 
-def _bring_up(endpoint: LinkedEndpoint, give_up: float) -> None:
+def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
     endpoint.spawn()
     endpoint.wait_ready(give_up)
 
@@ -209,3 +215,15 @@ def _threads(cores: tuple[int, ...] | None) -> dict[str, str]:
     """As many threads as a slot has cores; one, where slots share cores."""
     count = str(threads_of(cores)) if cores else "1"
     return {name: count for name in _THREADS if name not in os.environ}
+
+
+def _own_output() -> list[int]:
+    """Descriptors of stdout and stderr, as far as they are open."""
+    found = []
+    for fd in (1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            continue
+        found.append(fd)
+    return found

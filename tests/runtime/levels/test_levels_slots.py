@@ -15,7 +15,7 @@ from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints.process import MAX_DEATHS
+from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 
 
