@@ -11,14 +11,14 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.endpoints.process import Launch, ProcessEndpoint
+from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
 from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
 from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.engine import Engine

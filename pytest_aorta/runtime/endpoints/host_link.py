@@ -11,7 +11,7 @@ from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
 from pytest_aorta.runtime.hosts.connection import HostConnection
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.process import Launch, ProcessEndpoint
+    from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
     from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 _SERVICE = "pytest_aorta.runtime.children.worker_server:serve_host"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.runtime.endpoints.protocol import Report
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.task import TaskEnded
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.process import ProcessEndpoint
+    from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
     from pytest_aorta.runtime.engine.event_loop import Reactor
     from pytest_aorta.runtime.zygotes.channel import Message
     from pytest_aorta.runtime.zygotes.pool import ZygotePool

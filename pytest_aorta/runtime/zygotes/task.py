@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message, wait
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.zygotes.server import Server
