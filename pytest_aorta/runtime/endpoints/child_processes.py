@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.endpoints.process import LinkedEndpoint, StartupError, own_output
 from pytest_aorta.runtime.endpoints.zygote_link import TaskLink
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
 from pytest_aorta.runtime.zygotes.errors import ZygoteError
@@ -20,7 +21,7 @@ from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.memory.callables import Definition
     from pytest_aorta.runtime.worker import Worker
     from pytest_aorta.runtime.zygotes.server import Server
@@ -35,7 +36,7 @@ _MAX_ZYGOTES = 4096
 class Staff:
     """All endpoints of a worker that are processes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Dispatcher) -> None:
         self._engine = engine
         self._pool = ZygotePool(_MAX_ZYGOTES)
         self._endpoints: list[LinkedEndpoint] = []
@@ -58,11 +59,11 @@ class Staff:
         shares = _shares(slots) if are_named_only(found) else [None] * slots
         for index in range(worker.num_sub_workers):
             launch = self._launcher(worker, shares[index], {})
-            self._add(LinkedEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
+            self._add(LinkedEndpoint(self._engine, TaskKind.SUB, index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
             variables = device_variables([device], found)
             launch = self._launcher(worker, shares[worker.num_sub_workers + index], variables)
-            self._add(LinkedEndpoint(self._engine, "next", index, f"slot {index}", launch))
+            self._add(LinkedEndpoint(self._engine, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
             child._state = "ABOVE"
             child.callables.inherit(worker.callables)
@@ -92,7 +93,7 @@ class Staff:
             launch: Any = remote_launcher(worker, child, host)
         else:
             launch = self._worker_launcher(worker, child)
-        kind: Any = "job" if child.has_slots else "next"
+        kind = TaskKind.JOB if child.has_slots else TaskKind.NEXT_LEVEL
         return LinkedEndpoint(
             self._engine,
             kind,
@@ -149,7 +150,7 @@ class Staff:
             if server is not None:
                 self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return TaskLink(endpoint, self._engine.reactor, self._pool, server, task)
+        return TaskLink(endpoint, self._engine.loop, self._pool, server, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.runtime.engine.tasks import Kind
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.memory.transfer import Message, Sender, from_bytes, inline
 from pytest_aorta.runtime.records import Completion, Failure, Outcome
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.tasks import Dispatch
     from pytest_aorta.runtime.memory.callables import Definition
 
@@ -68,8 +68,8 @@ class LinkedEndpoint:
 
     def __init__(
         self,
-        engine: Engine,
-        kind: Kind,
+        engine: Dispatcher,
+        kind: TaskKind,
         identity: int,
         name: str,
         launch: Launch,
@@ -205,7 +205,7 @@ class LinkedEndpoint:
             return  # its death is about to be told
         if dispatch.member.job is None:  # a job has its own ways
             moment = time.monotonic() + 2 * self._engine.grace + 1
-            self._engine.reactor.at(moment, lambda: self._insist(dispatch))
+            self._engine.loop.call_at(moment, lambda: self._insist(dispatch))
 
     def _insist(self, dispatch: Dispatch) -> None:
         if not dispatch.over:

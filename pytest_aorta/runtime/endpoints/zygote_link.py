@@ -12,7 +12,7 @@ from pytest_aorta.runtime.zygotes.task import TaskEnded
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.process import LinkedEndpoint
-    from pytest_aorta.runtime.engine.event_loop import Reactor
+    from pytest_aorta.runtime.engine.event_loop import EventLoop
     from pytest_aorta.runtime.memory.transfer import Message
     from pytest_aorta.runtime.zygotes.pool import ZygotePool
     from pytest_aorta.runtime.zygotes.server import Server
@@ -23,15 +23,13 @@ MUTE = 2.0
 
 
 class TaskLink:
-    """Follows a zygote's task on the thread of a reactor."""
+    """Follows a zygote's task on the thread of an event loop."""
 
     local = True
 
-    def __init__(
-        self, endpoint: LinkedEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
-    ) -> None:
+    def __init__(self, endpoint: LinkedEndpoint, loop: EventLoop, pool: ZygotePool, server: Server, task: Task) -> None:
         self._endpoint = endpoint
-        self._reactor = reactor
+        self._loop = loop
         self._pool = pool
         self._server = server
         self._task = task
@@ -47,12 +45,12 @@ class TaskLink:
     def _watch(self, descriptors: list[int]) -> None:
         if descriptors != self._watched:
             for fd in self._watched:
-                self._reactor.unwatch(fd)
+                self._loop.unwatch(fd)
             self._watched = descriptors
             for number, fd in enumerate(descriptors):
                 # The child's own channel comes first, as long as it is open; the other one tells of its end.
                 its_own = number == 0 and len(descriptors) > 1
-                self._reactor.watch(fd, self._hear if its_own else self._look)
+                self._loop.watch(fd, self._hear if its_own else self._look)
 
     def _hear(self) -> None:
         """The child has said something."""
@@ -95,7 +93,7 @@ class TaskLink:
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
             # It can neither hear nor tell anything any more, but may live on.
-            self._reactor.at(time.monotonic() + MUTE, self._end_mute)
+            self._loop.call_at(time.monotonic() + MUTE, self._end_mute)
 
     def _end_mute(self) -> None:
         if not self._ended.is_set():
