@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext as JobContext
     from pytest_aorta.runtime.endpoints.job_slot import Slot as Slot
-    from pytest_aorta.runtime.endpoints.process import StartupError as StartupError
+    from pytest_aorta.runtime.endpoints.protocol import StartupError as StartupError
     from pytest_aorta.runtime.engine.tasks import Job as Job
     from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
     from pytest_aorta.runtime.graph.args import Tag as Tag
@@ -39,7 +39,7 @@ _HOMES = {
     "RunHandle": "handles",
     "Slot": "endpoints.job_slot",
     "SlotArgs": "memory.transfer",
-    "StartupError": "endpoints.process",
+    "StartupError": "endpoints.protocol",
     "Tag": "graph.args",
     "TaskArgs": "graph.args",
     "TaskError": "records",
