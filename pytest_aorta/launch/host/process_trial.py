@@ -24,10 +24,10 @@ from pytest_aorta.launch.host.rank_results import combined_result, mark_outlived
 from pytest_aorta.launch.launch_mode import Launch, own_rank
 from pytest_aorta.launch.nodes.addressing import has_several
 from pytest_aorta.launch.record import build_record, utc_now
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.outcome import Observed, signal_name
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec

@@ -15,11 +15,11 @@ from pytest_aorta.launch import environment
 from pytest_aorta.launch.environment import Inherited, Seat
 from pytest_aorta.launch.host.process_trial import ProcessTrial
 from pytest_aorta.launch.launch_mode import Launch, LaunchModeError, resolve_launch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, ZygoteUnwanted
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.spec import GRACE, TrialSpec
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.service import DevicesQuarantined, TrialService
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.conversion import encode_non_finite
 
 if TYPE_CHECKING:
