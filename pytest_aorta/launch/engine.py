@@ -16,7 +16,7 @@ from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator

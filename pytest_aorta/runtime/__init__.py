@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext as JobContext
     from pytest_aorta.runtime.endpoints.job_slot import Slot as Slot
-    from pytest_aorta.runtime.endpoints.process import StartupError as StartupError
+    from pytest_aorta.runtime.endpoints.protocol import StartupError as StartupError
     from pytest_aorta.runtime.engine.runs import RunHandle as RunHandle
     from pytest_aorta.runtime.engine.tasks import Job as Job
     from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
-    "CallableHandle": "callables",
+    "CallableHandle": "memory.callables",
     "Failure": "records",
-    "Job": "work",
-    "JobContext": "jobs",
+    "Job": "engine.tasks",
+    "JobContext": "endpoints.job_slot",
     "Orchestrator": "orchestrator",
     "Outcome": "records",
-    "Preparation": "work",
-    "RunHandle": "runs",
-    "Slot": "jobs",
-    "SlotArgs": "wire",
-    "StartupError": "linked",
+    "Preparation": "engine.tasks",
+    "RunHandle": "engine.runs",
+    "Slot": "endpoints.job_slot",
+    "SlotArgs": "memory.transfer",
+    "StartupError": "endpoints.protocol",
     "Tag": "graph.args",
     "TaskArgs": "graph.args",
     "TaskError": "records",

@@ -18,10 +18,10 @@ from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import TrialEvent, parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption

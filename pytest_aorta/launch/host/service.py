@@ -13,7 +13,7 @@ from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
+from pytest_aorta.runtime.endpoints.protocol import Report
 from pytest_aorta.runtime.zygotes.task import TaskEnded
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.process import LinkedEndpoint
+    from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
     from pytest_aorta.runtime.engine.event_loop import Reactor
-    from pytest_aorta.runtime.memory.transfer import Message
+    from pytest_aorta.runtime.zygotes.channel import Message
     from pytest_aorta.runtime.zygotes.pool import ZygotePool
     from pytest_aorta.runtime.zygotes.server import Server
     from pytest_aorta.runtime.zygotes.task import Task
@@ -22,13 +24,11 @@ if TYPE_CHECKING:
 MUTE = 2.0
 
 
-class TaskLink:
+class ZygoteLink:
     """Follows a zygote's task on the thread of a reactor."""
 
-    local = True
-
     def __init__(
-        self, endpoint: LinkedEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
+        self, endpoint: ProcessEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
     ) -> None:
         self._endpoint = endpoint
         self._reactor = reactor
@@ -40,7 +40,7 @@ class TaskLink:
         self._ended = threading.Event()
         self._over = False
 
-    def follow(self) -> None:
+    def start(self) -> None:
         """Begin to listen."""
         self._watch(self._task.filenos())
 
@@ -51,8 +51,8 @@ class TaskLink:
             self._watched = descriptors
             for number, fd in enumerate(descriptors):
                 # The child's own channel comes first, as long as it is open; the other one tells of its end.
-                its_own = number == 0 and len(descriptors) > 1
-                self._reactor.watch(fd, self._hear if its_own else self._look)
+                childs = number == 0 and len(descriptors) > 1
+                self._reactor.watch(fd, self._hear if childs else self._look)
 
     def _hear(self) -> None:
         """The child has said something."""
@@ -64,15 +64,15 @@ class TaskLink:
             self._look()
             return
         if message is not None:
-            self._tell(message)
+            self._deliver(message)
 
-    def _tell(self, message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         if "op" not in message:
             return
         try:
-            self._endpoint.received(message)
+            self._endpoint.received(cast(Report, message))
         except Exception:
-            traceback.print_exc()  # a message that makes no sense is no reason to hear no others
+            traceback.print_exc()  # a message that makes no sense is no reason to ignore the others
 
     def _look(self) -> None:
         """Something has happened to the child."""
@@ -83,7 +83,7 @@ class TaskLink:
         self._watch([])
         try:
             while (message := self._task.poll_message()) is not None:
-                self._tell(message)
+                self._deliver(message)
         except TaskEnded:
             assert self._task.ended is not None
             how = f"died with {exit_text(self._task.ended['returncode'])}"
@@ -111,16 +111,16 @@ class TaskLink:
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
         self._endpoint.died(how)
 
-    def send(self, message: Message) -> None:
-        """To the process."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send an order; raises ``OSError`` when the process no longer listens."""
         self._task.send(message)
 
     def send_text(self, text: str) -> None:
-        """To the process, what is JSON already."""
+        """Send an order that is JSON already."""
         self._task.send_text(text)
 
     def send_fd(self, fd: int) -> None:
-        """To the process."""
+        """Send a descriptor."""
         self._task.send_fd(fd)
 
     def kill(self, grace: float) -> None:

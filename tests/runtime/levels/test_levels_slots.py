@@ -15,7 +15,7 @@ from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints.process import MAX_DEATHS
+from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 
 
@@ -155,7 +155,7 @@ def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> 
 
 def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
     host.worker.init()
-    zygotes = [entry.root for entry in host.worker._staff._pool._entries.values()]
+    zygotes = [entry.root for entry in host.worker._child_processes._pool._entries.values()]
     assert zygotes
     for zygote in zygotes:
         assert zygote is not None
@@ -213,13 +213,13 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
 ) -> None:
     look = host.worker.register(lambda args: (os.environ.get("LEVELS_LATE"), os.getcwd()))
     before = run_next(host.worker, look).payload
-    zygotes = set(host.worker._staff._pool._entries)
+    zygotes = set(host.worker._child_processes._pool._entries)
     monkeypatch.setenv("LEVELS_LATE", "yes")
     monkeypatch.chdir(tmp_path)
 
     run_next(host.worker, host.die)
     assert run_next(host.worker, look).payload == before == [None, before[1]]
-    assert set(host.worker._staff._pool._entries) == zygotes  # it was forked, not started anew
+    assert set(host.worker._child_processes._pool._entries) == zygotes  # it was forked, not started anew
 
 
 def test_a_group_of_scalars_keeps_its_order(host: Host) -> None:
