@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
     """An engine with the slots, devices and hosts of a selection."""
-    from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+    from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
-    with INTERRUPTS.put_off():
+    with SIGINT_GUARD.deferred():
         from pytest_aorta.launch.engine import TrialEngine
         from pytest_aorta.launch.nodes.addressing import has_several
 

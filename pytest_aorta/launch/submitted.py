@@ -16,7 +16,7 @@ from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.orchestrator import TaskRef
+    from pytest_aorta.runtime.handles import TaskRef
 
 
 class RunningTrial(Protocol):
