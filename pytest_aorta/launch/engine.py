@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.service import HostOptions, TrialOrder
+from pytest_aorta.launch.host.service import HostOptions
+from pytest_aorta.launch.job_messages import TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
