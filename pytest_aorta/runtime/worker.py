@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
 from pytest_aorta.runtime.endpoints.child_processes import ChildProcesses
 from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
-from pytest_aorta.runtime.engine.engine import Engine
-from pytest_aorta.runtime.engine.runs import Run, RunHandle
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher
+from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.handles import RunHandle
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.orchestrator import Orchestrator
@@ -91,7 +92,7 @@ class Worker:
         self._lifecycle = threading.RLock()
         self._building = threading.Lock()
         self._builder: int | None = None
-        self._session: tuple[Run, Orchestrator] | None = None
+        self._session: tuple[GraphRun, Orchestrator] | None = None
         self._job_service: Any = None
         self._teardown_reached = False
 
@@ -262,7 +263,7 @@ class Worker:
             self._state = "READY"
 
     def _start(self, give_up: float) -> None:
-        self._engine = Engine(f"level {self.level} worker", self.level, self.grace)
+        self._engine = Dispatcher(f"level {self.level} worker", self.level, self.grace)
         self._heap = Heap(self.heap_ring_size)
         self._engine.release_slab = self._heap.release
         self._child_processes = ChildProcesses(self._engine, self.spec)
@@ -328,7 +329,7 @@ class Worker:
             self._close_service()
         finally:
             self._heap.close()
-            self._engine.reactor.close()
+            self._engine.loop.close()
 
     def _close_service(self) -> None:
         service, self._job_service = self._job_service, None
@@ -374,9 +375,9 @@ class Worker:
         self.init()
         if self._builder == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        mine = INTERRUPTS.begin()
+        mine = SIGINT_GUARD.begin()
         try:
-            run = self._engine.open_run(fail_fast=fail_fast, keeps=(orch_fn, args, config))
+            run = self._engine.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config)))
             orchestrator = self._orchestrator(run)
             try:
                 with self._build():
@@ -387,9 +388,9 @@ class Worker:
             finally:
                 orchestrator.end()
                 self._engine.close_run(run)
-            return RunHandle(run, self._engine.reactor.drive, self._cancel(run))
+            return RunHandle(self._engine, run)
         finally:
-            INTERRUPTS.end(mine)
+            SIGINT_GUARD.end(mine)
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
@@ -403,24 +404,21 @@ class Worker:
         self.init()
         with self._lifecycle:
             if self._session is None:
-                run = self._engine.open_run(fail_fast=False, remember=False, session=True)
+                run = self._engine.open_run(GraphRun(is_session=True))
                 self._session = (run, self._orchestrator(run))
             return self._session[1]
-
-    def _cancel(self, run: Run) -> Callable[[str, bool], None]:
-        return lambda why, running: self._engine.cancel_run(run, why, running)
 
     @contextmanager
     def _build(self) -> Iterator[None]:
         with self._building:
             self._builder = threading.get_ident()
             try:
-                with INTERRUPTS.allowed():
+                with SIGINT_GUARD.allowed():
                     yield
             finally:
                 self._builder = None
 
-    def _orchestrator(self, run: Run) -> Orchestrator:
+    def _orchestrator(self, run: GraphRun) -> Orchestrator:
         return Orchestrator(self._engine, run, self._heap, self._resolve)
 
     def _resolve(self, handle: CallableHandle, workers: Iterable[int]) -> tuple[Definition, frozenset[int] | None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
 from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
 from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
@@ -21,7 +22,7 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.memory.callables import Definition
     from pytest_aorta.runtime.worker_spec import WorkerSpec
     from pytest_aorta.runtime.zygotes.server import Server
@@ -41,7 +42,7 @@ class ChildProcesses:
         describe: gives the specification of the worker, with all that is registered at the moment.
     """
 
-    def __init__(self, engine: Engine, describe: Callable[[], WorkerSpec]) -> None:
+    def __init__(self, engine: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
         self._engine = engine
         self._describe = describe
         self._pool = ZygotePool(_MAX_ZYGOTES)
@@ -66,10 +67,10 @@ class ChildProcesses:
         shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
             launch = self._slot_launcher(next(shares), {})
-            self._add(ProcessEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
+            self._add(ProcessEndpoint(self._engine, TaskKind.SUB, index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
             launch = self._slot_launcher(next(shares), device_variables([device], found))
-            self._add(ProcessEndpoint(self._engine, "next", index, f"slot {index}", launch))
+            self._add(ProcessEndpoint(self._engine, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
             self._add(self._child(index, child, host))
         if not self._endpoints:
@@ -98,7 +99,7 @@ class ChildProcesses:
             launch = remote_launcher(self._describe, index)
         return ProcessEndpoint(
             self._engine,
-            "job" if child.total_slots else "next",
+            TaskKind.JOB if child.total_slots else TaskKind.NEXT_LEVEL,
             index,
             f"child_worker {index} level={child.level}",
             launch,
@@ -149,7 +150,7 @@ class ChildProcesses:
             if server is not None:
                 self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return ZygoteLink(endpoint, self._engine.reactor, self._pool, server, task)
+        return ZygoteLink(endpoint, self._engine.loop, self._pool, server, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.

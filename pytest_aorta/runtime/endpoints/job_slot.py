@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.engine.tasks import Kind
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.tasks import Dispatch
 
 
@@ -40,7 +40,7 @@ class JobContext:
         service: what the worker's ``service`` function returned; shared by all its jobs.
     """
 
-    def __init__(self, slot: Slot, service: Any, emit: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, slot: Slot, service: Any, emit: Callable[[Any], None]) -> None:
         self.slot = slot
         self.service = service
         self.emit = emit
@@ -75,11 +75,11 @@ class JobContext:
 class JobSlot:
     """The endpoint of one slot."""
 
-    kind: Kind = "job"
+    kind = TaskKind.JOB
     capacity = 1
     ready = True
 
-    def __init__(self, engine: Engine, slot: Slot, service: Any) -> None:
+    def __init__(self, engine: Dispatcher, slot: Slot, service: Any) -> None:
         self.id = slot.index
         self.name = f"slot {slot.index}"
         self.busy = 0
@@ -118,5 +118,5 @@ class JobSlot:
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
 
 
-def _ignore(event: dict[str, Any]) -> None:
+def _ignore(event: Any) -> None:
     pass

@@ -12,7 +12,7 @@ from pytest_aorta.runtime.endpoints.protocol import Link, StartupError
 from pytest_aorta.runtime.records import Failure
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
 
 #: Deaths in a row, without a task that succeeded in between, after which an endpoint is out of service.
 MAX_DEATHS = 3
@@ -56,7 +56,7 @@ class SupervisedProcess(ABC):
         respawn: whether another process takes the place of one that has died.
     """
 
-    def __init__(self, engine: Engine, name: str, *, respawn: bool) -> None:
+    def __init__(self, engine: Dispatcher, name: str, *, respawn: bool) -> None:
         self.name = name
         self.gone: Failure | None = None
         self._engine = engine

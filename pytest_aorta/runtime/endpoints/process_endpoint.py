@@ -21,12 +21,12 @@ from pytest_aorta.runtime.endpoints.protocol import (
     UnregisterOrder,
     packed,
 )
-from pytest_aorta.runtime.engine.tasks import Job, Kind, Member
+from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
 from pytest_aorta.runtime.records import Completion, Failure, Outcome
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.tasks import Dispatch
     from pytest_aorta.runtime.memory.callables import Definition
 
@@ -53,8 +53,8 @@ class ProcessEndpoint(SupervisedProcess):
 
     def __init__(
         self,
-        engine: Engine,
-        kind: Kind,
+        engine: Dispatcher,
+        kind: TaskKind,
         identity: int,
         name: str,
         launch: Launch,
@@ -128,7 +128,7 @@ class ProcessEndpoint(SupervisedProcess):
             return  # its death is about to be reported
         if dispatch.member.job is None:  # how long a job takes to end is its own business
             moment = time.monotonic() + 2 * self._engine.grace + 1
-            self._engine.reactor.at(moment, lambda: self._insist(dispatch))
+            self._engine.loop.call_at(moment, lambda: self._insist(dispatch))
 
     def _insist(self, dispatch: Dispatch) -> None:
         with self._engine.turn():

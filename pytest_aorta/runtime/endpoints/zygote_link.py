@@ -14,7 +14,7 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
-    from pytest_aorta.runtime.engine.event_loop import Reactor
+    from pytest_aorta.runtime.engine.event_loop import EventLoop
     from pytest_aorta.runtime.zygotes.channel import Message
     from pytest_aorta.runtime.zygotes.pool import ZygotePool
     from pytest_aorta.runtime.zygotes.server import Server
@@ -25,13 +25,13 @@ MUTE = 2.0
 
 
 class ZygoteLink:
-    """Follows a zygote's task on the thread of a reactor."""
+    """Follows a zygote's task on the thread of an event loop."""
 
     def __init__(
-        self, endpoint: ProcessEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
+        self, endpoint: ProcessEndpoint, loop: EventLoop, pool: ZygotePool, server: Server, task: Task
     ) -> None:
         self._endpoint = endpoint
-        self._reactor = reactor
+        self._loop = loop
         self._pool = pool
         self._server = server
         self._task = task
@@ -47,12 +47,12 @@ class ZygoteLink:
     def _watch(self, descriptors: list[int]) -> None:
         if descriptors != self._watched:
             for fd in self._watched:
-                self._reactor.unwatch(fd)
+                self._loop.unwatch(fd)
             self._watched = descriptors
             for number, fd in enumerate(descriptors):
                 # The child's own channel comes first, as long as it is open; the other one tells of its end.
                 childs = number == 0 and len(descriptors) > 1
-                self._reactor.watch(fd, self._hear if childs else self._look)
+                self._loop.watch(fd, self._hear if childs else self._look)
 
     def _hear(self) -> None:
         """The child has said something."""
@@ -96,7 +96,7 @@ class ZygoteLink:
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
             # It can neither hear nor tell anything any more, but may live on.
-            self._reactor.at(time.monotonic() + MUTE, self._end_mute)
+            self._loop.call_at(time.monotonic() + MUTE, self._end_mute)
 
     def _end_mute(self) -> None:
         if not self._ended.is_set():

@@ -16,6 +16,7 @@ from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 
 
@@ -112,7 +113,7 @@ def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(hos
 def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
     pids = [host.pid()]
     for _ in range(MAX_DEATHS + 1):  # tasks that succeed in between are what counts
-        endpoint: Any = host.worker._engine.placement.pools["next"][0]
+        endpoint: Any = host.worker._engine.placement.pools[TaskKind.NEXT_LEVEL][0]
         link = endpoint._link
         os.kill(pids[-1], signal.SIGKILL)
         wait_until(lambda: endpoint._link is not link, "the news of its death")  # noqa: B023
