@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
-from pytest_aorta.runtime.hosts.framing import PIECE, Message, decode, encode
+from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.service_messages import CodeAnswer, CodeQuestion, ServiceOrder, ServiceReport
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 from pytest_aorta.runtime.zygotes.task_main import load
 
