@@ -1,1 +1,1 @@
-"""What the engine dispatches to: child processes, hosts, functions that run jobs."""
+"""What tasks are dispatched to: child processes, hosts, functions that run jobs."""

@@ -16,7 +16,7 @@ import execnet
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.gateway import HostGateway
 from pytest_aorta.runtime.hosts.handshake import EXIT_LIMIT, Handshake, RefusedError, error_text
-from pytest_aorta.runtime.hosts.service_messages import EndOrder, ServiceReport
+from pytest_aorta.runtime.hosts.service_messages import END, ServiceReport
 from pytest_aorta.runtime.hosts.specs import kind_of, parse_spec, without_values
 from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.packets import Joiner, cut
@@ -328,7 +328,6 @@ class HostConnection:
             self._gateway.kill()
 
     def _ask_to_end(self) -> None:
-        order: EndOrder = {"state": "end"}
         with contextlib.suppress(OSError), self._sending:
             assert self._channel is not None
-            self._channel.send(order)
+            self._channel.send(END)
