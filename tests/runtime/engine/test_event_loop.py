@@ -315,7 +315,7 @@ for _ in range(200):
         count += 1
 worker.run(many)
 worker.close()
-print(count, worker._engine.graph.live, len(worker._engine.graph.map))
+print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.map))
 """
 
 

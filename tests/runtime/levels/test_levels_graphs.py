@@ -120,7 +120,7 @@ def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
 
 @pytest.mark.statement(23)
 def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
-    engine = host.worker._engine
+    engine = host.worker._started.dispatcher
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refused: list[Callable[[], object]] = [
