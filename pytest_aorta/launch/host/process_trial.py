@@ -24,6 +24,7 @@ from pytest_aorta.launch.host.rank_results import combined_result, mark_outlived
 from pytest_aorta.launch.launch_mode import Launch, own_rank
 from pytest_aorta.launch.nodes.addressing import has_several
 from pytest_aorta.launch.record import build_record, utc_now
+from pytest_aorta.runtime.zygotes.messages import TaskEnd
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
@@ -291,12 +292,13 @@ class ProcessTrial:
         elif has_several(self.spec.elastic):  # whose rank 0 may be on any of them
             self.seen.result = next((rank["result"] for rank in self.seen.ranks if rank["rank"] == 0), self.seen.result)
 
-    def _note_leftovers(self, ended: dict[str, Any]) -> None:
+    def _note_leftovers(self, ended: TaskEnd) -> None:
         self.stuck = ended["unkillable"]
-        for key, what in (("swept", "was left running, and ended"), ("unkillable", "could not be ended")):
-            names = ended[key][:_NAMED]
-            if len(ended[key]) > _NAMED:
-                names.append(f"{len(ended[key]) - _NAMED} more")
+        kinds = ((ended["swept"], "was left running, and ended"), (ended["unkillable"], "could not be ended"))
+        for left, what in kinds:
+            names = left[:_NAMED]
+            if len(left) > _NAMED:
+                names.append(f"{len(left) - _NAMED} more")
             self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
     def _build(self) -> TrialResult:
