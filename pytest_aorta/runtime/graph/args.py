@@ -68,6 +68,11 @@ class TaskArgs:
         """The plain values, in order."""
         return tuple(self._scalars)
 
+    @property
+    def written(self) -> list[int]:
+        """Numbers of the tensors that the task may write."""
+        return [number for number, tag in enumerate(self._tags) if tag.writes]
+
     def add(self, tensor: torch.Tensor, tag: Tag = Tag.INPUT) -> TaskArgs:
         """Append a tensor.
 
