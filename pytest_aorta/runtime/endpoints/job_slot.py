@@ -40,7 +40,7 @@ class JobContext:
         service: what the worker's ``service`` function returned; shared by all its jobs.
     """
 
-    def __init__(self, slot: Slot, service: Any, emit: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, slot: Slot, service: Any, emit: Callable[[Any], None]) -> None:
         self.slot = slot
         self.service = service
         self.emit = emit
@@ -118,5 +118,5 @@ class JobSlot:
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
 
 
-def _ignore(event: dict[str, Any]) -> None:
+def _ignore(event: Any) -> None:
     pass

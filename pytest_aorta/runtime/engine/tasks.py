@@ -42,7 +42,7 @@ class Job:
     payload: Any
     preparation: Preparation | None = None
     on_start: Callable[[], None] | None = None
-    on_event: Callable[[dict[str, Any]], None] | None = None
+    on_event: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import threading
 from typing import cast
 
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.messages import BranchFate
 from pytest_aorta.runtime.zygotes.process_tags import new_tag
 from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.task_messages import BranchFate
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.messages import Order, Standby, TaskEnd, TaskOrder
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.task_messages import Order, Standby, TaskEnd, TaskOrder
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message, wait
-from pytest_aorta.runtime.zygotes.messages import Order, TaskEnd
+from pytest_aorta.runtime.zygotes.task_messages import Order, TaskEnd
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 

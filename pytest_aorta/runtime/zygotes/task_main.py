@@ -14,7 +14,7 @@ from typing import Any, cast
 from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.messages import PrepareOrder, TaskOrder
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, TaskOrder
 
 
 def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callable[..., Any] | None) -> None:

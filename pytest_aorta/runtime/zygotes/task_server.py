@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
-from pytest_aorta.runtime.zygotes.children import Children, report_fate
-from pytest_aorta.runtime.zygotes.messages import Order, PrepareOrder, Standby, TaskEnd
+from pytest_aorta.runtime.zygotes.server_children import ServerChildren, report_fate
 from pytest_aorta.runtime.zygotes.task_main import task_main
+from pytest_aorta.runtime.zygotes.task_messages import Order, PrepareOrder, Standby, TaskEnd
 
 
 class TaskServer:
@@ -32,7 +32,7 @@ class TaskServer:
         self.control = control
         self.prepared = prepared
         self.run = run
-        self.children = Children()
+        self.children = ServerChildren()
         #: The moment of ``time.monotonic()`` at which the grace of a task that is being ended is over.
         self.patience = math.inf
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -13,8 +13,8 @@ from typing import IO
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime.zygotes import process_tags
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.messages import PrepareOrder
 from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 

@@ -17,8 +17,8 @@ from pytest_aorta.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
-from pytest_aorta.runtime.zygotes.messages import PrepareOrder
 from pytest_aorta.runtime.zygotes.task_main import load
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder
 from pytest_aorta.runtime.zygotes.task_server import TaskServer
 
 

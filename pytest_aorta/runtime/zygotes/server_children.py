@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.messages import BranchFate
+from pytest_aorta.runtime.zygotes.task_messages import BranchFate
 
 if TYPE_CHECKING:
     from resource import struct_rusage
 
 
-class Children:
+class ServerChildren:
     """At most one running task, at most one child standing by; any number of branches, in a zygote itself.
 
     Attributes:
