@@ -32,7 +32,7 @@ class Outcome(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """Why a task did not succeed.
 
     ``message`` has one prefix per level that it has passed: ``child_worker 0 level=3: sub_worker 1: ValueError: ...``.
@@ -44,7 +44,7 @@ class Failure:
     traceback: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def at(self, place: str) -> Failure:
+    def at(self, place: str) -> TaskFailure:
         """The same, seen from one level above."""
         return replace(self, message=f"{place}: {self.message}"[:MAX_MESSAGE])
 
@@ -58,7 +58,7 @@ class Failure:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Failure:
+    def from_plain(cls, plain: Mapping[str, Any]) -> TaskFailure:
         """The reverse of ``to_plain``."""
         return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
 
@@ -76,7 +76,7 @@ class TaskRecord:
     label: str
     outcome: Outcome
     payload: Any = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
     worker: str | None = None
     submitted: float = 0.0
     started: float | None = None
@@ -111,7 +111,7 @@ class Completion:
 
     outcome: Outcome
     payload: Any = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
 
     def at(self, place: str) -> Completion:
         """The same, seen from one level above."""
@@ -128,7 +128,7 @@ def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceb
         text = f"(its text cannot be had: {type(trouble).__name__})"
     name = type(error).__name__
     message = f"{name}: {text}"[:MAX_MESSAGE]
-    return Completion(outcome, None, Failure(name, message, _shortened(traceback), _details(error)))
+    return Completion(outcome, None, TaskFailure(name, message, _shortened(traceback), _details(error)))
 
 
 def _shortened(text: str) -> str:

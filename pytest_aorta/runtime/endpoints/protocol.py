@@ -76,7 +76,7 @@ class CloseOrder(TypedDict):
 
 Order = TaskOrder | JobOrder | CancelOrder | MapOrder | UnmapOrder | RegisterOrder | UnregisterOrder | CloseOrder
 
-# Reports: the other way. A ``failure`` is what ``Failure.to_plain`` gave.
+# Reports: the other way. A ``failure`` is what ``TaskFailure.to_plain`` gave.
 
 
 class ReadyReport(TypedDict):
