@@ -1,4 +1,4 @@
-"""Which bytes of which memory a tensor touches, and whether two of them meet."""
+"""Which bytes of which memory a tensor touches, and whether two views overlap."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Footprint:
         return sums.hit(other.offset - self.offset) is not False
 
     def covers(self, other: Footprint) -> bool:
-        """Whether every byte of ``other`` is touched by this one; False where that is hard to tell."""
+        """Whether every byte of ``other`` is touched by this one; False where that is hard to find out."""
         if self.backing != other.backing:
             return False
         if other.empty:

@@ -1,4 +1,4 @@
-"""Callables that tasks run: their identity is a digest, their handle cannot be made up."""
+"""Callables that tasks run: identified by a digest, named by handles that are checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallableHandle:
     Attributes:
         digest: ``sha256:`` and 64 lower-case hexadecimal digits; equal callables have equal digests.
         owner: the worker that gave it.
-        serial: tells handles of one callable apart; each is dropped for itself.
+        serial: of the handle; two handles of one callable are dropped one by one.
         name: for messages.
     """
 
