@@ -108,7 +108,7 @@ class ZygoteLink:
         self._over = True
         self._ended.set()
         self._task.close()
-        # It ends what it runs, for which a thread of its own has the time.
+        # On a thread, because it waits for the end of what still runs there.
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
         self._endpoint.died(how)
 

@@ -23,7 +23,7 @@ from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 #: Seconds between two looks at the process and at its signs of life.
 _TICK = 0.2
 
-#: Seconds in which a process ends that was told to.
+#: Seconds in which a process ends after it was asked to.
 _PARTING_LIMIT = 5.0
 
 #: What execnet's end of a channel looks like to our callback.

@@ -50,7 +50,7 @@ class HostGateway:
         return self._gateway
 
     def hang_up(self) -> None:
-        """Tell the other end that we are done with it. Does not wait."""
+        """Tell the other end that it is needed no more. Does not wait."""
         with self._lock:
             if self._gateway is None or self._hung_up:
                 return
@@ -71,7 +71,7 @@ class HostGateway:
         return True
 
     def how_ended(self) -> str | None:
-        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where there is no process of ours."""
+        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where it was started elsewhere."""
         code = None if self._process is None else self._process.poll()
         return None if code is None else exit_text(code)
 
@@ -91,7 +91,7 @@ class HostGateway:
             self._log.close()
 
     def output(self) -> str:
-        """The last lines that the process wrote to its standard error, or ``ssh`` to its own."""
+        """The last lines that the process wrote to its standard error, or ``ssh`` to that of ``ssh``."""
         with self._lock:
             return self._read_log()
 

@@ -102,7 +102,7 @@ class HostChannel:
 
 
 def serve(channel: execnet.Channel) -> None:
-    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostConnection`; returns when the service has."""
+    """Serve a :class:`~pytest_aorta.runtime.hosts.connection.HostConnection`; returns when the service has."""
     question = cast(CodeQuestion, channel.receive())
     if question["redirect"]:
         # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.

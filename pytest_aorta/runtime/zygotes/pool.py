@@ -105,13 +105,14 @@ class ZygotePool:
             root = self._launch(entry, spec)
         except BaseException as error:
             self._forget_failed(entry)
-            told = error if isinstance(error, ZygoteError) else ZygoteError(f"its start was interrupted: {error!r}")
-            if told is error and entry.unwanted:
-                told = ZygoteUnwanted("nobody waited for its start any more")
-            entry.started.set_exception(told)
-            if isinstance(told, ZygoteUnwanted):
-                raise told from None
-            raise
+            if not isinstance(error, ZygoteError):
+                entry.started.set_exception(ZygoteError(f"its start was interrupted: {error!r}"))
+                raise
+            failure = ZygoteUnwanted("nobody waited for its start any more") if entry.unwanted else error
+            entry.started.set_exception(failure)
+            if failure is error:
+                raise
+            raise failure from None
         if root.against_forking:
             with self._lock:
                 self._take_from(root)
@@ -155,7 +156,7 @@ class ZygotePool:
         return server
 
     def _take_idle(self, entry: _Entry) -> Server | None:
-        """A server of the entry that nobody uses; those that have died meanwhile are closed."""
+        """An unused server of the entry; those that have died meanwhile are closed."""
         server: Server | None = None
         dead: list[Server] = []
         with self._lock:

@@ -74,7 +74,7 @@ def describe_state(pid: int) -> str:
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:
-    """Signal every process that still exists and that we may signal."""
+    """Signal every process that still exists and that this one may signal."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
