@@ -51,15 +51,15 @@ class SupervisedProcess(ABC):
     """A process, and those that take its place after its death.
 
     Args:
-        engine: in whose turns the state changes.
+        dispatcher: in whose turns the state changes.
         name: for messages.
         respawn: whether another process takes the place of one that has died.
     """
 
-    def __init__(self, engine: Dispatcher, name: str, *, respawn: bool) -> None:
+    def __init__(self, dispatcher: Dispatcher, name: str, *, respawn: bool) -> None:
         self.name = name
         self.gone: TaskFailure | None = None
-        self._engine = engine
+        self._dispatcher = dispatcher
         self._respawn = respawn
         self._link: Link | None = None
         self._changed = threading.Condition()
@@ -119,7 +119,7 @@ class SupervisedProcess(ABC):
             raise StartupError(f"{self.name}: not wanted any more")
 
     def _became_ready(self) -> None:
-        with self._engine.turn():
+        with self._dispatcher.turn():
             if self._state is ProcessState.STARTING:
                 self._enter(ProcessState.READY)
 
@@ -167,7 +167,7 @@ class SupervisedProcess(ABC):
                     self._link.kill(0)
             if self._state in _FINAL:
                 break
-        with self._engine.turn():
+        with self._dispatcher.turn():
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
 
