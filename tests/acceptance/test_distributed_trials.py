@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_stage import Finished, Stage
+from support.stage import Stage, counts, text
 
-pytest_plugins = ["acceptance_fixtures"]
+HERE = Path(__file__).parent
 
 LAUNCHERS = ("elastic", "torchrun", "external")
 
@@ -45,19 +46,19 @@ class Played:
 
     launcher: str
     stage: Stage
-    done: Finished
+    done: pytest.RunResult
 
     def trial(self, part: str) -> dict[str, Any]:
         """Its trial file."""
         return self.stage.trial(f"Gloo/trial_{PARTS[self.launcher].index(part)}.json")
 
 
-def launch(stage: Stage, launcher: str, *arguments: str) -> Finished:
+def launch(stage: Stage, launcher: str, *arguments: str) -> pytest.RunResult:
     """Run pytest so that ``launcher`` starts the ranks."""
     if launcher == "external":
         return stage.torchrun(2, *arguments)
     chosen = () if launcher == "elastic" else ("--aorta-launcher", launcher)
-    return stage.pytest(*arguments, *chosen)
+    return stage.run(*arguments, *chosen)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def plays(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
     @cache
     def play(launcher: str) -> Played:
         stage = Stage(tmp_path_factory.mktemp(launcher) / "stage")
-        stage.bring("gloo_workloads.py")
+        stage.copy(HERE / "gloo_workloads.py")
         script = ("--aorta-trials", str(len(PARTS[launcher])), "--aorta-config", f"script={'.'.join(PARTS[launcher])}")
         done = launch(stage, launcher, "gloo_workloads.py", *script, "--aorta-timeout", DEADLINES[launcher])
         stage.close()
@@ -86,13 +87,13 @@ def played(plays: Callable[[str], Played], request: pytest.FixtureRequest) -> Pl
 def test_one_file_per_trial_and_one_terminal(played: Played, launcher: str) -> None:
     parts = PARTS[launcher]
     assert played.stage.files() == [f"Gloo/trial_{index}.json" for index in range(len(parts))]
-    assert played.done.returncode == 1
-    errors = {"error": 1} if "setup_raises" in parts else {}
-    assert played.done.counts == {"failed": len(parts) - 1 - len(errors), "passed": 1, **errors}
-    assert played.done.text.count("test session starts") == 1
+    assert played.done.ret == 1
+    errors = {"errors": 1} if "setup_raises" in parts else {}
+    assert counts(played.done) == {"failed": len(parts) - 1 - len(errors), "passed": 1, **errors}
+    assert text(played.done).count("test session starts") == 1
     if launcher != "torchrun":
-        assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in played.done.stdout
-    assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in played.done.stdout
+        assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in played.done.stdout.str()
+    assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in played.done.stdout.str()
 
 
 @pytest.mark.parametrize(("launcher", "part"), CASES)
@@ -168,7 +169,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stag
     for launcher in LAUNCHERS:
         stage = stages[launcher] = Stage(tmp_path_factory.mktemp(f"fsdp_{launcher}") / "stage")
         done = launch(stage, launcher, "--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-steps", "8")
-        assert (done.returncode, done.counts) == (0, {"passed": 2}), done.text
+        assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
     yield stages
     for stage in stages.values():
         stage.close()

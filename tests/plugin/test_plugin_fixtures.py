@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: Tells the variables that it sees, and writes down when it runs.
 SEER = """
@@ -41,19 +37,19 @@ def {name}(request):
 
 
 @pytest.fixture
-def seer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench.write(seer=SEER)
-    bench.register(seer="seer:Seer")
-    monkeypatch.setenv("STORY", str(bench.path / "story"))
-    return bench
+def seer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage.write(seer=SEER)
+    stage.register(seer="seer:Seer")
+    monkeypatch.setenv("STORY", str(stage.path / "story"))
+    return stage
 
 
-def story(bench: Bench) -> list[str]:
-    return (bench.path / "story").read_text().splitlines()
+def story(stage: Stage) -> list[str]:
+    return (stage.path / "story").read_text().splitlines()
 
 
-def metrics(bench: Bench, path: str = "seer/trial_0.json") -> dict[str, str]:
-    found = bench.trial(path)["result"]["metrics"]
+def metrics(stage: Stage, path: str = "seer/trial_0.json") -> dict[str, str]:
+    found = stage.trial(path)["result"]["metrics"]
     assert isinstance(found, dict)
     return found
 
@@ -62,7 +58,7 @@ SEEN = ("--aorta-workload", "seer")
 
 
 def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
-    seer: Bench, monkeypatch: pytest.MonkeyPatch
+    seer: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = seer.path / "below"
     below.mkdir()
@@ -95,7 +91,7 @@ def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
     assert story(seer) == [*one, *around]
 
 
-def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
+def test_override_of_the_extra_variables_reaches_the_trial(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -119,7 +115,7 @@ def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 def test_variables_that_a_fixture_sets_reach_the_trial(
-    seer: Bench, monkeypatch: pytest.MonkeyPatch, isolation: str
+    seer: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     seer.write(
         conftest="""
@@ -144,7 +140,7 @@ def test_variables_that_a_fixture_sets_reach_the_trial(
         assert metrics(seer, f"seer/trial_{index}.json") == {"SEEN_BY_FIXTURE": f"seer[local-none-{index}]"}
 
 
-def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) -> None:
+def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -166,7 +162,7 @@ def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) ->
     assert story(seer).count("trial") == 2
 
 
-def test_fixture_that_skips_leaves_nothing(seer: Bench) -> None:
+def test_fixture_that_skips_leaves_nothing(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -184,7 +180,7 @@ def test_fixture_that_skips_leaves_nothing(seer: Bench) -> None:
     assert seer.files() == ["seer/trial_1.json"]
 
 
-def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> None:
+def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -209,7 +205,7 @@ def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> 
         ("{'RANK': '1'}", "RANK is set by the launcher of the ranks and cannot be overlaid"),
     ],
 )
-def test_override_that_makes_no_sense_is_told_without_its_values(seer: Bench, value: str, message: str) -> None:
+def test_override_that_makes_no_sense_is_told_without_its_values(seer: Stage, value: str, message: str) -> None:
     seer.write(
         conftest=f"""
         import pytest
@@ -229,7 +225,7 @@ def test_override_that_makes_no_sense_is_told_without_its_values(seer: Bench, va
     assert seer.run(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
 
 
-def test_fixtures_of_wider_scopes_are_set_up_once(seer: Bench) -> None:
+def test_fixtures_of_wider_scopes_are_set_up_once(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -252,14 +248,14 @@ def test_fixtures_of_wider_scopes_are_set_up_once(seer: Bench) -> None:
     assert metrics(seer) == {"SEEN_SERVER": "here"}
 
 
-def test_fixtures_run_around_the_workloads_of_a_file(seer: Bench) -> None:
+def test_fixtures_run_around_the_workloads_of_a_file(seer: Stage) -> None:
     (seer.path / "conftest.py").write_text(TELLER.format(name="around", story=str(seer.path / "story")))
     seer.run("seer.py").assert_outcomes(passed=1)
     name = "Seer[local-none-0]"
     assert story(seer) == [f"around before {name}", "trial", "cleanup", f"around after {name}"]
 
 
-def test_hooks_of_a_conftest_see_trials_as_items(seer: Bench) -> None:
+def test_hooks_of_a_conftest_see_trials_as_items(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest

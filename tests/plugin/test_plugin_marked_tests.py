@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: Workloads in a test file: one that tells what it sees, one that hangs, one that crashes.
 WORKLOADS = """
@@ -40,18 +36,18 @@ class Crashes(Echo):
 
 
 @pytest.fixture
-def echo(bench: Bench) -> Bench:
-    bench.write(echo=WORKLOADS)
-    bench.register(echo="echo:Echo")
-    return bench
+def echo(stage: Stage) -> Stage:
+    stage.write(echo=WORKLOADS)
+    stage.register(echo="echo:Echo")
+    return stage
 
 
-def with_tests(bench: Bench, tests: str) -> None:
+def with_tests(stage: Stage, tests: str) -> None:
     """A test file with the workloads above."""
-    (bench.path / "test_it.py").write_text(WORKLOADS + tests)
+    (stage.path / "test_it.py").write_text(WORKLOADS + tests)
 
 
-def test_aorta_run_returns_what_became_of_a_trial(echo: Bench) -> None:
+def test_aorta_run_returns_what_became_of_a_trial(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -86,7 +82,7 @@ def test_class_of_this_file(aorta_run):
     assert echo.left_running() == []
 
 
-def test_test_that_starts_trials_fails_and_passes_on_its_own_terms(echo: Bench) -> None:
+def test_test_that_starts_trials_fails_and_passes_on_its_own_terms(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -116,7 +112,7 @@ class Fails(Echo):
     result.stdout.no_fnmatch_line("*TIMEOUT*")
 
 
-def test_what_would_prevent_every_trial_is_an_exception(echo: Bench) -> None:
+def test_what_would_prevent_every_trial_is_an_exception(echo: Stage) -> None:
     (echo.path / "typed.py").write_text(
         """
 import pydantic
@@ -166,7 +162,7 @@ def test_class_inside_a_function(aorta_run):
     assert list(echo.statuses().values()) == ["ok"]
 
 
-def test_marked_test_runs_once_per_trial_of_every_cell(echo: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marked_test_runs_once_per_trial_of_every_cell(echo: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with_tests(
         echo,
         """
@@ -202,7 +198,7 @@ def test_with_other_parameters(aorta_trial, steps):
     assert len(echo.files()) == 14
 
 
-def test_marked_test_without_numbers_follows_the_options(echo: Bench) -> None:
+def test_marked_test_without_numbers_follows_the_options(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -215,7 +211,7 @@ def test_follows(aorta_trial, aorta_extra_env):
     result.assert_outcomes(passed=4)
 
 
-def test_deadline_of_the_marker_is_that_of_its_trials(echo: Bench) -> None:
+def test_deadline_of_the_marker_is_that_of_its_trials(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -241,7 +237,7 @@ def test_hang(aorta_trial):
         ("environments=[]", "has environments=[]; expected a name, or a list of names"),
     ],
 )
-def test_wrong_marker_is_one_clear_error(echo: Bench, marker: str, message: str) -> None:
+def test_wrong_marker_is_one_clear_error(echo: Stage, marker: str, message: str) -> None:
     with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked(aorta_trial):\n    pass\n")
     result = echo.run("test_it.py::test_marked")
     assert result.ret == pytest.ExitCode.USAGE_ERROR  # of a path with "::"; else, it would interrupt the run
@@ -251,7 +247,7 @@ def test_wrong_marker_is_one_clear_error(echo: Bench, marker: str, message: str)
     assert "short test summary" in result.outlines[title + 2]
 
 
-def test_one_text_is_one_mitigation_set(echo: Bench) -> None:
+def test_one_text_is_one_mitigation_set(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -263,7 +259,7 @@ def test_marked(aorta_trial):
     echo.run("test_it.py::test_marked").assert_outcomes(passed=1)
 
 
-def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Bench) -> None:
+def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -276,7 +272,7 @@ def test_env(aorta_env):
     echo.run("test_it.py::test_env").assert_outcomes(passed=1)
 
 
-def test_overridden_extra_variables_reach_trials_of_tests(echo: Bench) -> None:
+def test_overridden_extra_variables_reach_trials_of_tests(echo: Stage) -> None:
     with_tests(
         echo,
         """
