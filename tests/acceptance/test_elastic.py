@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 from support.stage import Stage
 
 from pytest_aorta.trials.result import GroupState
+
+#: Real torchrun takes seconds for each trial.
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
 
 WORKLOAD = """
 import os
@@ -137,9 +142,22 @@ def run(stage: Stage, name: str, *options: str) -> dict[str, Any]:
     return stage.trial(f"{name}/trial_0.json")
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_the_life_of_the_worker_group_is_recorded(sums: Stage, launcher: str) -> None:
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The record of a trial of ``Sums``, which is run once per launcher."""
+
+    @cache
+    def play(launcher: str) -> dict[str, Any]:
+        stage = Stage(tmp_path_factory.mktemp(launcher))
+        stage.write(sums=WORKLOAD)
+        return run(stage, "Sums", "--aorta-launcher", launcher)
+
+    return play
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_life_of_the_worker_group_is_recorded(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
+    trial = plain(launcher)
     assert trial["exit_status"] == "ok"
     elastic = trial["elastic"]
     assert elastic["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
@@ -157,15 +175,15 @@ def test_the_life_of_the_worker_group_is_recorded(sums: Stage, launcher: str) ->
         assert not list(Path(tempfile.gettempdir()).glob(f"pytest-aorta-*-rank-{rank['pid']}.sock"))
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_every_rank_has_its_own_result(sums: Stage, launcher: str) -> None:
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_rank_has_its_own_result(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
+    trial = plain(launcher)
     assert [rank["result"]["metrics"]["rank"] for rank in trial["ranks"]] == [0, 1]
     assert [rank["result"]["metrics"]["total"] for rank in trial["ranks"]] == [3.0, 3.0]
     assert trial["result"]["metrics"]["rank"] == 0
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> None:
     name = {"auto": "FailsOnce", "torchrun": "FailsOnceAlone"}[launcher]
     trial = run(sums, name, "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1")
@@ -212,7 +230,7 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
     trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "--aorta-grace", "0")
     assert trial["exit_status"] == "workload_failed"
@@ -227,7 +245,7 @@ def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
 
 
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
-    trial = run(sums, "WaitsInCpp", "--aorta-timeout", "8")
+    trial = run(sums, "WaitsInCpp", "--aorta-stall-timeout", "4")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
     assert "rank 1 is missing: sleep() at sums.py line" in failure["message"]
@@ -257,7 +275,7 @@ def test_the_options_reach_the_ranks(sums: Stage) -> None:
     assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_fresh_interpreters(sums: Stage, method: str) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
@@ -280,10 +298,9 @@ def test_torchs_own_rendezvous(sums: Stage) -> None:
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_what_the_launcher_sets_is_told(sums: Stage, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_the_launcher_sets_is_told(sums: Stage, plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
+    trial = plain(launcher)
     told = trial["elastic"]["launcher_variables"]
     assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
     assert told.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
@@ -294,6 +311,7 @@ def test_what_the_launcher_sets_is_told(sums: Stage, launcher: str, monkeypatch:
     assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
 
 
+@pytest.mark.slow
 def test_what_an_outer_launcher_has_set_is_told(sums: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "pytest")

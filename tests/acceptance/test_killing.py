@@ -145,7 +145,11 @@ def test_a_killed_trial(stage: Stage, held: Callable[[], psutil.Process]) -> Non
     assert (first["failure"]["kind"], first["failure"]["signal"]) == ("signal", "SIGKILL")
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "workers",
+    # xdist gives its workers seconds to end by themselves.
+    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("number", "reason"),
     [

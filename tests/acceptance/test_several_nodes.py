@@ -110,6 +110,7 @@ def test_ranks_of_two_nodes_are_one_trial(sums: Stage) -> None:
     assert sums.left_running() == []
 
 
+@pytest.mark.slow
 def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsWhileThereAreFour", "--aorta-nproc", "2")
@@ -133,6 +134,7 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_late_is_taken_in(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsForFour", "--aorta-nproc", "2")
@@ -152,6 +154,7 @@ def test_a_node_that_comes_late_is_taken_in(sums: Stage) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
+@pytest.mark.slow
 def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     options = ("--aorta-host", "2*popen", "--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50")
     sums.run("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
@@ -163,6 +166,7 @@ def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     assert sums.left_running() == []
 
 
+@pytest.mark.slow
 def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Stage) -> None:
     elastic = [text for each in ("nnodes=1:2", "max_restarts=3") for text in ("--aorta-elastic", each)]
     options = ("--aorta-host", "2*popen", "--aorta-nproc", "2", "--aorta-timeout", "50", *elastic)
@@ -214,6 +218,7 @@ def network() -> Iterator[str]:
             subprocess.run(["ip", "netns", "del", f"{name}-{number}"], capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_nodes_with_a_network_between_them(sums: Stage, network: str) -> None:
     """Neither can reach the other by any other way than TCP over that network."""
     pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")

@@ -30,6 +30,10 @@ MODES = {
     "xdist": ("-n", "2"),
 }
 
+#: The others are not what every change is tried with.
+SOME_MODES = [pytest.param(mode, marks=() if mode == "fork" else pytest.mark.slow) for mode in MODES]
+SOME_PHASES = [pytest.param(phase, marks=() if phase == "run" else pytest.mark.slow) for phase in PHASES]
+
 LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
 
 
@@ -68,16 +72,16 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[
     return wrong
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
     options = ("--aorta-timeout", "50", "--aorta-memory", "1G")
     assert mistakes(run(stage, "Faulty", OTHERS, *MODES[mode], *options)) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.
-    slots = () if mode == "xdist" else ("--aorta-slots", "6")
+    slots = () if mode == "xdist" else ("--aorta-slots", "9")
     found = run(stage, "Faulty", HANGS, *MODES[mode], *slots, "--aorta-timeout", "3")
     assert mistakes(found) == []
     for row, trial in found.items():
@@ -86,13 +90,14 @@ def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
             assert trial["failure"]["stacks"] == f"trial_{list(found).index(row)}/stacks.log"
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", SOME_PHASES)
 def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", LAUNCHER, "--aorta-timeout", "50", "--aorta-memory", "4G")
     assert mistakes(run(stage, "FaultyRanks", rows, *options), rank=1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_fault_of_a_rank_that_hangs(stage: Stage, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]

@@ -71,24 +71,24 @@ def works(stage: Stage) -> Stage:
     ("phase", "status"), [("setup", "timeout"), ("run", "timeout"), ("cleanup", "ok")], ids=lambda value: str(value)
 )
 def test_no_progress_for_too_long_is_a_stall(works: Stage, phase: str, status: str) -> None:
-    options = ("--aorta-stall-timeout", "2", "--aorta-config", f"hangs_in={phase}")
-    result = works.run("works.py::Works", "-rA", *options)
+    options = ("--aorta-stall-timeout", "1", "--aorta-config", f"hangs_in={phase}")
+    result = works.run("works.py::Works", "-v", "-rA", *options)
     trial = works.trial("Works/trial_0.json")
     failure = trial["failure"]
     assert trial["exit_status"] == status
     assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
     line = WORKS.split("\n").index("        time.sleep(1000)")
-    expected = f"no progress for 2 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
+    expected = f"no progress for 1 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
     assert failure["message"] == expected
     if phase == "run":
-        assert works.words(works.run("works.py::Works", "-v", *options)) == {"Works[local-none-0]": ["TIMEOUT"]}
+        assert works.words(result) == {"Works[local-none-0]": ["TIMEOUT"]}
     result.stdout.fnmatch_lines([f"*{expected}"])
     assert works.left_running() == []
 
 
 def test_progress_keeps_a_trial_alive(works: Stage) -> None:
     """Longer than the limit as a whole, but never without a step for so long."""
-    options = ("--aorta-stall-timeout", "3", "--aorta-config", "steps=20")
+    options = ("--aorta-stall-timeout", "1.5", "--aorta-config", "steps=10")
     works.run("works.py::Finishes", *options).assert_outcomes(passed=1)
 
 
@@ -108,9 +108,9 @@ def test_ranks_stall_together(works: Stage) -> None:
 
 def test_the_grace_is_what_the_user_says(works: Stage) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
-    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
     assert not (works.path / "told").exists()
-    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "1").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "1").assert_outcomes(failed=1)
     assert (works.path / "told").exists()
     assert works.left_running() == []
 

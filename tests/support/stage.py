@@ -31,6 +31,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")
 #: Seconds within which the processes of a killed run must be gone; design.md says two, this machine may be busy.
 TO_BE_GONE = 10.0
 
+#: Seconds that trials of a stage have between SIGTERM and SIGKILL, where a test does not say otherwise.
+GRACE = "0.5"
+
 #: ``faults.py::Hangs[local-none-0] TIMEOUT [ 50%]``, or with the name of an xdist worker in front.
 _VERBOSE_LINE = re.compile(r"(?:\[gw\d+\] \[ *\d+%\] (?P<early>[A-Z]+) )?(?P<id>\S+::\S+\])(?: (?P<word>[A-Z]+)\b.*)?")
 
@@ -83,7 +86,7 @@ class Stage:
         """Our own environment without what belongs to this test run, with the mark."""
         inherited = {name: value for name, value in os.environ.items() if _EXPORTED.get(name) != value}
         inherited.pop("PYTEST_CURRENT_TEST", None)
-        return {**inherited, MARK: self.mark, **(variables or {})}
+        return {"PYTEST_AORTA_GRACE": GRACE, **inherited, MARK: self.mark, **(variables or {})}
 
     def start_command(
         self, *command: Argument, env: Mapping[str, str] | None = None, **settings: Any
