@@ -38,7 +38,7 @@ PARTS = {"elastic": list(EXPECTED), "torchrun": list(EXPECTED)[:4], "external": 
 DEADLINES = {"elastic": "4", "torchrun": "15", "external": "5"}
 
 #: What is run where every change is tried, and what is not.
-MARKS = {"elastic": (), "torchrun": pytest.mark.slow, "external": pytest.mark.slow}
+MARKS = {"elastic": [], "torchrun": [pytest.mark.slow], "external": [pytest.mark.slow]}
 EACH = [pytest.param(launcher, marks=MARKS[launcher]) for launcher in LAUNCHERS]
 CASES = [pytest.param(launcher, part, marks=MARKS[launcher]) for launcher in LAUNCHERS for part in PARTS[launcher]]
 
