@@ -77,17 +77,17 @@ def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
     monkeypatch.syspath_prepend(seer.path)
     monkeypatch.setenv("PYTHONPATH", str(seer.path))
     monkeypatch.chdir(below)
-    seer.run(*SEEN).assert_outcomes(passed=1)
+    seer.run_here(*SEEN).assert_outcomes(passed=1)
     assert story(seer) == around
     (seer.path / "story").unlink()
     # The same when tests are collected as well, whichever directory is named.
     monkeypatch.chdir(seer.path)
-    seer.run(*SEEN, "below").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, "below").assert_outcomes(passed=2)
     one = [f"{name} test_one" for name in ("outer before", "inner before", "inner after", "outer after")]
     assert story(seer) == [*one, *(line for line in around if not line.startswith("inner"))]
     (seer.path / "story").unlink()
     monkeypatch.chdir(below)
-    seer.run(*SEEN, ".").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, ".").assert_outcomes(passed=2)
     assert story(seer) == [*one, *around]
 
 
@@ -101,7 +101,7 @@ def test_override_of_the_extra_variables_reaches_the_trial(seer: Stage) -> None:
             return {**aorta_extra_env, "SEEN_ITEM": request.node.name, "SEEN_A": "conftest", "SEEN_TMP": str(tmp_path)}
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-extra-env", "SEEN_A=option,SEEN_B=option, with comma")
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "--aorta-extra-env", "SEEN_A=option,SEEN_B=option, with comma")
     result.assert_outcomes(passed=2)
     for index in range(2):
         path = f"seer/trial_{index}.json"
@@ -133,7 +133,7 @@ def test_variables_that_a_fixture_sets_reach_the_trial(
         """
     )
     monkeypatch.setenv("SEEN_OUTSIDE", "1")
-    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-isolation", isolation)
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "--aorta-isolation", isolation)
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
     for index in range(2):
@@ -151,7 +151,7 @@ def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Stage) ->
                 raise RuntimeError("no licence left")
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "3")
+    result = seer.run_here(*SEEN, "--aorta-trials", "3")
     result.assert_outcomes(passed=2, errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*RuntimeError: no licence left*", "ERROR aorta::seer?local-none-1?*"])
@@ -173,7 +173,7 @@ def test_fixture_that_skips_leaves_nothing(seer: Stage) -> None:
                 pytest.skip("no device")
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "2", "-rs")
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "-rs")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["SKIPPED *no device"])
@@ -191,7 +191,7 @@ def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Stage) -> 
             raise RuntimeError("cannot be released")
         """
     )
-    result = seer.run(*SEEN)
+    result = seer.run_here(*SEEN)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of seer?local-none-0?*", "*RuntimeError: cannot be released*"])
     assert seer.statuses() == {"seer/trial_0.json": "ok"}
@@ -215,14 +215,14 @@ def test_override_that_makes_no_sense_is_told_without_its_values(seer: Stage, va
             return {value}
         """
     )
-    result = seer.run(*SEEN)
+    result = seer.run_here(*SEEN)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([f"the fixture aorta_extra_env: {message}"])
     result.stdout.no_fnmatch_line("*1234567*")
     assert seer.statuses() == {"seer/trial_0.json": "infrastructure_failed"}
     assert message in seer.trial("seer/trial_0.json")["failure"]["message"]
     # It is not looked at where no fixture runs.
-    assert seer.run(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
+    assert seer.run_here(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
 
 
 def test_fixtures_of_wider_scopes_are_set_up_once(seer: Stage) -> None:
@@ -243,14 +243,14 @@ def test_fixtures_of_wider_scopes_are_set_up_once(seer: Stage) -> None:
             return {"SEEN_SERVER": server}
         """
     )
-    seer.run(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
     assert story(seer) == ["up", "trial", "cleanup", "trial", "cleanup", "down"]
     assert metrics(seer) == {"SEEN_SERVER": "here"}
 
 
 def test_fixtures_run_around_the_workloads_of_a_file(seer: Stage) -> None:
     (seer.path / "conftest.py").write_text(TELLER.format(name="around", story=str(seer.path / "story")))
-    seer.run("seer.py").assert_outcomes(passed=1)
+    seer.run_here("seer.py").assert_outcomes(passed=1)
     name = "Seer[local-none-0]"
     assert story(seer) == [f"around before {name}", "trial", "cleanup", f"around after {name}"]
 
@@ -270,7 +270,7 @@ def test_hooks_of_a_conftest_see_trials_as_items(seer: Stage) -> None:
             print("set up", item.name)
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "3", "-v", "-rP")
+    result = seer.run_here(*SEEN, "--aorta-trials", "3", "-v", "-rP")
     result.assert_outcomes(passed=2, skipped=1)
     assert list(seer.words(result)) == [f"seer[local-none-{index}]" for index in (2, 1, 0)]
     assert seer.files() == ["seer/trial_0.json", "seer/trial_1.json"]

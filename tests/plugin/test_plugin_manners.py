@@ -76,7 +76,7 @@ def _scratch(path: Path) -> bool:
 
 
 def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
-    text = stage.run("--help").stdout.str()
+    text = stage.run_here("--help").stdout.str()
     own = text.partition("\ntrials of workloads (pytest-aorta):\n")[2].partition("\n\n")[0]
     flags = set(re.findall(r"^  --aorta-([a-z-]+)[= ]", own, re.MULTILINE))
     assert flags >= {
@@ -93,8 +93,10 @@ def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
 
 
 def test_marker_and_fixtures_are_documented(stage: Stage) -> None:
-    stage.run("--markers").stdout.fnmatch_lines(["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"])
-    fixtures = stage.run("--fixtures", "-q").stdout.str()
+    stage.run_here("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"]
+    )
+    fixtures = stage.run_here("--fixtures", "-q").stdout.str()
     for name in ("aorta_run", "aorta_trial", "aorta_extra_env", "aorta_env"):
         assert f"\n{name}" in fixtures
 
@@ -109,7 +111,7 @@ def test_plugin_can_be_switched_off(simple: Stage) -> None:
 
 
 def test_unused_it_is_not_to_be_seen(simple: Stage) -> None:
-    result = simple.run("-v", "test_other.py")
+    result = simple.run_here("-v", "test_other.py")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("aorta: *")
     result.stdout.no_fnmatch_line("*= trials =*")
@@ -119,7 +121,7 @@ def test_unused_it_is_not_to_be_seen(simple: Stage) -> None:
 
 def test_header_and_table(simple: Stage) -> None:
     options = ("--aorta-workload", "simple", "--aorta-trials", "3", "--aorta-mitigations", "none")
-    result = simple.run(*options, "--aorta-mitigations", "omp_1", "--aorta-results-dir", "out/here")
+    result = simple.run_here(*options, "--aorta-mitigations", "omp_1", "--aorta-results-dir", "out/here")
     assert sum(line.startswith("aorta: plan ") for line in result.outlines) == 1
     result.stdout.fnmatch_lines(
         [
@@ -141,7 +143,7 @@ def test_header_and_table(simple: Stage) -> None:
     [("-q", False, True), ("-v", True, True), ("--no-header", False, True), ("--no-summary", True, False)],
 )
 def test_options_that_make_pytest_quieter_or_louder(simple: Stage, option: str, header: bool, table: bool) -> None:
-    result = simple.run("--aorta-workload", "simple", option)
+    result = simple.run_here("--aorta-workload", "simple", option)
     result.assert_outcomes(passed=1)
     assert ("aorta: plan " in result.stdout.str()) == header
     assert ("= trials =" in result.stdout.str()) == table
@@ -150,9 +152,9 @@ def test_options_that_make_pytest_quieter_or_louder(simple: Stage, option: str, 
 
 def test_with_a_workload_and_no_path_only_trials_are_collected(simple: Stage) -> None:
     (simple.path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
-    simple.run("--aorta-workload", "simple").assert_outcomes(passed=1)
+    simple.run_here("--aorta-workload", "simple").assert_outcomes(passed=1)
     # With a path, what is there comes first.
-    result = simple.run("--aorta-workload", "simple", "-v", "test_other.py")
+    result = simple.run_here("--aorta-workload", "simple", "-v", "test_other.py")
     result.stdout.fnmatch_lines(
         ["*collected 2 items", "", "test_other.py::test_other PASSED*", "aorta::simple*PASSED*"]
     )
@@ -175,7 +177,7 @@ def test_junit_file(stage: Stage) -> None:
         """
     )
     names = ("Passes", "ReturnsFalse", "RaisesInSetup", "HangsInRun", "RaisesInCleanup")
-    stage.run("--junitxml", "out.xml", "slow.py", *(f"faulty_workloads.py::{name}" for name in names))
+    stage.run_here("--junitxml", "out.xml", "slow.py", *(f"faulty_workloads.py::{name}" for name in names))
     suite = ET.parse(stage.path / "out.xml").getroot()[0]
     counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
     assert counts == {"failures": "2", "errors": "2", "skipped": "0"}
@@ -214,7 +216,7 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
             def cleanup(self): time.sleep(0.33)
         """
     )
-    result = stage.run("phases.py", "--durations=0", "--durations-min=0.1", "--setup-show", "--aorta-trials", "2")
+    result = stage.run_here("phases.py", "--durations=0", "--durations-min=0.1", "--setup-show", "--aorta-trials", "2")
     # Of the second trial, for which everything is warm; the order is pytest's, longest first.
     order = [line.split()[1] for line in result.outlines if line.endswith("Phases[local-none-1]") and line[0].isdigit()]
     assert order == ["teardown", "call", "setup"]
@@ -226,7 +228,7 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
 
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
 def test_setup_plan_starts_no_trial(simple: Stage, option: str) -> None:
-    result = simple.run("--aorta-workload", "simple", option)
+    result = simple.run_here("--aorta-workload", "simple", option)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*"])
     assert not simple.results.exists()
@@ -235,7 +237,9 @@ def test_setup_plan_starts_no_trial(simple: Stage, option: str) -> None:
 def test_strictness_and_warnings_as_errors(simple: Stage) -> None:
     strict = "strict = true\n" if pytest.version_tuple >= (9,) else ""
     (simple.path / "pytest.ini").write_text(f"[pytest]\n{strict}addopts = --strict-markers --strict-config\n")
-    result = simple.run("--aorta-workload", "simple", "-W", "error", "--aorta-trials", "2", "-m", "aorta", "simple.py")
+    result = simple.run_here(
+        "--aorta-workload", "simple", "-W", "error", "--aorta-trials", "2", "-m", "aorta", "simple.py"
+    )
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.OK
     result.stderr.no_fnmatch_line("*")
@@ -243,7 +247,7 @@ def test_strictness_and_warnings_as_errors(simple: Stage) -> None:
 
 def test_failed_trial_enters_no_debugger_but_stops_nothing(stage: Stage) -> None:
     stage.copy(FAULTY)
-    result = stage.run("faulty_workloads.py::RaisesInRun", "faulty_workloads.py::Passes", "--tb", "line", "-rA")
+    result = stage.run_here("faulty_workloads.py::RaisesInRun", "faulty_workloads.py::Passes", "--tb", "line", "-rA")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["PASSED faulty_workloads.py::Passes*", "FAILED faulty_workloads.py::RaisesInRun*"])
 
@@ -252,6 +256,9 @@ def test_stepwise_and_failed_first(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("Passes", "RaisesInRun", "ReturnsFalse")
     arguments = ("-v", *(f"faulty_workloads.py::{name}" for name in names))
-    assert list(stage.words(stage.run("--sw", *arguments))) == ["Passes[local-none-0]", "RaisesInRun[local-none-0]"]
-    assert list(stage.words(stage.run("--sw", *arguments))) == ["RaisesInRun[local-none-0]"]
-    assert next(iter(stage.words(stage.run("--ff", *arguments)))) == "RaisesInRun[local-none-0]"
+    assert list(stage.words(stage.run_here("--sw", *arguments))) == [
+        "Passes[local-none-0]",
+        "RaisesInRun[local-none-0]",
+    ]
+    assert list(stage.words(stage.run_here("--sw", *arguments))) == ["RaisesInRun[local-none-0]"]
+    assert next(iter(stage.words(stage.run_here("--ff", *arguments)))) == "RaisesInRun[local-none-0]"

@@ -72,7 +72,7 @@ def test_class_of_this_file(aorta_run):
     assert aorta_run(Echo, steps=5).exit_status == "ok"
 """,
     )
-    result = echo.run("test_it.py::test_registered", "test_it.py::test_class_of_this_file")
+    result = echo.run_here("test_it.py::test_registered", "test_it.py::test_class_of_this_file")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
     folders = {path.split("/")[0] for path in echo.files()}
@@ -103,7 +103,7 @@ class Fails(Echo):
         raise LookupError("no device")
 """,
     )
-    result = echo.run("-v", "test_it.py", "-k", "expects")
+    result = echo.run_here("-v", "test_it.py", "-k", "expects")
     # Failures of the tests, with pytest's explanation, whatever became of the trials.
     result.assert_outcomes(passed=1, failed=3)
     for name in ("none", "no_timeout", "a_device"):
@@ -157,7 +157,7 @@ def test_class_inside_a_function(aorta_run):
         aorta_run(Local)
 """,
     )
-    result = echo.run("test_it.py", "-k", "test_it.py and not local")
+    result = echo.run_here("test_it.py", "-k", "test_it.py and not local")
     result.assert_outcomes(passed=5)
     assert list(echo.statuses().values()) == ["ok"]
 
@@ -184,7 +184,7 @@ def test_with_other_parameters(aorta_trial, steps):
 """,
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    result = echo.run("test_it.py", "-v", "-k", "test_all or test_with", "--strict-markers")
+    result = echo.run_here("test_it.py", "-v", "-k", "test_all or test_with", "--strict-markers")
     result.assert_outcomes(passed=2 * 2 * 2 + 3 * 2)
     assert list(echo.words(result)) == [
         *(
@@ -207,7 +207,7 @@ def test_follows(aorta_trial, aorta_extra_env):
 """,
     )
     arguments = ("--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = echo.run("test_it.py::test_follows", "-v", *arguments, "--aorta-extra-env", "SEEN_B=2")
+    result = echo.run_here("test_it.py::test_follows", "-v", *arguments, "--aorta-extra-env", "SEEN_B=2")
     result.assert_outcomes(passed=4)
 
 
@@ -222,7 +222,7 @@ def test_hang(aorta_trial):
     assert "0.5 s" in result.failure.message
 """,
     )
-    echo.run("test_it.py::test_hang", "--aorta-timeout", "100").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_hang", "--aorta-timeout", "100").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_hang(aorta_trial):
 )
 def test_wrong_marker_is_one_clear_error(echo: Stage, marker: str, message: str) -> None:
     with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked(aorta_trial):\n    pass\n")
-    result = echo.run("test_it.py::test_marked")
+    result = echo.run_here("test_it.py::test_marked")
     assert result.ret == pytest.ExitCode.USAGE_ERROR  # of a path with "::"; else, it would interrupt the run
     title = next(number for number, line in enumerate(result.outlines) if "ERROR collecting test_it.py" in line)
     assert result.outlines[title + 1].startswith("test_it.py::test_marked: @pytest.mark.aorta ")
@@ -256,7 +256,7 @@ def test_marked(aorta_trial):
     assert (aorta_trial.environment, aorta_trial.mitigations) == ("local", ("none",))
 """,
     )
-    echo.run("test_it.py::test_marked").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_marked").assert_outcomes(passed=1)
 
 
 def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Stage) -> None:
@@ -269,7 +269,7 @@ def test_env(aorta_env):
     assert platform.python_version() in str(plain)
 """,
     )
-    echo.run("test_it.py::test_env").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_env").assert_outcomes(passed=1)
 
 
 def test_overridden_extra_variables_reach_trials_of_tests(echo: Stage) -> None:
@@ -286,4 +286,4 @@ def test_sees(aorta_run, monkeypatch):
     assert (metrics["SEEN_C"], metrics["SEEN_D"]) == ("3", "4")
 """,
     )
-    echo.run("test_it.py::test_sees").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_sees").assert_outcomes(passed=1)

@@ -66,7 +66,7 @@ def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
                 return {"passed": True, "metrics": {"endless": endless}, "step_times_ms": "many"}
         """
     )
-    result = stage.run("odd.py")
+    result = stage.run_here("odd.py")
     result.assert_outcomes(failed=1, passed=2)
     plain = stage.trial("Odd/trial_0.json")
     assert plain["result"]["step_times_ms"] == [1.0, "NaN", "Infinity"]
@@ -84,7 +84,7 @@ def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
 
 def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> None:
     stage.copy(FAULTY)
-    stage.run("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
+    stage.run_here("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
     expected = []
     for name in ("Passes", "SegfaultsInRun"):
         for index in range(2):
@@ -95,10 +95,10 @@ def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> No
 
 
 def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> None:
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json"]
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,omp_1", "--aorta-environment", "default")
-    echo.run("--aorta-workload", "other", *cells, "--aorta-environment", "local")
+    echo.run_here("--aorta-workload", "other", *cells, "--aorta-environment", "local")
     folders = [f"{environment}-{names}" for environment in ("default", "local") for names in ("none", "tf32_off+omp_1")]
     assert [path for path in echo.files() if path.startswith("other")] == [
         f"other/{folder}/trial_0.json" for folder in folders
@@ -106,16 +106,16 @@ def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> N
     ids = [echo.trial(f"other/{folder}/trial_0.json")["trial_id"] for folder in folders]
     assert ids == ["other_d0_m0_t0", "other_d0_m1_t0", "other_d1_m0_t0", "other_d1_m1_t0"]
     # Which of several cells is chosen does not change where its files lie.
-    echo.run("--aorta-workload", "other", *cells, "other[default-none-0]")
+    echo.run_here("--aorta-workload", "other", *cells, "other[default-none-0]")
     assert echo.earlier() == ["other/default-none/trial_0.json"]
 
 
 def test_earlier_results_move_to_the_history(echo: Stage) -> None:
     run = ("--aorta-workload", "echo", "--aorta-trials", "2")
-    echo.run(*run, "--aorta-config", "run=1")
+    echo.run_here(*run, "--aorta-config", "run=1")
     assert echo.earlier() == []
-    echo.run(*run, "--aorta-config", "run=2")
-    echo.run(*run, "--aorta-config", "run=3")
+    echo.run_here(*run, "--aorta-config", "run=2")
+    echo.run_here(*run, "--aorta-config", "run=3")
     assert [trial["config"] for trial in echo.trials().values()] == [{"run": 3}] * 2
     kept = {path.name: path for path in sorted((echo.results / ".history").iterdir())}
     assert len(kept) == 2
@@ -128,23 +128,23 @@ def test_earlier_results_move_to_the_history(echo: Stage) -> None:
 
 def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> None:
     both = ("--aorta-workload", "echo", "--aorta-workload", "other")
-    echo.run(*both, "--aorta-trials", "3")
+    echo.run_here(*both, "--aorta-trials", "3")
     # A run of a part of the plan leaves the rest as it is ...
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2", "-k", "none-0")
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2", "-k", "none-0")
     assert len(echo.files()) == 6
     assert echo.earlier() == ["echo/trial_0.json"]
     # ... and a complete one moves away what is no longer asked for, of its own workloads.
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json", *(f"other/trial_{i}.json" for i in range(3))]
     assert echo.earlier() == ["echo/trial_0.json", "echo/trial_0.json", "echo/trial_1.json", "echo/trial_2.json"]
     # Also when the layout changes.
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    echo.run("--aorta-workload", "other", *cells)
+    echo.run_here("--aorta-workload", "other", *cells)
     assert [path for path in echo.files() if path.startswith("other")] == [
         "other/local-none/trial_0.json",
         "other/local-omp_1/trial_0.json",
     ]
-    echo.run("--aorta-workload", "other")
+    echo.run_here("--aorta-workload", "other")
     assert sorted(path.name for path in (echo.results / "other").iterdir()) == ["trial_0", "trial_0.json"]
 
 
@@ -153,7 +153,7 @@ def test_what_others_put_into_the_results_directory_stays(echo: Stage) -> None:
     (echo.results / "echo" / "notes.txt").write_text("mine")
     (echo.results / "echo" / "trial_7.json").write_text("{}")
     (echo.results / "report.md").write_text("mine")
-    echo.run("--aorta-workload", "echo").assert_outcomes(passed=1)
+    echo.run_here("--aorta-workload", "echo").assert_outcomes(passed=1)
     assert (echo.results / "echo" / "notes.txt").read_text() == "mine"
     assert (echo.results / "report.md").read_text() == "mine"
     assert echo.earlier() == ["echo/trial_7.json"]
@@ -204,7 +204,7 @@ def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
 
 def test_artifacts_exist(stage: Stage) -> None:
     stage.copy(FAULTY)
-    stage.run("faulty_workloads.py", "-k", "Passes or Segfaults or HangsInRun", "--aorta-mitigations", "none")
+    stage.run_here("faulty_workloads.py", "-k", "Passes or Segfaults or HangsInRun", "--aorta-mitigations", "none")
     for path, trial in stage.trials().items():
         assert {"stdout", "stderr"} <= trial["artifacts"].keys()
         for name, relative in trial["artifacts"].items():
@@ -214,7 +214,7 @@ def test_artifacts_exist(stage: Stage) -> None:
 
 def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     echo.write_registry(mitigations={"mine": {"OMP_NUM_THREADS": "3"}}, environments={"here": {"env": {"HERE": "1"}}})
-    echo.run(
+    echo.run_here(
         *("--aorta-workload", "echo", "--aorta-environment", "here", "--aorta-mitigations", "mine,tf32_off"),
         *("--aorta-registry-file", "registry.json", "--aorta-extra-env", "FREE=a=b,c", "--aorta-steps", "4"),
     )
@@ -233,7 +233,7 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
 
 def test_same_request_has_the_same_fingerprint_and_another_has_not(echo: Stage) -> None:
     def fingerprint(*arguments: str) -> str:
-        echo.run("--aorta-workload", "echo", *arguments).assert_outcomes(passed=1)
+        echo.run_here("--aorta-workload", "echo", *arguments).assert_outcomes(passed=1)
         found = echo.trials().popitem()[1]["request_fingerprint"]
         assert isinstance(found, str)
         return found
@@ -292,7 +292,7 @@ def test_secrets_in_the_environment_are_in_no_file_and_no_output(
 
 def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo: Stage) -> None:
     (echo.path / "file").write_text("")
-    result = echo.run("--aorta-workload", "echo", "--aorta-results-dir", "file/results")
+    result = echo.run_here("--aorta-workload", "echo", "--aorta-results-dir", "file/results")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir */file/results: cannot write there: Not a directory"])
 
@@ -315,7 +315,7 @@ def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) ->
                     pathlib.Path("results/echo").unlink()
         """
     )
-    result = echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+    result = echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: */results/echo/trial_1.json: *"])
     # Nobody may take a run for complete that is not.

@@ -49,7 +49,8 @@ def contents(stage: Stage) -> dict[str, tuple[bytes, int]]:
 
 
 def run(stage: Stage, *options: str, trials: int = 4) -> pytest.RunResult:
-    return stage.run("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
+    start = stage.run if "-n" in options else stage.run_here
+    return start("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
 
 
 @pytest.mark.parametrize("way", [*WAYS, *HOST])
@@ -137,8 +138,8 @@ def test_ranks_show_as_they_did(stage: Stage) -> None:
         """
     )
     stage.register(ranks="ranks:Ranks")
-    first = stage.run("--aorta-workload", "ranks", "-v")
-    again = stage.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
+    first = stage.run_here("--aorta-workload", "ranks", "-v")
+    again = stage.run_here("--aorta-workload", "ranks", "-v", "--aorta-resume")
     assert again.parseoutcomes() == first.parseoutcomes() == {"failed": 1}
     again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
 
@@ -226,9 +227,9 @@ def test_what_says_nothing_about_the_workload_runs_again(stage: Stage) -> None:
         """
     )
     stage.register(shaky="shaky:Shaky")
-    stage.run("--aorta-workload", "shaky").assert_outcomes(errors=1)
+    stage.run_here("--aorta-workload", "shaky").assert_outcomes(errors=1)
     (stage.path / "repaired").touch()
-    stage.run("--aorta-workload", "shaky", "--aorta-resume").assert_outcomes(passed=1)
+    stage.run_here("--aorta-workload", "shaky", "--aorta-resume").assert_outcomes(passed=1)
     assert stage.statuses() == {"shaky/trial_0.json": "ok"}
     assert stage.earlier() == ["shaky/trial_0.json"]
 
@@ -306,7 +307,7 @@ def test_trials_of_tests(counts: Stage) -> None:
         """
     )
     for _ in range(2):
-        result = counts.run("test_it.py", "--aorta-resume")
+        result = counts.run_here("test_it.py", "--aorta-resume")
         result.assert_outcomes(passed=3)
         assert runs(counts) == 4
     result.stdout.fnmatch_lines(["4 of 4 trials had a result already (--aorta-resume)"])

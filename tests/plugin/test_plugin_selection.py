@@ -73,7 +73,7 @@ ALL = [
     ],
 )
 def test_selection(stage: Stage, arguments: tuple[str, ...], names: list[str]) -> None:
-    result = stage.run("--collect-only", "-q", *BOTH, *arguments)
+    result = stage.run_here("--collect-only", "-q", *BOTH, *arguments)
     assert collected(result) == names
     assert result.ret == (pytest.ExitCode.OK if names else pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -82,7 +82,7 @@ def test_selection(stage: Stage, arguments: tuple[str, ...], names: list[str]) -
     "argument", ["aorta::steady[local-none-3]", "::steady[local-none-3]", "steady[local-none-3]", "aorta::nothing"]
 )
 def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) -> None:
-    result = stage.run(*STEADY, argument)
+    result = stage.run_here(*STEADY, argument)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     name = re.escape(argument.rpartition("::")[2])
     result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has steady\[local-none-0\], .*"])
@@ -90,13 +90,13 @@ def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) ->
 
 
 def test_unknown_path_is_still_reported_by_pytest(stage: Stage) -> None:
-    result = stage.run(*STEADY, "nowhere.py")
+    result = stage.run_here(*STEADY, "nowhere.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: file or directory not found: nowhere.py"])
 
 
 def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> None:
-    result = stage.run(*STEADY, "steady[local-none-1]")
+    result = stage.run_here(*STEADY, "steady[local-none-1]")
     result.assert_outcomes(passed=1)
     assert stage.files() == ["steady/trial_1.json"]
     assert stage.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"
@@ -104,8 +104,8 @@ def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> Non
 
 def test_last_failed_reruns_only_what_failed(stage: Stage) -> None:
     options = ("--aorta-workload", "shaky", "--aorta-trials", "5")
-    stage.run(*options).assert_outcomes(passed=3, failed=2)
-    result = stage.run(*options, "--lf", "-v")
+    stage.run_here(*options).assert_outcomes(passed=3, failed=2)
+    result = stage.run_here(*options, "--lf", "-v")
     result.assert_outcomes(passed=2)
     assert list(stage.words(result)) == ["shaky[local-none-1]", "shaky[local-none-3]"]
     assert stage.earlier() == ["shaky/trial_1.json", "shaky/trial_3.json"]
@@ -114,7 +114,7 @@ def test_last_failed_reruns_only_what_failed(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("option", "ran", "failed"), [("-x", 2, 1), ("--maxfail=1", 2, 1), ("--maxfail=2", 4, 2)])
 def test_run_stops_after_the_given_number_of_failures(stage: Stage, option: str, ran: int, failed: int) -> None:
-    result = stage.run("--aorta-workload", "shaky", "--aorta-trials", "6", option)
+    result = stage.run_here("--aorta-workload", "shaky", "--aorta-trials", "6", option)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=ran - failed, failed=failed)
     assert stage.files() == [f"shaky/trial_{index}.json" for index in range(ran)]
@@ -122,7 +122,7 @@ def test_run_stops_after_the_given_number_of_failures(stage: Stage, option: str,
 
 
 def test_registry_file_offers_a_mitigation_that_helps(stage: Stage) -> None:
-    result = stage.run(
+    result = stage.run_here(
         *("--aorta-workload", "shaky", "--aorta-trials", "4", "--aorta-mitigations", "fix"),
         *("--aorta-registry-file", "registry.json", "--aorta-environment", "local"),
     )

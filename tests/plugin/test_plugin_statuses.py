@@ -72,7 +72,7 @@ def test_every_ending_has_its_status_and_its_word(
     stage: Stage, workloads: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
     stage.copy(FAULTY)
-    result = stage.run("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
+    result = stage.run_here("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
     seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}
     shown = shown_in(stage, result)
     expected = {name: TABLE[name] for name in workloads}
@@ -84,7 +84,7 @@ def test_every_ending_has_its_status_and_its_word(
 def test_letters_and_totals(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")
-    result = stage.run(*(f"faulty_workloads.py::{name}" for name in names))
+    result = stage.run_here(*(f"faulty_workloads.py::{name}" for name in names))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     # A timeout stays among the failed or the errors: with a category of its own, it would be missing from both.
     result.assert_outcomes(passed=2, failed=2, errors=3)
@@ -103,7 +103,7 @@ def test_letters_and_totals(stage: Stage) -> None:
 def test_failure_says_what_where_and_how_to_run_it_again(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("ReturnsFalse", "RaisesInRun", "HangsInRun", "FailsInRunAndCleanup", "RaisesInCleanup")
-    result = stage.run("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
+    result = stage.run_here("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
     text = {name: section(result, f"{name}[local-none-1]") for name in names}
     assert "run() returned passed=False, 2 failure(s), first at iteration 7" in text["ReturnsFalse"]
     assert 'in run\n    raise ValueError("loss is nan")\nValueError: loss is nan' in text["RaisesInRun"]
@@ -122,10 +122,10 @@ def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(stage: Stage)
     stage.copy(FAULTY)
     stage.register(broken="faulty_workloads:RaisesInRun")
     options = ("--aorta-workload", "broken", "--aorta-trials", "2", "--aorta-mitigations", "none,omp_1")
-    first = stage.run(*options)
+    first = stage.run_here(*options)
     again = re.findall(r"^run it again: pytest (.*)$", first.stdout.str(), re.MULTILINE)
     assert len(again) == 2
-    second = stage.run(*(word.strip("'") for word in again[1].split()))
+    second = stage.run_here(*(word.strip("'") for word in again[1].split()))
     second.assert_outcomes(failed=1)
     second.stdout.fnmatch_lines(["*broken?local-none+omp_1-1?*"])
 
@@ -154,7 +154,7 @@ def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: 
             }
         )
     files = [f"{name}.py" for name in IMPORTS]
-    result = stage.run("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
+    result = stage.run_here("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=2 * len(IMPORTS))
     shown = shown_in(stage, result)
@@ -190,7 +190,7 @@ def test_one_bad_trial_does_not_touch_its_neighbours(stage: Stage) -> None:
                 return {"passed": True, "metrics": {"index": self.index}}
         """
     )
-    result = stage.run("flaky.py", "--aorta-trials", "6")
+    result = stage.run_here("flaky.py", "--aorta-trials", "6")
     result.assert_outcomes(passed=4, failed=2)
     assert list(stage.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
     assert stage.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
@@ -199,7 +199,7 @@ def test_one_bad_trial_does_not_touch_its_neighbours(stage: Stage) -> None:
 
 def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:
     stage.copy(FAULTY)
-    stage.run("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
+    stage.run_here("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
     notes = stage.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
     assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
     # A failure of the cleanup does not hide the one of the run, nor the other way round.

@@ -123,43 +123,56 @@ def test_twice(aorta_torchrun):
 """.replace("\\\\n", "\\n")
 
 
+STATUSES = {
+    "test_passes/train/trial_0.json": "ok",
+    "test_raises/train/trial_0.json": "workload_failed",
+    "test_raises_recorded/train/trial_0.json": "workload_failed",
+    "test_segfault/train/trial_0.json": "workload_failed",
+    "test_exit/train/trial_0.json": "workload_failed",
+    "test_restarts/train/trial_0.json": "ok",
+    "test_twice/train/trial_0.json": "ok",
+    "test_twice/train/trial_1.json": "workload_failed",
+}
+
+
+def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts: Stage) -> None:
+    with_tests(scripts, FAULTS)
+    scripts.run("test_it.py", "-k", "test_passes or test_segfault").assert_outcomes(passed=2)
+    found = statuses(scripts)
+    assert list(found) == ["test_passes/train/trial_0.json", "test_segfault/train/trial_0.json"]
+    assert found.items() <= STATUSES.items()
+    assert scripts.left_running() == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["here", "xdist", "spawn"])
 def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, workers: tuple[str, ...]) -> None:
     with_tests(scripts, FAULTS)
     result = scripts.run("test_it.py", *workers)
     result.assert_outcomes(passed=7)
-    assert statuses(scripts) == {
-        "test_passes/train/trial_0.json": "ok",
-        "test_raises/train/trial_0.json": "workload_failed",
-        "test_raises_recorded/train/trial_0.json": "workload_failed",
-        "test_segfault/train/trial_0.json": "workload_failed",
-        "test_exit/train/trial_0.json": "workload_failed",
-        "test_restarts/train/trial_0.json": "ok",
-        "test_twice/train/trial_0.json": "ok",
-        "test_twice/train/trial_1.json": "workload_failed",
-    }
+    assert statuses(scripts) == STATUSES
     assert scripts.left_running() == []
 
 
-def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage) -> None:
-    with_tests(
-        scripts,
-        """
+HANG = """
 def test_hang(aorta_torchrun):
-    done = aorta_torchrun("train.py", "hang", nproc=2, timeout=8)
+    done = aorta_torchrun("train.py", "hang", nproc=2{own})
     assert (done.exit_status, done.returncode, done.failure.rank) == ("timeout", None, 1)
-    assert "the deadline of 8 s passed in run(); rank 0: exited 0; rank 1: stuck() at train.py line 7" in done.message
+    where = "rank 0: exited 0; rank 1: stuck() at train.py line 7"
+    assert f"the deadline of {limit} s passed in run(); {{where}}" in done.message
     assert (done.ranks[0].exit_code, done.ranks[0].failure) == (0, None)
     assert (done.ranks[1].exit_code, done.ranks[1].failure.kind) == (None, "timeout")
     assert "in stuck" in (done.folder.parent / done.failure.stacks).read_text()
     assert done.stdout(1) == "rank 1 of 2\\n"
+"""
 
-def test_general_deadline(aorta_torchrun):
-    assert aorta_torchrun("train.py", "hang", nproc=2).exit_status == "timeout"
-""",
-    )
-    result = scripts.run("test_it.py", "--aorta-timeout", "6")
-    result.assert_outcomes(passed=2)
+
+@pytest.mark.parametrize(
+    ("own", "limit"), [("", 6), pytest.param(", timeout=8", 8, marks=pytest.mark.slow)], ids=["general", "own"]
+)
+def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, limit: int) -> None:
+    with_tests(scripts, HANG.format(own=own, limit=limit))
+    scripts.run("test_it.py", "--aorta-timeout", "6").assert_outcomes(passed=1)
     assert set(scripts.statuses().values()) == {"timeout"}
     assert scripts.left_running() == []
 
@@ -223,16 +236,6 @@ def test_module(aorta_torchrun):
     assert stage.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
 
 
-def test_a_script_is_found_beside_its_test(stage: Stage) -> None:
-    folder = stage.path / "tests"
-    folder.mkdir()
-    (folder / "train.py").write_text("print('hello')\n")
-    (folder / "test_it.py").write_text(
-        "def test_it(aorta_torchrun):\n    assert aorta_torchrun('train.py').stdout() == 'hello\\n'\n"
-    )
-    stage.run("tests/test_it.py").assert_outcomes(passed=1)
-
-
 def test_what_prevents_the_start_is_an_error_that_says_what_would_be_valid(scripts: Stage) -> None:
     (scripts.path / "package").mkdir()
     (scripts.path / "package" / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -286,14 +289,15 @@ def test_ctrl_c_ends_the_ranks_and_leaves_a_record(stage: Stage) -> None:
     assert stage.left_running() == []
 
 
-def test_resuming_runs_a_script_again(stage: Stage) -> None:
-    stage.write(train="import imported\n", imported="")
-    with_tests(
-        stage, "def test_it(aorta_torchrun):\n    done = aorta_torchrun('train.py')\n    assert done.ok, done.message\n"
-    )
-    stage.run("test_it.py").assert_outcomes(passed=1)
-    stage.write(imported="raise SystemExit(1)")
-    stage.run("test_it.py", "--aorta-resume").assert_outcomes(failed=1)
+@pytest.mark.slow
+def test_a_script_beside_its_test_is_found_and_run_again_when_resuming(stage: Stage) -> None:
+    stage.write_file("tests/train.py", "import imported\nprint('hello')\n")
+    stage.write_file("tests/imported.py", "")
+    test = "def test_it(aorta_torchrun):\n    assert aorta_torchrun('train.py').stdout() == 'hello\\n'\n"
+    stage.write_file("tests/test_it.py", test)
+    stage.run("tests/test_it.py").assert_outcomes(passed=1)
+    stage.write_file("tests/imported.py", "raise SystemExit(1)")
+    stage.run("tests/test_it.py", "--aorta-resume").assert_outcomes(failed=1)
     assert list(stage.statuses().values()) == ["workload_failed"]
     assert len(stage.earlier()) == 1
 
@@ -325,6 +329,7 @@ def test_it(aorta_torchrun):
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_time_limit_for_the_whole_test_ends_the_ranks_too(scripts: Stage) -> None:
     with_tests(
         scripts,

@@ -58,7 +58,7 @@ def function(): pass
 
 def names(stage: Stage, *arguments: str) -> list[str]:
     """Node ids that are collected."""
-    result = stage.run("--collect-only", "-q", *arguments)
+    result = stage.run_here("--collect-only", "-q", *arguments)
     return [line for line in result.outlines if "::" in line]
 
 
@@ -66,7 +66,7 @@ def test_concrete_public_classes_are_collected(stage: Stage) -> None:
     stage.write(mixed=MIXED)
     found = ["Derived", "Dotted", "Structural", "Grandchild", "a-name"]
     assert names(stage, "mixed.py") == [f"mixed.py::{name}[local-none-0]" for name in found]
-    result = stage.run("mixed.py", "-v")
+    result = stage.run_here("mixed.py", "-v")
     result.assert_outcomes(passed=len(found))
     assert stage.files() == sorted(f"{name}/trial_0.json" for name in found)
     assert {trial["execution_env"]["source_package"] for trial in stage.trials().values()} == {"pytest-aorta"}
@@ -84,7 +84,7 @@ def test_one_class_or_trial_of_a_file_can_be_named(stage: Stage) -> None:
         "mixed.py::Dotted[local-none-0]",
         "mixed.py::a-name[local-none-0]",
     ]
-    missing = stage.run("mixed.py::Missing")
+    missing = stage.run_here("mixed.py::Missing")
     assert missing.ret == pytest.ExitCode.USAGE_ERROR
     missing.stderr.fnmatch_lines(["ERROR: not found: *mixed.py::Missing"])
 
@@ -135,7 +135,7 @@ def test_file_with_workloads_only_is_not_imported_by_pytest(stage: Stage) -> Non
             def run(self): return {"passed": "_pytest" not in sys.modules}
         """
     )
-    stage.run("alone.py").assert_outcomes(passed=1)
+    stage.run_here("alone.py").assert_outcomes(passed=1)
 
 
 def test_file_with_both_has_its_tests_and_its_workloads_collected(stage: Stage) -> None:
@@ -163,7 +163,7 @@ def test_file_with_both_has_its_tests_and_its_workloads_collected(stage: Stage) 
     found = ["test_both.py::test_function", "test_both.py::TestClass::test_method"]
     assert sorted(names(stage, "test_both.py")) == sorted(["test_both.py::Both[local-none-0]", *found])
     assert names(stage, "test_both.py::test_function") == found[:1]
-    stage.run("test_both.py").assert_outcomes(passed=3)
+    stage.run_here("test_both.py").assert_outcomes(passed=3)
     # Not named itself, it is a test file and nothing else.
     assert names(stage) == found
     assert names(stage, ".") == found
@@ -183,7 +183,7 @@ def test_several_files(stage: Stage) -> None:
         def run(self): return {{"passed": True}}
     """
     stage.write(one=source.format("One"), two=source.format("Two"), test_plain="def test_plain(): pass")
-    result = stage.run("two.py", "test_plain.py", "one.py", "-v")
+    result = stage.run_here("two.py", "test_plain.py", "one.py", "-v")
     result.assert_outcomes(passed=3)
     assert stage.files() == ["One/trial_0.json", "Two/trial_0.json"]
     result.stdout.fnmatch_lines(["two.py::Two*PASSED*", "test_plain.py::test_plain PASSED*", "one.py::One*PASSED*"])
@@ -197,7 +197,7 @@ def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
         def run(self): return {"passed": True}
     """
     stage.write(one=source, two=source)
-    result = stage.run("one.py", "two.py")
+    result = stage.run_here("one.py", "two.py")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*two workloads are named 'Same': *one.py:Same and *two.py:Same; *"])
     assert not stage.results.exists()
@@ -209,7 +209,7 @@ def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
 def test_file_without_a_workload_is_left_to_pytest(stage: Stage, source: str) -> None:
     (stage.path / "repro.py").write_text(source)
     (stage.path / "conftest.py").write_text("")
-    ours = stage.run("repro.py")
+    ours = stage.run_here("repro.py")
     theirs = stage.run("-p", "no:aorta", "repro.py")
     assert ours.ret == theirs.ret
     assert _untimed(ours) == _untimed(theirs)
@@ -232,12 +232,12 @@ def test_neighbours_of_a_file_can_be_imported(stage: Stage, monkeypatch: pytest.
         "    def setup(self): pass\n"
         "    def run(self): return {'passed': True, 'metrics': {'answer': ANSWER}}\n"
     )
-    stage.run("a folder/repro.py").assert_outcomes(passed=1)
+    stage.run_here("a folder/repro.py").assert_outcomes(passed=1)
     assert stage.trial("Repro/trial_0.json")["result"]["metrics"] == {"answer": 42}
     first = stage.trial("Repro/trial_0.json")["request_fingerprint"]
     # What is imported from beside the file decides the outcome too.
     (folder / "helper.py").write_text("ANSWER = 43\n")
-    stage.run(folder / "repro.py").assert_outcomes(passed=1)
+    stage.run_here(folder / "repro.py").assert_outcomes(passed=1)
     assert stage.trial("Repro/trial_0.json")["request_fingerprint"] != first
 
 
@@ -249,7 +249,7 @@ def test_file_is_read_with_its_own_encoding(stage: Stage) -> None:
         b"    def setup(self): pass\n"
         b"    def run(self): return {'passed': True, 'metrics': {'text': 'gr\xfc\xdfe'}}\n"
     )
-    stage.run("latin.py").assert_outcomes(passed=1)
+    stage.run_here("latin.py").assert_outcomes(passed=1)
     assert stage.trial("Latin/trial_0.json")["result"]["metrics"] == {"text": "grüße"}
 
 
@@ -271,7 +271,7 @@ def test_dataclass_and_pickle_work_in_a_workload_file(stage: Stage) -> None:
             def run(self): return {"passed": pickle.loads(pickle.dumps(Point(3))) == Point(3)}
         """
     )
-    stage.run("pickles.py").assert_outcomes(passed=1)
+    stage.run_here("pickles.py").assert_outcomes(passed=1)
 
 
 def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(stage: Stage) -> None:

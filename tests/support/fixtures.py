@@ -17,7 +17,7 @@ def stage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A fresh stage, which is the current directory."""
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)
-    stage = Stage(pytester.path)
+    stage = Stage(pytester.path, pytester)
     monkeypatch.setenv(MARK, stage.mark)
     yield stage
     kill_all(stage.processes())  # of a test that failed

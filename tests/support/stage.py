@@ -49,8 +49,9 @@ _EXPORTED = {
 class Stage:
     """A folder, and all processes that were started there: they carry the folder's path as their mark."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pytester: pytest.Pytester | None = None) -> None:
         self.path = path
+        self._pytester = pytester
         self.results = path / "results"
         self.mark = str(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -133,6 +134,13 @@ class Stage:
         """Run pytest."""
         return self.command(*PYTEST, *arguments, env=env)
 
+    def run_here(self, *arguments: Argument) -> pytest.RunResult:
+        """Run pytest in this process, which spares its start, where that shows the same; not on stages of modules."""
+
+        assert self._pytester is not None
+        words = [os.fspath(word) for word in arguments]
+        return self._pytester.runpytest_inprocess(*PYTEST[3:], *words, syspathinsert=True)
+
     def torchrun(self, ranks: int, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
         """Run ``torchrun --nproc_per_node=RANKS -m pytest ...``, on a port of its own."""
         return self.command(*torchrun_command(ranks), *arguments, env=env)
@@ -156,8 +164,8 @@ class Stage:
                 found.setdefault(match["id"].rpartition("::")[2], []).append(word)
         return found
 
-    def files(self, results: str = "results") -> list[str]:
-        """Paths of all trial files relative to a results directory, sorted; earlier results are not among them."""
+    def files(self, results: str | None = None) -> list[str]:
+        """Paths of all trial files relative to the results directory, sorted; earlier results are not among them."""
         return [path for path in self.everything(results) if not path.startswith(".history/") and _is_trial(path)]
 
     def earlier(self) -> list[str]:
@@ -166,22 +174,23 @@ class Stage:
             path.split("/", 2)[2] for path in self.everything() if path.startswith(".history/") and _is_trial(path)
         )
 
-    def everything(self, results: str = "results") -> list[str]:
-        """Paths of all files below a results directory, relative to it, sorted."""
-        folder = self.path / results
+    def everything(self, results: str | None = None) -> list[str]:
+        """Paths of all files below the results directory, relative to it, sorted."""
+        folder = self.results if results is None else self.path / results
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def trial(self, path: str, results: str = "results") -> dict[str, Any]:
+    def trial(self, path: str, results: str | None = None) -> dict[str, Any]:
         """The content of a trial file, which must be strict JSON; ``path`` relative to the results directory."""
-        content = json.loads((self.path / results / path).read_text(), parse_constant=_refuse)
+        folder = self.results if results is None else self.path / results
+        content = json.loads((folder / path).read_text(), parse_constant=_refuse)
         assert isinstance(content, dict)
         return content
 
-    def trials(self, results: str = "results") -> dict[str, dict[str, Any]]:
+    def trials(self, results: str | None = None) -> dict[str, dict[str, Any]]:
         """The contents of all trial files, by path."""
         return {path: self.trial(path, results) for path in self.files(results)}
 
-    def statuses(self, results: str = "results") -> dict[str, str]:
+    def statuses(self, results: str | None = None) -> dict[str, str]:
         """The exit status in every trial file, by path."""
         return {path: trial["exit_status"] for path, trial in self.trials(results).items()}
 
