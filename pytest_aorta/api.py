@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.hosts.specs import expand_specs
 from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
+from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.limits import Limits
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.leftovers import Leftovers
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """N trials of one cell. Names are resolved through the registry; ``timeout`` is in seconds.
-
-    ``slots`` trials run at a time, on each of ``hosts``; see ``--aorta-slots``, ``--aorta-devices``, ``--aorta-host``.
-    """
+    """N trials of one cell. Names are resolved through the registry."""
 
     workload: str
     trials: int
@@ -44,20 +42,11 @@ class RunRequest:
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     results_dir: Path = Path("results")
     resume: bool = False
-    timeout: float | None = None
-    stall_timeout: float | None = None
-    grace: float = GRACE
-    memory: int | None = None
-    log_limit: int = LOG_LIMIT
-    isolation: Isolation = "fork"
-    launcher: Launcher = "auto"
-    nproc: int | None = None
-    elastic: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
     registry_files: tuple[Path, ...] = ()
-    slots: int = 1
-    devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
+    execution: Execution = field(default_factory=Execution)
+    limits: Limits = field(default_factory=Limits)
+    resources: Resources = field(default_factory=Resources)
 
 
 def run_trials(request: RunRequest) -> list[TrialResult]:
@@ -69,8 +58,9 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     Raises:
         RegistryError: an unknown name.
         PlanError, ConfigError, LaunchModeError, EngineUnusable: what prevents every trial.
-        ValueError: ``hosts`` holds what names no host.
+        ValueError: an option of the elastic agent has no valid value, or ``hosts`` holds what names no host.
     """
+    execution, resources = request.execution, request.resources
     selection = Selection(
         workloads=(request.workload,),
         trials=request.trials,
@@ -82,34 +72,25 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         collect=request.collect,
         results_dir=request.results_dir,
         resume=request.resume,
-        timeout=request.timeout,
-        stall_timeout=request.stall_timeout,
-        grace=request.grace,
-        memory=request.memory,
-        log_limit=request.log_limit,
-        isolation=request.isolation,
-        launcher=request.launcher,
-        nproc=request.nproc,
-        elastic=elastic_options(request.elastic),
         registry_files=request.registry_files,
-        slots=request.slots,
-        devices=request.devices,
-        hosts=tuple(expand_specs(request.hosts)) if request.hosts else (),
+        execution=replace(execution, elastic=elastic_options(execution.elastic.to_plain())),
+        limits=request.limits,
+        resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
     engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
     leftovers = Leftovers(results)
 
-    kind, number = part(selection.elastic, selection.hosts)
+    kind, number = part(selection.execution.elastic, selection.resources.hosts)
 
     def retire(place: TrialPlace) -> None:
         history.retire(results, place, run, number, kind)
 
-    check = check_here if request.isolation == "none" else engine.checked
+    check = check_here if execution.isolation == "none" else engine.checked
 
     def launch(spec: TrialSpec) -> RunningTrial:
         place = plan.place(spec)
-        if spec.isolation == "none":
+        if spec.execution.isolation == "none":
             retire(place)
             return InProcessTrial(spec)
         return engine.launch(

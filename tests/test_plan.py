@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plan import WARM_CELLS, Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
 from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, WorkloadEntry
+from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -132,7 +134,11 @@ def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
 
 
 def test_what_was_chosen_for_all_trials_reaches_each(registry: Registry) -> None:
-    chosen: dict[str, Any] = {"steps": 3, "timeout": 2.5, "isolation": "spawn", "launcher": "torchrun", "nproc": 2}
+    chosen: dict[str, Any] = {
+        "steps": 3,
+        "execution": Execution(isolation="spawn", launcher="torchrun", nproc=2),
+        "limits": Limits(timeout=2.5),
+    }
     selection = Selection(workloads=("gemm",), trials=2, config={"size": "64"}, collect=("rocprof",), **chosen)
 
     for spec in make_plan(selection, registry).trials:
@@ -464,8 +470,9 @@ def fingerprint(source: str = "digest", config: dict[str, Any] | None = None, np
         {"source": "other digest"},
         {"config": {"size": 1}},
         {"nproc": 2},
-        {"launcher": "torchrun"},
-        {"isolation": "spawn"},
+        {"execution": Execution(launcher="torchrun")},
+        {"execution": Execution(isolation="spawn")},
+        {"limits": Limits(memory=2**30)},
         {"mitigations": ("xnack",)},
         {"overlay": {"X": "1"}},
         {"trial_index": 1},
@@ -480,7 +487,11 @@ def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any
     assert fingerprint(**changed) != fingerprint()
 
 
-@pytest.mark.parametrize("changed", [{"timeout": 3.0}, {"environment_index": 3}, {"mitigation_index": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"limits": Limits(timeout=3.0, stall_timeout=1.0, grace=0.0)}, {"environment_index": 3}, {"mitigation_index": 1}],
+    ids=str,
+)
 def test_what_does_not_decide_the_outcome_does_not(changed: dict[str, Any]) -> None:
     assert fingerprint(**changed) == fingerprint()
 

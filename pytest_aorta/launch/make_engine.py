@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 def make_engine(selection: Selection, plans: Iterable[Plan]) -> TrialEngine:
     """An engine with the slots, devices and hosts of a selection."""
-    from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+    from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
-    with INTERRUPTS.put_off():
+    with SIGINT_GUARD.deferred():
         from pytest_aorta.launch.engine import TrialEngine
         from pytest_aorta.launch.nodes.addressing import has_several
 
+    elastic, resources = selection.execution.elastic, selection.resources
     return TrialEngine(
-        slots=selection.slots,
-        devices=selection.devices,
-        hosts=selection.hosts,
-        grace=selection.grace,
-        elastic=selection.elastic if has_several(selection.elastic) else None,
-        identity=code_identity_of(plans) if selection.hosts else None,
+        slots=resources.slots,
+        devices=resources.devices,
+        hosts=resources.hosts,
+        grace=selection.limits.grace,
+        elastic=elastic if has_several(elastic) else None,
+        identity=code_identity_of(plans) if resources.hosts else None,
     )
 
 

@@ -10,12 +10,12 @@ from pytest_aorta.launch.replayed import ReplayedTrial
 from pytest_aorta.workspace.resume import move_flat_files, read_kept
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.workload_info import Checked
+    from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.plan import Plan
     from pytest_aorta.trials.spec import TrialSpec
 
 
-def kept_trial(spec: TrialSpec, file: Path, check: Callable[[TrialSpec], Checked | None]) -> ReplayedTrial | None:
+def kept_trial(spec: TrialSpec, file: Path, check: Callable[[TrialSpec], PreparedCell | None]) -> ReplayedTrial | None:
     """A trial's result in ``file``, where that is of this very request; else ``None``.
 
     ``check`` prepares the trial's cell, and is asked only when there is a result at all.

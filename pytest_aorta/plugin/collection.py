@@ -72,7 +72,7 @@ class TrialItem(pytest.Function):
         except BaseException as error:
             run.not_launched(self, self.spec, place, error, "a fixture failed: ")
             raise
-        if self.spec.isolation == "none":
+        if self.spec.execution.isolation == "none":
             variables = pytest.MonkeyPatch()
             for name, value in {**self.spec.overlay, **extra_env}.items():
                 variables.setenv(name, value)

@@ -189,7 +189,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     from pytest_aorta.plugin.collection import TrialItem
     from pytest_aorta.plugin.run import DEADLINE
 
-    if isinstance(item, TrialItem) and item.spec.isolation != "none":
+    if isinstance(item, TrialItem) and item.spec.execution.isolation != "none":
         item.stash[DEADLINE] = settings.timeout
         return True
     return None
@@ -294,7 +294,7 @@ def _is_further_node(config: pytest.Config) -> bool:
     from pytest_aorta.plugin.run import run_of
 
     selection = run_of(config).selection
-    return not selection.hosts and node_rank(selection.elastic) != 0
+    return not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
 
 
 class _FurtherRank:

@@ -14,6 +14,7 @@ from pytest_aorta.plan import Selection, check_variables, trials_of
 from pytest_aorta.plugin.run import REPORT, Told, deadline_of, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import WorkloadEntry
+from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.paths import place
 
@@ -90,8 +91,8 @@ class RunTrial:
             extra_env={**run.selection.extra_env, **(extra_env or {})},
             steps=steps if steps is not None else run.selection.steps,
             config=dict(config or {}),
-            timeout=timeout if timeout is not None else run.selection.timeout,
-            isolation="fork" if run.selection.isolation == "none" else run.selection.isolation,
+            execution=in_a_process(run.selection.execution),
+            limits=run.selection.limits if timeout is None else replace(run.selection.limits, timeout=timeout),
         )
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
         spec = replace(trials_of([entry], selection, run.registry)[0][0], trial_index=index)
@@ -164,6 +165,11 @@ class MarkedTrial:
             extra_env=extra_env,
             index=self.index,
         )
+
+
+def in_a_process(execution: Execution) -> Execution:
+    """Options of a trial that a test starts: always in a process of its own."""
+    return replace(execution, isolation="fork") if execution.isolation == "none" else execution
 
 
 def entry_of(cls: type[Any]) -> WorkloadEntry:

@@ -33,7 +33,7 @@ class Ahead:
 
     def launch_all(self, session: pytest.Session) -> None:
         """Launch, in the order of their items, all trials that do not depend on what their items do first."""
-        if self._launched or self._run.selection.slots_in_all < 2 or hasattr(session.config, "workerinput"):
+        if self._launched or self._run.selection.resources.total_slots < 2 or hasattr(session.config, "workerinput"):
             return
         self._launched = True
         from pytest_aorta.plugin.collection import TrialItem
@@ -43,7 +43,9 @@ class Ahead:
         chosen = [
             (item, item.plan.place(item.spec))
             for item in session.items
-            if isinstance(item, TrialItem) and item.spec.isolation != "none" and not self._held(item, installed)
+            if isinstance(item, TrialItem)
+            and item.spec.execution.isolation != "none"
+            and not self._held(item, installed)
         ]
         # All of them first: to know whether a result is still good takes a slot, which the trials would have.
         found = [self._run.find(item.spec, place) for item, place in chosen]

@@ -45,7 +45,7 @@ def check_trials(session: pytest.Session) -> None:
             )
         run = run_of(config)
         chosen = run.selection
-        if chosen.workloads and (chosen.config or chosen.steps or chosen.nproc or chosen.devices):
+        if chosen.workloads and (chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices):
             specs = list(run.plan.trials)
     if config.getoption("setuponly", False):
         return
@@ -66,11 +66,11 @@ def check_trials(session: pytest.Session) -> None:
 def _check_nodes(config: pytest.Config) -> None:
     """The pytest processes of several nodes have to come to the same trial at the same time."""
     selection = run_of(config).selection
-    if not has_several(selection.elastic):
+    if not has_several(selection.execution.elastic):
         return
     for given, why in (
         (under_xdist(config), "-n"),
-        (selection.slots > 1, "--aorta-slots"),
+        (selection.resources.slots > 1, "--aorta-slots"),
     ):
         if given:
             raise pytest.UsageError(f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {why}")
@@ -91,7 +91,7 @@ def _plans(config: pytest.Config) -> list[Plan]:
 
 def check(run: Run, spec: TrialSpec) -> None:
     """Raise ``ConfigError``, ``LaunchModeError`` or ``EngineUnusable`` for what would prevent every trial of a cell."""
-    if spec.isolation == "none":
+    if spec.execution.isolation == "none":
         from pytest_aorta.launch.inprocess import check_here
 
         check_here(spec)

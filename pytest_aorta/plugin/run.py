@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
     from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.submitted import RunningTrial
-    from pytest_aorta.launch.workload_info import Checked
+    from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPlace
@@ -155,8 +155,8 @@ class Run:
 
         return kept_trial(spec, place.file_in(self.results), self._checked)
 
-    def _checked(self, spec: TrialSpec) -> Checked | None:
-        if spec.isolation == "none":
+    def _checked(self, spec: TrialSpec) -> PreparedCell | None:
+        if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here
 
             return check_here(spec)
@@ -172,32 +172,33 @@ class Run:
     ) -> RunningTrial:
         """Have a trial run, an ``urgent`` one before those that wait for a slot; an earlier result moves away."""
         self._started.add(place)
-        if spec.isolation == "none":
+        if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import InProcessTrial
 
             self._retire(place)
             return InProcessTrial(spec)
-        kind, number = part(self.selection.elastic, self.selection.hosts)
+        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
         folder = place.folder_in(self.results, number or 0, kind)
         return self.engine.launch(spec, folder, deadline, urgent=urgent, on_start=lambda: self._retire(place))
 
     def _retire(self, place: TrialPlace) -> None:
         """What an earlier run has left in a trial's place moves to the history."""
-        kind, number = part(self.selection.elastic, self.selection.hosts)
+        kind, number = part(self.selection.execution.elastic, self.selection.resources.hosts)
         history.retire(self.results, place, self.stamp, number, kind)
 
     def not_launched(
         self, item: pytest.Item, spec: TrialSpec, place: TrialPlace, error: BaseException, why: str = ""
     ) -> None:
         """Record a trial whose fixtures failed, or that cannot be launched: pytest has started it, but no process."""
-        from pytest_aorta.launch.record import build_record, utc_now
-        from pytest_aorta.trials.outcome import Observed
+        from pytest_aorta.launch.record import build_record
+        from pytest_aorta.probe.snapshot import utc_now
+        from pytest_aorta.trials.outcome import Observed, exit_failure
 
-        lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
-        lost["message"] = why + lost["message"]
+        text = describe_exception(error)
+        lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
         if not self.selection.resume:  # then it gives way only to a trial that has started
             history.retire(self.results, place, self.stamp)
-        record = build_record(spec, Observed(lost=lost), {}, started_at=utc_now())
+        record = build_record(spec, Observed(lost=lost), started_at=utc_now())
         item.stash[REPORT] = Told()
         self.keep(item, place, record)
 
@@ -295,9 +296,9 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
         if marker.kwargs.get("timeout") is not None:
             return float(marker.kwargs["timeout"])
     general = item.stash.get(DEADLINE, None) or _pytest_timeout(item)
-    if spec.timeout is None or (general is not None and item.get_closest_marker("timeout") is not None):
+    if spec.limits.timeout is None or (general is not None and item.get_closest_marker("timeout") is not None):
         return general
-    return spec.timeout
+    return spec.limits.timeout
 
 
 def _pytest_timeout(item: pytest.Item) -> float | None:

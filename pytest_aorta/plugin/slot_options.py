@@ -39,23 +39,24 @@ def check_slots(config: pytest.Config, selection: Selection) -> None:
     from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
     from pytest_aorta.runtime.resources.leases import LeaseError, Leases
 
-    several = "--aorta-host" if selection.hosts else f"--aorta-slots {selection.slots}"
-    if selection.slots_in_all > 1 or selection.hosts:
+    resources = selection.resources
+    several = "--aorta-host" if resources.hosts else f"--aorta-slots {resources.slots}"
+    if resources.total_slots > 1 or resources.hosts:
         if under_xdist(config):
             raise pytest.UsageError(f"{several} and -n both run trials side by side; use one of them")
         if under_launcher():
             raise pytest.UsageError(f"{several}: pytest is a rank of an outer launcher, and runs one trial at a time")
-    if selection.devices is None:
+    if resources.devices is None:
         return
-    named = f"--aorta-devices {devices_text(selection.devices)}"
-    if selection.isolation == "none":
+    named = f"--aorta-devices {devices_text(resources.devices)}"
+    if selection.execution.isolation == "none":
         raise pytest.UsageError(
             f"{named} and --aorta-isolation none: a trial in pytest's own process has that process's devices"
         )
-    if selection.devices and under_launcher():
+    if resources.devices and under_launcher():
         raise pytest.UsageError(f"{named}: pytest is a rank of an outer launcher, which gives out the devices")
-    if selection.devices and not selection.hosts:
+    if resources.devices and not resources.hosts:
         try:
-            Leases(choose_devices(selection.devices, find_devices()))
+            Leases(choose_devices(resources.devices, find_devices()))
         except (ValueError, LeaseError, OSError) as error:
             raise pytest.UsageError(f"{named}: {error}") from None

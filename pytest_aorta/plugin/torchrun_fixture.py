@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.script import TARGET
 from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.marked_tests import in_a_process
 from pytest_aorta.plugin.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.elastic_options import ElasticOptions
@@ -97,12 +98,13 @@ class RunTorchrun:
             extra_env={**run.selection.extra_env, **(env or {})},
             steps=None,
             config=options,
-            # A script cannot report progress.
-            stall_timeout=None,
-            isolation="fork" if run.selection.isolation == "none" else run.selection.isolation,
-            launcher="torchrun",
-            nproc=nproc,
-            elastic=ElasticOptions(max_restarts=max_restarts),
+            execution=replace(
+                in_a_process(run.selection.execution),
+                launcher="torchrun",
+                nproc=nproc,
+                elastic=ElasticOptions(max_restarts=max_restarts),
+            ),
+            limits=replace(run.selection.limits, stall_timeout=None),  # a script cannot report progress
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
         # Anew every time: which files a script takes part of its course from is not known.

@@ -20,8 +20,8 @@ from pytest_aorta.workspace.resume import read_kept, retitle
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.trials.execution import Resources
     from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -100,7 +100,8 @@ class TrialWriter:
         found = self._find(nodeid)
         if found is None:
             return  # no trial
-        from pytest_aorta.launch.record import build_record, utc_now
+        from pytest_aorta.launch.record import build_record
+        from pytest_aorta.probe.snapshot import utc_now
         from pytest_aorta.trials.outcome import Observed
 
         spec, place = found
@@ -108,7 +109,7 @@ class TrialWriter:
         seen = Observed(lost={"phase": "launch", "kind": "signal", "message": why})
         folder = place.folder_in(self.run.results)
         logs = {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}
-        record = build_record(spec, seen, {}, started_at=utc_now(), artifacts=logs)
+        record = build_record(spec, seen, started_at=utc_now(), artifacts=logs)
         self.write({"path": str(place.file), "result": record.to_dict()})
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPlace] | None:
@@ -196,21 +197,23 @@ def header(run: Run) -> str:
     """The one line of the header."""
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
-    return f"aorta: plan {run.plan.digest}, {size}{places(run.selection)}, results in {shown(run.results, run)}"
+    return (
+        f"aorta: plan {run.plan.digest}, {size}{places(run.selection.resources)}, results in {shown(run.results, run)}"
+    )
 
 
-def places(selection: Selection) -> str:
+def places(resources: Resources) -> str:
     """Where trials run, where that is not one after the other on this host; in words for the header."""
-    found = [f"{selection.slots} slots"] if selection.slots > 1 else []
-    if selection.hosts:
+    found = [f"{resources.slots} slots"] if resources.slots > 1 else []
+    if resources.hosts:
         from pytest_aorta.runtime.hosts.specs import without_values
 
-        found = [f"{counted(selection.slots, 'slot')} on each of {', '.join(map(without_values, selection.hosts))}"]
-    if selection.devices:
+        found = [f"{counted(resources.slots, 'slot')} on each of {', '.join(map(without_values, resources.hosts))}"]
+    if resources.devices:
         from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
 
-        names = not selection.hosts and are_named_only(find_devices())
-        found.append(f"devices {devices_text(selection.devices)}" + (" (names only: there is no GPU)" if names else ""))
+        names = not resources.hosts and are_named_only(find_devices())
+        found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
     return "".join(f", {text}" for text in found)
 
 

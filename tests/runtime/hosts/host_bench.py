@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.processes import MARK, PATIENCE, kill_all, marked
 
-from pytest_aorta.runtime.hosts.connection import HostError, HostLink
+from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
 
 
 class Host:
@@ -26,7 +26,7 @@ class Host:
         self.died = threading.Event()
         given: dict[str, Any] = {"identity": {}, "on_message": self.messages.put, **options}
         name = service if ":" in service else f"host_services:{service}"
-        self.link = HostLink(spec, name, argument, on_death=self._on_death, **given)
+        self.link = HostConnection(spec, name, argument, on_death=self._on_death, **given)
 
     def _on_death(self, error: HostError) -> None:
         self.deaths.append(error)

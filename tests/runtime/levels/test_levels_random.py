@@ -13,7 +13,7 @@ from levels_stage import nothing_left, scalars
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker
-from pytest_aorta.runtime.endpoints import process
+from pytest_aorta.runtime.endpoints import life_cycle
 
 #: What tasks do, how they end, and how often.
 DEEDS = {
@@ -30,7 +30,7 @@ DEEDS = {
 @pytest.mark.statement(29)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_DEATHS", 1_000)
+    monkeypatch.setattr(life_cycle, "MAX_DEATHS", 1_000)
     dice = random.Random(seed)
     deeds: list[str] = []
     before: list[list[int]] = []

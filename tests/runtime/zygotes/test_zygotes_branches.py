@@ -18,9 +18,9 @@ from nursery import Nursery, deadline, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 #: Tells pids, and leaves an orphan behind: forked only ("fork"), or executed with an environment of its own ("bare").
 #: Ends when the file ``payload["until"]`` is there.
