@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.processes import PATIENCE, reset_signals
 
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
-
-#: Longest time in seconds that a test waits for anything.
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -220,6 +218,7 @@ def test_closing_lets_go_of_who_serves() -> None:
 # Ctrl-C
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(loop: EventLoop, bell: Bell) -> None:
     finished: list[int] = []
 
@@ -235,6 +234,7 @@ def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(loop: Event
     assert len(finished) == 10_000
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_waiting_at_once(loop: EventLoop, bell: Bell) -> None:
     threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
@@ -246,6 +246,7 @@ def test_an_interrupt_ends_waiting_at_once(loop: EventLoop, bell: Bell) -> None:
     assert done.wait(PATIENCE)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
     def stuck() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -259,6 +260,7 @@ def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
         loop.run_until(threading.Event(), PATIENCE)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_the_handler_is_put_back_and_another_one_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -321,7 +323,11 @@ print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatch
 
 def test_a_worker_that_is_interrupted_often_loses_no_task_and_closes() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_OFTEN], capture_output=True, text=True, timeout=4 * PATIENCE
+        [sys.executable, "-c", _INTERRUPTED_OFTEN],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        preexec_fn=reset_signals,
     )
 
     assert (done.stdout, done.stderr) == ("200 0 0\n", "")

@@ -10,9 +10,10 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import Gates, run_one, wait_until
+from levels_stage import Gates, run_one
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
+from support.processes import wait_until
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
 

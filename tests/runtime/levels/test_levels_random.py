@@ -8,8 +8,9 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, nothing_left, scalars
 from levels_stage import no_torch as no_torch
+from levels_stage import nothing_left, scalars
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker
 from pytest_aorta.runtime.endpoints import life_cycle

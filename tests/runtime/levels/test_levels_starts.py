@@ -10,8 +10,9 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_stage import clean as clean
-from levels_stage import descendants, run_next, run_sub, wait_until
+from levels_stage import descendants, run_next, run_sub
 from levels_stage import no_torch as no_torch
+from support.processes import wait_until
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
 from pytest_aorta.runtime import worker as worker_module
