@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: Tells what it finds, then spoils everything that it can.
 SPOILER = """
@@ -68,9 +64,9 @@ UNSPOILED = {
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_no_trial_sees_what_another_did(bench: Bench, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
+def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
     monkeypatch.setenv("KEPT", "1")
-    bench.write(
+    stage.write(
         spoiler=SPOILER,
         conftest="""
         import os, sys, textwrap
@@ -87,18 +83,18 @@ def test_no_trial_sees_what_another_did(bench: Bench, monkeypatch: pytest.Monkey
         """,
     )
     options = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = bench.run("spoiler.py", *options, "--aorta-isolation", isolation)
+    result = stage.run("spoiler.py", *options, "--aorta-isolation", isolation)
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["*parent unchanged*"])
-    found = [trial["result"]["metrics"] for trial in bench.trials().values()]
+    found = [trial["result"]["metrics"] for trial in stage.trials().values()]
     umask = found[0]["umask"]
-    assert found == [{**UNSPOILED, "cwd": bench.path.name, "umask": umask}] * 6
-    assert bench.left_running() == []
+    assert found == [{**UNSPOILED, "cwd": stage.path.name, "umask": umask}] * 6
+    assert stage.left_running() == []
 
 
-def test_variables_of_one_cell_are_not_seen_in_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_one_cell_are_not_seen_in_another(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEEN_OUTER", "outer")
-    bench.write(
+    stage.write(
         looker="""
         import os
 
@@ -112,7 +108,7 @@ def test_variables_of_one_cell_are_not_seen_in_another(bench: Bench, monkeypatch
                 return {"passed": now == AT_IMPORT, "metrics": now}
         """
     )
-    bench.write_registry(
+    stage.write_registry(
         mitigations={
             "one": {"SEEN_A": "1", "SEEN_B": "1"},
             "two": {"SEEN_B": "2", "SEEN_C": "2"},
@@ -121,7 +117,7 @@ def test_variables_of_one_cell_are_not_seen_in_another(bench: Bench, monkeypatch
         environments={"base": {"env": {"SEEN_A": "base", "SEEN_ENV": "base"}}},
     )
     sets = ("none", "one", "one,two", "two,one", "over")
-    result = bench.run(
+    result = stage.run(
         *("looker.py", "--aorta-trials", "2", "--aorta-registry-file", "registry.json"),
         *(word for names in sets for word in ("--aorta-mitigations", names)),
         *("--aorta-environment", "local", "--aorta-environment", "base"),
@@ -135,7 +131,7 @@ def test_variables_of_one_cell_are_not_seen_in_another(bench: Bench, monkeypatch
         "two+one": {"SEEN_A": "1", "SEEN_B": "1", "SEEN_C": "2"},
         "over": {"SEEN_OUTER": ""},
     }
-    for path, trial in bench.trials().items():
+    for path, trial in stage.trials().items():
         environment, _, names = path.split("/")[1].partition("-")
         expected = {"SEEN_OUTER": "outer", **(base if environment == "base" else {}), **sets_see[names]}
         assert trial["result"]["metrics"] == expected, path
@@ -144,8 +140,8 @@ def test_variables_of_one_cell_are_not_seen_in_another(bench: Bench, monkeypatch
         assert {k: v for k, v in trial["env"]["env_vars"].items() if k.startswith("SEEN_")} == overlay, path
 
 
-def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(bench: Bench) -> None:
-    bench.write(
+def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(stage: Stage) -> None:
+    stage.write(
         inside="""
         import os
 
@@ -169,15 +165,15 @@ def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(bench:
             print("pid", os.getpid())
         """,
     )
-    bench.write_registry(mitigations={"one": {"SEEN_A": "1"}})
-    result = bench.run(
+    stage.write_registry(mitigations={"one": {"SEEN_A": "1"}})
+    result = stage.run(
         *("inside.py", "--aorta-isolation", "none", "--aorta-registry-file", "registry.json"),
         *("--aorta-mitigations", "none", "--aorta-mitigations", "one", "--aorta-trials", "2"),
     )
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.OK
     pids = set()
-    for path, trial in bench.trials().items():
+    for path, trial in stage.trials().items():
         metrics = trial["result"]["metrics"]
         pids.add(metrics.pop("pid"))
         cell = path.split("/")[1]
@@ -189,8 +185,8 @@ def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(bench:
     assert not pids
 
 
-def test_without_isolation_an_exception_shows_its_own_traceback(bench: Bench) -> None:
-    bench.write(
+def test_without_isolation_an_exception_shows_its_own_traceback(stage: Stage) -> None:
+    stage.write(
         inside="""
         class InRun:
             def __init__(self, config): pass
@@ -210,30 +206,30 @@ def test_without_isolation_an_exception_shows_its_own_traceback(bench: Bench) ->
             def run(self): return {"passed": False}
         """
     )
-    result = bench.run("inside.py", "--aorta-isolation", "none", "-v")
+    result = stage.run("inside.py", "--aorta-isolation", "none", "-v")
     result.assert_outcomes(passed=1, failed=2, errors=2)
     result.stdout.fnmatch_lines([">*return secret_of_run / 0", "E*ZeroDivisionError: division by zero"])
     result.stdout.no_fnmatch_line("*/pytest_aorta/*")
-    assert {name.partition("[")[0]: found for name, found in bench.words(result).items()} == {
+    assert {name.partition("[")[0]: found for name, found in stage.words(result).items()} == {
         "InRun": ["FAILED"],
         "InSetup": ["ERROR"],
         "InCleanup": ["PASSED", "ERROR"],
         "NotPassed": ["FAILED"],
     }
-    assert bench.statuses() == {
+    assert stage.statuses() == {
         "InCleanup/trial_0.json": "ok",
         "InRun/trial_0.json": "workload_failed",
         "InSetup/trial_0.json": "infrastructure_failed",
         "NotPassed/trial_0.json": "workload_failed",
     }
-    assert bench.trial("InCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
+    assert stage.trial("InCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
 
 
 @pytest.mark.parametrize(
     "arguments", [(), ("-n", "2"), ("--aorta-workload", "threaded")], ids=["file", "xdist", "name"]
 )
-def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(bench: Bench, arguments: tuple[str, ...]) -> None:
-    bench.write(
+def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Stage, arguments: tuple[str, ...]) -> None:
+    stage.write(
         threaded="""
         import os
         import threading
@@ -248,16 +244,16 @@ def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(bench: Ben
             def run(self): return {"passed": PID == os.getpid(), "metrics": {"pid": PID}}
         """
     )
-    bench.register(threaded="threaded:Threaded")
-    result = bench.run(*(arguments if "threaded" in arguments else (*arguments, "threaded.py")), "--aorta-trials", "3")
+    stage.register(threaded="threaded:Threaded")
+    result = stage.run(*(arguments if "threaded" in arguments else (*arguments, "threaded.py")), "--aorta-trials", "3")
     result.assert_outcomes(passed=3, warnings=2 if "-n" in arguments else 1)
     result.stdout.fnmatch_lines(["*PytestWarning: importing *threaded.py started Python threads: prefetcher; *"])
-    assert len({trial["result"]["metrics"]["pid"] for trial in bench.trials().values()}) == 3
-    assert bench.left_running() == []
+    assert len({trial["result"]["metrics"]["pid"] for trial in stage.trials().values()}) == 3
+    assert stage.left_running() == []
 
 
-def test_trial_that_garbles_what_it_says_still_has_its_file(bench: Bench) -> None:
-    bench.write(
+def test_trial_that_garbles_what_it_says_still_has_its_file(stage: Stage) -> None:
+    stage.write(
         garbler="""
         import json
 
@@ -269,14 +265,14 @@ def test_trial_that_garbles_what_it_says_still_has_its_file(bench: Bench) -> Non
                 return {"passed": True}
         """
     )
-    result = bench.run("garbler.py", "--aorta-trials", "2")
+    result = stage.run("garbler.py", "--aorta-trials", "2")
     result.assert_outcomes(failed=2)
-    assert bench.statuses() == {f"Garbler/trial_{index}.json": "workload_failed" for index in range(2)}
-    assert bench.left_running() == []
+    assert stage.statuses() == {f"Garbler/trial_{index}.json": "workload_failed" for index in range(2)}
+    assert stage.left_running() == []
 
 
-def test_forks_share_what_was_imported_but_not_their_random_numbers(bench: Bench) -> None:
-    bench.write(
+def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage) -> None:
+    stage.write(
         dice="""
         import os
         import random
@@ -289,14 +285,14 @@ def test_forks_share_what_was_imported_but_not_their_random_numbers(bench: Bench
             def run(self): return {"passed": True, "metrics": {"zygote": ZYGOTE, "roll": random.random()}}
         """
     )
-    bench.run("dice.py", "--aorta-trials", "4").assert_outcomes(passed=4)
-    metrics = [trial["result"]["metrics"] for trial in bench.trials().values()]
+    stage.run("dice.py", "--aorta-trials", "4").assert_outcomes(passed=4)
+    metrics = [trial["result"]["metrics"] for trial in stage.trials().values()]
     assert len({found["zygote"] for found in metrics}) == 1
     assert len({found["roll"] for found in metrics}) == 4
 
 
-def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(bench: Bench) -> None:
-    bench.write(
+def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage) -> None:
+    stage.write(
         reader="""
         import os
         import sys
@@ -311,8 +307,8 @@ def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(bench: Bench)
                 return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
         """
     )
-    result = bench.run("reader.py", "-s")
+    result = stage.run("reader.py", "-s")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*noise*")
     result.stderr.no_fnmatch_line("*noise*")
-    assert bench.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
+    assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -71,22 +69,22 @@ SOME = (
     ids=["fork", "spawn-xdist", "fork-xdist"],
 )
 def test_every_ending_has_its_status_and_its_word(
-    bench: Bench, workloads: tuple[str, ...], arguments: tuple[str, ...]
+    stage: Stage, workloads: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
-    bench.copy(FAULTY)
-    result = bench.run("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
-    seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in bench.trials().values()}
-    shown = shown_in(bench, result)
+    stage.copy(FAULTY)
+    result = stage.run_here("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
+    seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}
+    shown = shown_in(stage, result)
     expected = {name: TABLE[name] for name in workloads}
     assert {name: Seen(*found, shown[f"{name}[local-none-0]"]) for name, found in seen.items()} == expected
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_letters_and_totals(bench: Bench) -> None:
-    bench.copy(FAULTY)
+def test_letters_and_totals(stage: Stage) -> None:
+    stage.copy(FAULTY)
     names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")
-    result = bench.run(*(f"faulty_workloads.py::{name}" for name in names))
+    result = stage.run_here(*(f"faulty_workloads.py::{name}" for name in names))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     # A timeout stays among the failed or the errors: with a category of its own, it would be missing from both.
     result.assert_outcomes(passed=2, failed=2, errors=3)
@@ -102,10 +100,10 @@ def test_letters_and_totals(bench: Bench) -> None:
     )
 
 
-def test_failure_says_what_where_and_how_to_run_it_again(bench: Bench) -> None:
-    bench.copy(FAULTY)
+def test_failure_says_what_where_and_how_to_run_it_again(stage: Stage) -> None:
+    stage.copy(FAULTY)
     names = ("ReturnsFalse", "RaisesInRun", "HangsInRun", "FailsInRunAndCleanup", "RaisesInCleanup")
-    result = bench.run("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
+    result = stage.run_here("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
     text = {name: section(result, f"{name}[local-none-1]") for name in names}
     assert "run() returned passed=False, 2 failure(s), first at iteration 7" in text["ReturnsFalse"]
     assert 'in run\n    raise ValueError("loss is nan")\nValueError: loss is nan' in text["RaisesInRun"]
@@ -116,18 +114,18 @@ def test_failure_says_what_where_and_how_to_run_it_again(bench: Bench) -> None:
     for name in names:
         # The workload's own frames, and none of those that called it.
         assert "/pytest_aorta/" not in text[name]
-        assert f"trial file: {bench.results / name / 'trial_1.json'}" in text[name]
+        assert f"trial file: {stage.results / name / 'trial_1.json'}" in text[name]
         assert f"run it again: pytest --aorta-trials 2 'faulty_workloads.py::{name}[local-none-1]'" in text[name]
 
 
-def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.register(broken="faulty_workloads:RaisesInRun")
+def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    stage.register(broken="faulty_workloads:RaisesInRun")
     options = ("--aorta-workload", "broken", "--aorta-trials", "2", "--aorta-mitigations", "none,omp_1")
-    first = bench.run(*options)
+    first = stage.run_here(*options)
     again = re.findall(r"^run it again: pytest (.*)$", first.stdout.str(), re.MULTILINE)
     assert len(again) == 2
-    second = bench.run(*(word.strip("'") for word in again[1].split()))
+    second = stage.run_here(*(word.strip("'") for word in again[1].split()))
     second.assert_outcomes(failed=1)
     second.stdout.fnmatch_lines(["*broken?local-none+omp_1-1?*"])
 
@@ -141,9 +139,9 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_import_that_fails_is_no_fault_of_the_workload(bench: Bench, isolation: str) -> None:
+def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: str) -> None:
     for name, (line, _) in IMPORTS.items():
-        bench.write(
+        stage.write(
             **{
                 name: f"""
                 {line}
@@ -156,23 +154,23 @@ def test_import_that_fails_is_no_fault_of_the_workload(bench: Bench, isolation: 
             }
         )
     files = [f"{name}.py" for name in IMPORTS]
-    result = bench.run("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
+    result = stage.run_here("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=2 * len(IMPORTS))
-    shown = shown_in(bench, result)
+    shown = shown_in(stage, result)
     for name, (_, failure) in IMPORTS.items():
         for index in range(2):
-            trial = bench.trial(f"{name.title()}/trial_{index}.json")
+            trial = stage.trial(f"{name.title()}/trial_{index}.json")
             assert (trial["exit_status"], failure_of(trial)) == ("infrastructure_failed", failure)
             assert shown[f"{name.title()}[local-none-{index}]"] == ERROR
-    assert "libfoo.so" in bench.trial("Raises/trial_0.json")["failure"]["message"]
+    assert "libfoo.so" in stage.trial("Raises/trial_0.json")["failure"]["message"]
     # The crash shows where it happened.
     result.stdout.fnmatch_lines(['*File "*segfaults.py", line 1 in <module>*'])
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_one_bad_trial_does_not_touch_its_neighbours(bench: Bench) -> None:
-    bench.write(
+def test_one_bad_trial_does_not_touch_its_neighbours(stage: Stage) -> None:
+    stage.write(
         flaky="""
         import os
         from pathlib import Path
@@ -192,22 +190,22 @@ def test_one_bad_trial_does_not_touch_its_neighbours(bench: Bench) -> None:
                 return {"passed": True, "metrics": {"index": self.index}}
         """
     )
-    result = bench.run("flaky.py", "--aorta-trials", "6")
+    result = stage.run_here("flaky.py", "--aorta-trials", "6")
     result.assert_outcomes(passed=4, failed=2)
-    assert list(bench.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
-    assert bench.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
-    assert bench.trial("Flaky/trial_1.json")["failure"]["signal"] == "SIGKILL"
+    assert list(stage.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
+    assert stage.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
+    assert stage.trial("Flaky/trial_1.json")["failure"]["signal"] == "SIGKILL"
 
 
-def test_what_a_trial_leaves_running_is_ended_and_noted(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.run("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
-    notes = bench.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
+def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    stage.run_here("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
+    notes = stage.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
     assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
     # A failure of the cleanup does not hide the one of the run, nor the other way round.
-    details = bench.trial("FailsInRunAndCleanup/trial_0.json")["result"]["failure_details"]
+    details = stage.trial("FailsInRunAndCleanup/trial_0.json")["result"]["failure_details"]
     assert [(detail["phase"], detail["message"]) for detail in details] == [("cleanup", "device busy")]
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
 def failure_of(trial: dict[str, Any]) -> str:
@@ -223,9 +221,9 @@ def failure_of(trial: dict[str, Any]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def shown_in(bench: Bench, result: pytest.RunResult) -> dict[str, str]:
+def shown_in(stage: Stage, result: pytest.RunResult) -> dict[str, str]:
     """Of a run with ``-v``: the words of every item, and the section that its report is in, by its name."""
-    shown = {name: " ".join(found) for name, found in bench.words(result).items()}
+    shown = {name: " ".join(found) for name, found in stage.words(result).items()}
     section = ""
     for line in result.outlines:
         if match := re.fullmatch(r"=+ (ERRORS|FAILURES|.*) =+", line):

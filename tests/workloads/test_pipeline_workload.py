@@ -12,11 +12,11 @@ import psutil
 import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, count_tasks, multiply, shares, spans
 from pydantic import ValidationError
+from support.stage import Stage
 
 from pytest_aorta.runtime import SlotArgs, TaskError
 
 if TYPE_CHECKING:
-    from conftest import Bench
     from pytest_aorta.trials.workload import WorkloadResult
 
 #: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
@@ -314,12 +314,12 @@ def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--aorta-slots", "2"), ("--aorta-isolation", "spawn")], ids=" ".join)
-def test_trials_pass_and_leave_nothing_running(bench: Bench, options: tuple[str, ...]) -> None:
-    result = bench.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
+def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
+    result = stage.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
 
     result.assert_outcomes(passed=2)
-    assert set(bench.statuses().values()) == {"ok"}
-    assert bench.left_running() == []
+    assert set(stage.statuses().values()) == {"ok"}
+    assert stage.left_running() == []
 
 
 FAULTY = """
@@ -346,44 +346,44 @@ class Hangs(Pipeline):
 """
 
 
-def test_task_that_raises_is_the_failure_of_its_trial(bench: Bench) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(raises="faulty:Raises")
+def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(raises="faulty:Raises")
 
-    result = bench.run("--aorta-workload", "raises")
+    result = stage.run("--aorta-workload", "raises")
 
     result.assert_outcomes(failed=1)
-    [trial] = bench.trials().values()
+    [trial] = stage.trials().values()
     assert trial["exit_status"] == "workload_failed"
     assert trial["failure"]["phase"] == "run"
     assert trial["failure"]["type"] == "TaskError"
     assert "ArithmeticError: no product today" in trial["failure"]["message"]
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
 @pytest.mark.parametrize("hosts", [{}, {"hosts": 2}, {"hosts": 2, "host": "popen"}], ids=json.dumps)
-def test_trial_that_is_killed_within_a_task_leaves_nothing_running(bench: Bench, hosts: dict[str, Any]) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(hangs="faulty:Hangs")
+def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(hangs="faulty:Hangs")
     config = [word for name, value in hosts.items() for word in ("--aorta-config", f"{name}={value}")]
 
-    running = bench.start("--aorta-workload", "hangs", *config)
-    bench.wait_until(lambda: len(list(bench.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
-    os.kill(int((bench.path / "trial").read_text()), signal.SIGKILL)
+    running = stage.start("--aorta-workload", "hangs", *config)
+    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
+    os.kill(int((stage.path / "trial").read_text()), signal.SIGKILL)
     running.communicate(timeout=PATIENCE)
 
-    [trial] = bench.trials().values()
+    [trial] = stage.trials().values()
     assert trial["exit_status"] == "workload_failed"
     assert trial["failure"]["signal"] == "SIGKILL"
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_trial_that_is_late_leaves_nothing_running(bench: Bench) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(hangs="faulty:Hangs")
+def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(hangs="faulty:Hangs")
 
-    result = bench.run("--aorta-workload", "hangs", "--aorta-timeout", "5")
+    result = stage.run("--aorta-workload", "hangs", "--aorta-timeout", "5")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert set(bench.statuses().values()) == {"timeout"}
-    assert bench.left_running() == []
+    assert set(stage.statuses().values()) == {"timeout"}
+    assert stage.left_running() == []

@@ -38,7 +38,7 @@ class ChildProcesses:
     """All endpoints of a worker that are processes.
 
     Args:
-        dispatcher: what the endpoints belong to.
+        dispatcher: of the worker.
         describe: gives the specification of the worker, with all that is registered at the moment.
     """
 

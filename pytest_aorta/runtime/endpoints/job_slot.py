@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.engine.tasks import TaskKind
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -83,7 +83,7 @@ class JobSlot:
         self.id = slot.index
         self.name = f"slot {slot.index}"
         self.busy = 0
-        self.gone: Failure | None = None
+        self.gone: TaskFailure | None = None
         self._dispatcher = dispatcher
         self._slot = slot
         self._service = service

@@ -23,7 +23,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
-from pytest_aorta.runtime.records import Completion, Failure, Outcome
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -41,7 +41,7 @@ class ProcessEndpoint(SupervisedProcess):
     """A process that runs tasks: a slot, or a worker of the level below.
 
     Args:
-        dispatcher: which it belongs to.
+        dispatcher: of the worker above.
         kind: of the tasks that it takes.
         identity: its number among those of its kind.
         name: for messages.
@@ -151,7 +151,7 @@ class ProcessEndpoint(SupervisedProcess):
         elif report["op"] == "ready":
             self._became_ready()
         elif report["op"] == "failed":
-            self._refuse(Failure.from_plain(report["failure"]))
+            self._refuse(TaskFailure.from_plain(report["failure"]))
         else:
             with self._changed:
                 self._answers.append(report)
@@ -166,12 +166,12 @@ class ProcessEndpoint(SupervisedProcess):
             assert args is not None
             args.tensors[number].copy_(from_bytes(*parts))
         failure = report.get("failure")
-        seen = Failure.from_plain(failure).at(self.name) if failure is not None else None
+        seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
         self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
 
     def died(self, how: str) -> None:
         """The process is gone."""
-        failure = Failure("ProcessDied", how)
+        failure = TaskFailure("ProcessDied", how)
         with self._dispatcher.turn():
             replace = self._record_death(failure)
             lost, self._in_flight = self._in_flight, {}
@@ -182,7 +182,7 @@ class ProcessEndpoint(SupervisedProcess):
 
     # Callables
 
-    def register(self, definition: Definition) -> Failure | None:
+    def register(self, definition: Definition) -> TaskFailure | None:
         """Have it load a callable; why it could not, or ``None``. Blocks while it runs a task, or starts again."""
         waiting = (ProcessState.STARTING, ProcessState.LOST, ProcessState.CONDEMNED)
         with self._changed:
@@ -195,22 +195,22 @@ class ProcessEndpoint(SupervisedProcess):
         order: UnregisterOrder = {"op": "unregister", "digest": digest}
         self._ask("unregistered", order, digest)
 
-    def _ask(self, answer: str, order: RegisterOrder | UnregisterOrder, digest: str) -> Failure | None:
+    def _ask(self, answer: str, order: RegisterOrder | UnregisterOrder, digest: str) -> TaskFailure | None:
         link = self._link
         assert link is not None
         try:
             link.send(order)
         except OSError as error:
-            return Failure("ProcessDied", str(error))
+            return TaskFailure("ProcessDied", str(error))
         with self._changed:
             while self.ready and self._link is link:
                 for report in self._answers:
                     if (report["op"], report["digest"]) == (answer, digest):
                         self._answers.remove(report)
                         failure = report.get("failure")
-                        return Failure.from_plain(failure).at(self.name) if failure is not None else None
+                        return TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
                 self._changed.wait()
-        return Failure("ProcessDied", f"{self.name} died")
+        return TaskFailure("ProcessDied", f"{self.name} died")
 
     def run_ended(self) -> None:
         """Let go of the memory that the last run has shown it."""

@@ -1,23 +1,18 @@
-"""Who serves the loop while several threads wait, while timers run, while it closes, and when Ctrl-C comes."""
+"""Which thread polls while several wait, while timers run, while the loop closes, and when SIGINT comes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime.engine.event_loop import EventLoop
-from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
-
-#: Longest time in seconds that a test waits for anything.
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -220,6 +215,7 @@ def test_closing_lets_go_of_who_serves() -> None:
 # Ctrl-C
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(loop: EventLoop, bell: Bell) -> None:
     finished: list[int] = []
 
@@ -235,6 +231,7 @@ def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(loop: Event
     assert len(finished) == 10_000
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_waiting_at_once(loop: EventLoop, bell: Bell) -> None:
     threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
@@ -246,6 +243,7 @@ def test_an_interrupt_ends_waiting_at_once(loop: EventLoop, bell: Bell) -> None:
     assert done.wait(PATIENCE)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
     def stuck() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -257,71 +255,3 @@ def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         loop.run_until(threading.Event(), PATIENCE)
-
-
-def test_the_handler_is_put_back_and_another_one_is_left_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert SIGINT_GUARD.begin()
-        assert not SIGINT_GUARD.begin()
-        SIGINT_GUARD.end(False)
-        assert signal.getsignal(signal.SIGINT) is not before
-        SIGINT_GUARD.end(True)
-        assert signal.getsignal(signal.SIGINT) is before
-
-        assert SIGINT_GUARD.begin()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        SIGINT_GUARD.end(True)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-        assert not SIGINT_GUARD.begin()  # ignored: nothing to put off
-        SIGINT_GUARD.end(False)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-_INTERRUPTED_OFTEN = """
-import os, random, signal, sys, threading
-from pytest_aorta.runtime import Worker
-
-def nothing(args):
-    pass
-
-def many(orch, args, config):
-    refs = [orch.submit_sub(handle) for _ in range(200)]
-    refs.append(orch.submit_sub(handle, after=refs[:3]))
-    for ref in refs[::50]:
-        ref.wait()
-
-worker = Worker(3, num_sub_workers=2)
-handle = worker.register(nothing)
-worker.init()
-armed = threading.Semaphore(0)
-
-def interrupt():
-    while True:
-        armed.acquire()
-        threading.Event().wait(random.random() * 0.004)
-        os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt, daemon=True).start()
-count = 0
-for _ in range(200):
-    try:
-        armed.release()
-        while True:
-            worker.run(many)
-    except KeyboardInterrupt:
-        count += 1
-worker.run(many)
-worker.close()
-print(count, worker._engine.graph.live, len(worker._engine.graph.map))
-"""
-
-
-def test_a_worker_that_is_interrupted_often_loses_no_task_and_closes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_OFTEN], capture_output=True, text=True, timeout=4 * PATIENCE
-    )
-
-    assert (done.stdout, done.stderr) == ("200 0 0\n", "")

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_bench import HostBench, host_bench_at, is_gone, wait_until
+from host_bench import HostBench, host_bench_at
+from support.processes import is_gone, wait_until
 
 from pytest_aorta.runtime.hosts.connection import HostError
 

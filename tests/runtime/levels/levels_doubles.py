@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pytest_aorta.runtime import CallableHandle, Failure, Orchestrator, Outcome, TaskRef
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher
 from pytest_aorta.runtime.engine.runs import GraphRun
 from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
@@ -24,7 +24,7 @@ class FakeEndpoint:
         self.name = f"{kind.name.split('_')[0].lower()} {identity}"
         self.capacity = 1
         self.busy = 0
-        self.gone: Failure | None = None
+        self.gone: TaskFailure | None = None
         self.ready = True
         self.running: list[Dispatch] = []
         self.stopped: list[str] = []
@@ -72,13 +72,13 @@ class Desk:
 
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
-        failure = None if outcome is Outcome.SUCCESS else Failure("Broken", why)
+        failure = None if outcome is Outcome.SUCCESS else TaskFailure("Broken", why)
         self.engine.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
         with self.engine.turn():
-            endpoint.gone = Failure("ProcessDied", "out of service")
+            endpoint.gone = TaskFailure("ProcessDied", "out of service")
 
     def news(self) -> list[str]:
         """What has been started since it was last asked."""

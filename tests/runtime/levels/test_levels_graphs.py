@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
 from pytest_aorta.runtime.engine.tasks import TaskKind
@@ -120,7 +121,7 @@ def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
 
 @pytest.mark.statement(23)
 def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
-    engine = host.worker._engine
+    engine = host.worker._started.dispatcher
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refused: list[Callable[[], object]] = [

@@ -10,9 +10,10 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_doubles import Desk
-from levels_stage import PATIENCE, Gates, is_gone, run_next, wait_until, wait_until_gone
+from levels_stage import Gates, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State

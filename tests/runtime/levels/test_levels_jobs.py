@@ -10,8 +10,9 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, run_sub, wait_until
 from levels_stage import no_torch as no_torch
+from levels_stage import run_sub
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Job, Outcome, Preparation, Slot, TaskArgs, TaskRecord, Worker
 

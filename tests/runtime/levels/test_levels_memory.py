@@ -10,9 +10,10 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import Gates, run_one, wait_until
+from levels_stage import Gates, run_one
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
+from support.processes import wait_until
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
 
@@ -33,11 +34,11 @@ class Host:
         worker.init()
 
     def in_use(self) -> list[int]:
-        return [self.worker._heap.rings.in_use(ring) for ring in range(4)]
+        return [self.worker._started.heap.rings.in_use(ring) for ring in range(4)]
 
     def wait_until_free(self) -> None:
         wait_until(lambda: self.in_use() == [0] * 4, "the return of all memory")
-        assert self.worker._engine.graph.live == 0
+        assert self.worker._started.dispatcher.graph.live == 0
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 
     thread = threading.Thread(target=host.worker.run, args=(build,))
     thread.start()
-    wait_until(lambda: host.worker._heap.rings.waiting == 1, "a builder that waits")
+    wait_until(lambda: host.worker._started.heap.rings.waiting == 1, "a builder that waits")
     assert not built.is_set()
     assert host.in_use() == [0, RING, 0, 0]  # the other rings are not concerned
     gates.open()
@@ -131,7 +132,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 def test_a_ring_that_stays_full_is_an_error_that_names_the_knob(
     host: Host, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host.worker._heap.rings, "_patience", 0.05)
+    monkeypatch.setattr(host.worker._started.heap.rings, "_patience", 0.05)
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         tensor = orch.alloc((RING,), torch.uint8)
@@ -256,8 +257,8 @@ def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
 
         thread = threading.Thread(target=worker.run, args=(build,))
         thread.start()
-        wait_until(lambda: worker._heap.rings.waiting == 1, "a builder that waits")
-        worker._heap.close()
+        wait_until(lambda: worker._started.heap.rings.waiting == 1, "a builder that waits")
+        worker._started.heap.close()
         thread.join()
     assert errors == ["the heap rings are closed"]
 

@@ -11,9 +11,10 @@ import levels_graphs
 import levels_tasks
 import pytest
 from levels_graphs import Through
-from levels_stage import PATIENCE, Gates, descendants, run_next, run_one, run_sub, scalars, wait_until_gone
+from levels_stage import Gates, descendants, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 

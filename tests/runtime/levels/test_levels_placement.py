@@ -8,9 +8,10 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_doubles import Desk
-from levels_stage import PATIENCE, Gates, run_next, run_one, scalars
+from levels_stage import Gates, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State

@@ -12,10 +12,11 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_sub, use_once, wait_until
+from levels_stage import Gates, run_sub, use_once
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import worker as worker
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Worker
 

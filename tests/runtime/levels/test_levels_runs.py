@@ -10,10 +10,11 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
