@@ -72,6 +72,13 @@ def build_record(
     )
 
 
+def lost_record(
+    spec: TrialSpec, lost: dict[str, Any], artifacts: Mapping[str, str] = MappingProxyType({})
+) -> TrialResult:
+    """The record of a trial that has not told how it ended; ``lost`` says why, as the ``failure`` of a record."""
+    return build_record(spec, Observed(lost=lost), {}, started_at=utc_now(), artifacts=artifacts)
+
+
 def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
     return Elastic.model_validate(
         {

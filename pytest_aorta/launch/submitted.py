@@ -24,6 +24,8 @@ class RunningTrial(Protocol):
     spec: TrialSpec
     #: Whether an earlier run has its result, and it is not run.
     resumed: bool
+    #: Whether it runs, or has run.
+    started: bool
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
