@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.dispatcher import TrialDispatcher
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
@@ -68,7 +68,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
-    run = TrialDispatcher(selection, Path(request.results_dir))
+    run = TrialRunner(selection, Path(request.results_dir))
     run.add_plan(plan)
     planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []

@@ -12,12 +12,12 @@ from pytest_aorta.plan import Plan, PlanError, ordered, trials_of
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import items_of
-from pytest_aorta.plugin.xdist import decisions_of_controller
+from pytest_aorta.plugin.xdist_roles import decisions_of_controller
 from pytest_aorta.registry import RegistryError, WorkloadEntry
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.xdist import decisions_of_controller
+    from pytest_aorta.plugin.xdist_roles import decisions_of_controller
 from pytest_aorta.registry import Registry
 
 #: Node id of the collector of ``--aorta-workload``.
@@ -120,7 +120,7 @@ class WorkloadFile(pytest.File):
         run = run_of(self.config)
         try:
             plan = plan_of_file(self.path, run.selection, run.registry)
-            run.dispatcher.add_plan(plan)
+            run.runner.add_plan(plan)
         except (RegistryError, PlanError) as error:
             raise self.CollectError(str(error)) from None
         return list(items_of(self, plan))

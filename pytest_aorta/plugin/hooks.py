@@ -20,7 +20,7 @@ from pytest_aorta.plugin.further_rank import FurtherRankHooks, is_further_node, 
 from pytest_aorta.plugin.options import add_options, is_mentioned
 from pytest_aorta.plugin.report_hooks import ReportHooks
 from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.xdist import is_worker
+from pytest_aorta.plugin.xdist_roles import is_worker
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -59,7 +59,7 @@ def pytest_configure_node(node: Any) -> None:
 
     run = run_of(node.config)
     node.workerinput["aorta"] = {
-        "stamp": run.dispatcher.store.stamp,
+        "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
         "chosen": sorted(run.chosen or ()),
     }
@@ -170,4 +170,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
     run = current_run(config)
     if run is not None:
-        run.dispatcher.close()
+        run.runner.close()

@@ -118,11 +118,11 @@ class RunTrial:
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
-        run.dispatcher.check(spec)
+        run.runner.check(spec)
         paths = trial_paths(self.item.nodeid, spec.workload.name, next(self._count))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.dispatcher.start(spec, paths, timeout or deadline_of(self.item, spec))
+            running: RunningTrial = run.runner.start(spec, paths, timeout or deadline_of(self.item, spec))
         else:
             running = run.launch(self.item, spec, paths, self._extra_env)
         try:

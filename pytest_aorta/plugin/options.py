@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.plugin.xdist import is_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
 
 if TYPE_CHECKING:
     import pytest

@@ -17,7 +17,7 @@ from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem
-from pytest_aorta.plugin.xdist import is_controller
+from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
@@ -42,12 +42,12 @@ def check_trials(session: pytest.Session) -> None:
     run = run_of(config)
     if run.selection.resume:
         for plan in _plans(run):
-            run.dispatcher.store.move_grown(plan.cells)
+            run.runner.store.move_grown(plan.cells)
     if specs:
         check_writable(run.results)
     for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
         try:
-            run.dispatcher.check(spec)
+            run.runner.check(spec)
         except (ConfigError, LaunchModeError, EngineUnusable) as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -74,7 +74,7 @@ def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
 
 def _plans(run: Run) -> list[Plan]:
     """All plans; those of files are known to xdist's workers only, and are made again."""
-    plans, config = list(run.dispatcher.plans), run.config
+    plans, config = list(run.runner.plans), run.config
     if is_controller(config):
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
         for file in dict.fromkeys(file for file in files if workload_classes(file)):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.dispatcher import TrialDispatcher
 from pytest_aorta.plan import Plan, Selection, make_plan
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.xdist import decisions_of_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
+from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
@@ -36,10 +36,10 @@ class Run:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
-        self.dispatcher = TrialDispatcher(
+        self.runner = TrialRunner(
             selection, self.results, stamp, before_use=partial(end_in_order_when_terminated, config)
         )
-        self.prefetcher = Prefetcher(self.dispatcher.find, partial(self.dispatcher.start, urgent=False), self.results)
+        self.prefetcher = Prefetcher(self.runner.find, partial(self.runner.start, urgent=False), self.results)
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
         self.chosen: set[str] | None = None
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
@@ -58,7 +58,7 @@ class Run:
     def plan(self) -> Plan:
         """The trials of ``--aorta-workload``."""
         plan = make_plan(self.selection, self.registry)
-        self.dispatcher.add_plan(plan)
+        self.runner.add_plan(plan)
         return plan
 
     def launch(
@@ -69,7 +69,7 @@ class Run:
         if running is not None:
             return running
         spec = replace(spec, overlay={**spec.overlay, **extra_env})
-        return self.dispatcher.find(spec, paths) or self.dispatcher.start(spec, paths, deadline_of(item, spec))
+        return self.runner.find(spec, paths) or self.runner.start(spec, paths, deadline_of(item, spec))
 
     def keep(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.plugin.xdist import is_worker
+from pytest_aorta.plugin.xdist_roles import is_worker
 
 _PREPARED = pytest.StashKey[bool]()
 

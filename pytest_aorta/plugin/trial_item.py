@@ -18,8 +18,7 @@ from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.plugin.user_code import installed_modules, user_code
-from pytest_aorta.plugin.xdist import is_worker
-from pytest_aorta.workspace import history
+from pytest_aorta.plugin.xdist_roles import is_worker
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
@@ -76,12 +75,12 @@ class TrialItem(GeneratedFunction):
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""
         from pytest_aorta.launch.record import lost_record
+        from pytest_aorta.trials.outcome import exit_failure
 
-        lost = {"phase": "launch", "kind": "exception", **describe_exception(error)}
-        lost["message"] = why + lost["message"]
-        store = run.dispatcher.store
-        if not store.resume:  # then it gives way only to a trial that has started
-            history.retire(store.results, self.paths, store.stamp)
+        text = describe_exception(error)
+        lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
+        if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
+            run.runner.store.retire(self.paths)
         self.stash[PAYLOAD] = ReportPayload()
         run.keep(self, self.paths, lost_record(self.spec, lost))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -25,7 +26,7 @@ class TrialWriter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.store = run.dispatcher.store
+        self.store = run.runner.store
         self.summary = Summary(run)
         #: What could not be written, and why.
         self.errors: list[str] = []
@@ -66,7 +67,7 @@ class TrialWriter:
         spec, paths = found
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
-        lost = {"phase": "launch", "kind": "signal", "message": why}
+        lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
@@ -97,5 +98,5 @@ class TrialWriter:
             if found is not None and found[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}")
-        plans = self.run.dispatcher.plans
+        plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pytest_aorta.trials.events import ResultData
+
 #: Bytes of JSON that each of the open-ended fields of a result may have.
 FIELD_LIMIT = 2**23
 
@@ -12,18 +14,19 @@ FIELD_LIMIT = 2**23
 _NOTES = 20
 
 
-def bounded(result: dict[str, Any], limit: int = FIELD_LIMIT) -> dict[str, Any]:
+def bounded(result: ResultData, limit: int = FIELD_LIMIT) -> ResultData:
     """A plain result with what is too large left out, and a note in ``failure_details`` for each thing.
 
     Of ``metrics``, the largest go first; of the lists, the end goes.
     """
     notes: list[dict[str, Any]] = []
-    bound = dict(result)
+    bound = result.copy()
     if "metrics" in bound:
         bound["metrics"] = _largest_left_out(bound["metrics"], limit, notes)
-    for name in ("step_times_ms", "failure_details"):
-        if name in bound:
-            bound[name] = _end_left_out(bound[name], limit, name, notes)
+    if "step_times_ms" in bound:
+        bound["step_times_ms"] = _end_left_out(bound["step_times_ms"], limit, "step_times_ms", notes)
+    if "failure_details" in bound:
+        bound["failure_details"] = _end_left_out(bound["failure_details"], limit, "failure_details", notes)
     bound["failure_details"] = [*bound.get("failure_details", []), *notes]
     return bound
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
-from pytest_aorta.workspace.store import TrialStore
+from pytest_aorta.workspace.trial_store import TrialStore
 
 PATHS: TrialPaths = trial_paths("probe", None, 0)
 

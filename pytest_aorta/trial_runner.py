@@ -1,4 +1,4 @@
-"""The trials of one run, with pytest or without: each is dispatched to the engine, or its earlier result is found."""
+"""The trials of one run, with pytest or without: each is started, or its earlier result is found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from pytest_aorta.launch.nodes.addressing import has_several, part
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.workspace import history
-from pytest_aorta.workspace.store import TrialStore
+from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
     from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.submitted import RunningTrial
-    from pytest_aorta.launch.workload_info import Checked
+    from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
 
-class TrialDispatcher:
+class TrialRunner:
     """Checks, finds and starts trials. Thread-safe.
 
     Args:
@@ -75,9 +75,9 @@ class TrialDispatcher:
             return self._engine
 
     def _make_engine(self) -> TrialEngine:
-        from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+        from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
-        with INTERRUPTS.put_off():
+        with SIGINT_GUARD.deferred():
             from pytest_aorta.launch.engine import TrialEngine
 
         elastic, resources = self.selection.execution.elastic, self.selection.resources
@@ -90,7 +90,7 @@ class TrialDispatcher:
             identity=_code_identity(self.plans) if resources.hosts else None,
         )
 
-    def check(self, spec: TrialSpec) -> Checked | None:
+    def check(self, spec: TrialSpec) -> PreparedCell | None:
         """Find out what would prevent every trial of a cell; ``None`` for what each trial has to say in its file.
 
         Raises:
@@ -114,10 +114,10 @@ class TrialDispatcher:
     def _fingerprint(self, spec: TrialSpec) -> str | None:
         """Of a trial's request; ``None`` when its cell cannot be prepared, which the trial's record will explain."""
         try:
-            checked = self.check(spec)
+            cell = self.check(spec)
         except Exception:
             return None
-        return None if checked is None else checked.fingerprint(spec)
+        return None if cell is None else cell.fingerprint(spec)
 
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
