@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from pytest_aorta.common.number_ranges import format_ranges
 from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
@@ -181,11 +180,6 @@ def test_an_exception_that_cannot_be_printed_is_still_a_reason() -> None:
     guard = Guard()
     assert guard.fact("probe", mute, None) is None
     assert guard.reasons == ["probe: Mute: (no message)"]
-
-
-@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_processors_are_written_as_ranges(numbers: set[int], text: str) -> None:
-    assert format_ranges(numbers) == text
 
 
 def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:
