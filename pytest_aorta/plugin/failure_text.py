@@ -1,4 +1,4 @@
-"""What a failed trial says in pytest's report."""
+"""The text of a failed trial in pytest's report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
 
 
 def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> str:
-    """What a failed trial says: the failure, the ends of its logs, and how to run just this trial again."""
+    """The failure, the ends of the logs, and a command that runs just this trial again."""
     failure = record.failure
     assert failure is not None
     kind = failure.type if failure.type and failure.kind == "exception" else ""

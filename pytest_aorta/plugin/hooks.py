@@ -143,7 +143,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR for what says nothing about the workload."""
+    """TIMEOUT, and ERROR where the workload is not what failed."""
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.terminal import status_word

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StaticEnv:
-    """What cannot change while a process and its forks live, as plain data that pickles and serialises.
+    """What cannot change during the life of a process and its forks, as plain data that pickles and serialises.
 
     Attributes:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.

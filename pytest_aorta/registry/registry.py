@@ -35,7 +35,7 @@ class Registry:
     """Everything that has a name, from the package itself, from installed plugins and from sidecar files.
 
     Names come from metadata. A plugin is imported when one of its mitigations or environments is asked for by name, so
-    one that is broken, or slow to import, costs nobody else anything; a workload's module is never imported here.
+    one that is broken, or slow to import, costs no other name anything; a workload's module is never imported here.
     Names are matched exactly, with their case.
     """
 
