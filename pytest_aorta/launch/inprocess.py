@@ -38,6 +38,7 @@ class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
 
     resumed = False
+    started = True
 
     def __init__(self, spec: TrialSpec) -> None:
         self.spec = spec
@@ -51,7 +52,7 @@ class InProcessTrial:
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
         try:
-            self._live(phase)
+            self._run_phase(phase)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an exception that takes no attributes
                 error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
@@ -67,10 +68,10 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None: nothing is forked."""
+        """None."""
         return []
 
-    def _live(self, phase: str) -> None:
+    def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.endpoints.child_processes import ChildProcesses
 from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -47,8 +47,7 @@ class StartedWorker:
     def start(self, slots: Sequence[Slot], give_up: float) -> None:
         """Start the service and every child process; returns when all are ready, raises ``StartupError``."""
         if slots and self._spec.service is not None:
-            module, _, name = self._spec.service.partition(":")
-            self._service = getattr(import_module(module), name)(self._spec.service_argument)
+            self._service = import_target(self._spec.service)(self._spec.service_argument)
         for slot in slots:
             self.dispatcher.placement.add(JobSlot(self.dispatcher, slot, self._service))
         self.child_processes.start(give_up)
