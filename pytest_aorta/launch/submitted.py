@@ -26,6 +26,8 @@ class RunningTrial(Protocol):
     spec: TrialSpec
     #: Whether the result is that of an earlier run.
     resumed: bool
+    #: Whether it runs, or has run.
+    started: bool
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
