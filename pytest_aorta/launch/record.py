@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -85,3 +86,8 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
             "launcher_variables": seen.launcher_variables,
         }
     )
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    """The logs of a trial whose processes are gone, as ``artifacts`` of its record."""
+    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}

@@ -16,6 +16,7 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.zygotes.channel import Message
@@ -93,7 +94,7 @@ class ProcessTrial:
             else:
                 self._start_clock()
 
-    def _payload(self, cell: PreparedCell) -> dict[str, Any]:
+    def _payload(self, cell: PreparedCell) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,
@@ -123,7 +124,7 @@ class ProcessTrial:
     def _lose(self, error: ZygoteError) -> None:
         """It could not start, or its zygote died."""
         if self._task is None:
-            self.seen.phase = error.phase  # type: ignore[assignment]
+            self.seen.phase = error.phase
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:

@@ -15,7 +15,7 @@ from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.zygote_error import StartPhase, ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 __all__ = ["STARTUP_TIMEOUT", "Task", "Zygote", "ZygoteError", "ZygoteSpec", "exit_text"]
@@ -89,7 +89,8 @@ class Zygote(Server):
         """
         if self._ready:
             return
-        phase, give_up = "launch", time.monotonic() + timeout
+        phase: StartPhase = "launch"
+        give_up = time.monotonic() + timeout
         while True:
             if not self.control.poll(max(0.0, give_up - time.monotonic())):
                 self.close()
@@ -114,7 +115,7 @@ class Zygote(Server):
         self.info = message["info"]
         self.against_forking = message["against_forking"]
 
-    def _failed_start(self, phase: str) -> ZygoteError:
+    def _failed_start(self, phase: StartPhase) -> ZygoteError:
         closed = self._ending
         code = None if closed else self._process.wait()
         output = self.output()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
+
+StartPhase = Literal["launch", "import"]
 
 
 class ZygoteError(Exception):
@@ -18,7 +21,7 @@ class ZygoteError(Exception):
         self,
         message: str,
         *,
-        phase: str = "launch",
+        phase: StartPhase = "launch",
         error: dict[str, str] | None = None,
         returncode: int | None = None,
     ) -> None:

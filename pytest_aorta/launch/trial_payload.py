@@ -1,0 +1,40 @@
+"""What the host sends to the process of a trial: JSON values."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from typing_extensions import NotRequired
+
+from pytest_aorta.launch.launch_mode import Mode
+
+
+class PrepareArgument(TypedDict):
+    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+
+    target: str
+    overrides: dict[str, Any]
+    steps: int | None
+    launcher: str
+
+
+class TrialPayload(TypedDict):
+    """For ``launch.child.main.run``.
+
+    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
+    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    """
+
+    target: str
+    overrides: dict[str, Any]
+    steps: int | None
+    overlay: list[str]
+    mode: Mode
+    nproc: int
+    trial_id: str
+    folder: str
+    grace: float
+    memory: int | None
+    elastic: dict[str, Any]
+    launcher_pid: int | None
+    base_pid: NotRequired[int | None]
