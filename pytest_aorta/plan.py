@@ -17,7 +17,7 @@ from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.workspace.paths import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 Order = Literal["interleaved", "grouped", "random"]
 
@@ -83,10 +83,10 @@ class Plan:
                 labels.append(spec.cell)
         return found
 
-    def place(self, spec: TrialSpec) -> TrialPlace:
+    def paths(self, spec: TrialSpec) -> TrialPaths:
         """Where a trial's file lies below the results directory."""
         several = len(self.cells[spec.workload.name]) > 1
-        return place(spec.workload.name, spec.cell if several else None, spec.trial_index)
+        return trial_paths(spec.workload.name, spec.cell if several else None, spec.trial_index)
 
 
 def make_plan(selection: Selection, registry: Registry) -> Plan:

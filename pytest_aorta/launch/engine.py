@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.service import HostOptions, TrialOrder
+from pytest_aorta.launch.host.service import HostOptions
+from pytest_aorta.launch.job_messages import TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator

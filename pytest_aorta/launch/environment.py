@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.spec import TrialSpec
 
 #: pytest's own bookkeeping, which changes from item to item and says nothing to a workload.

@@ -38,6 +38,7 @@ class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
 
     resumed = False
+    started = True
 
     def __init__(self, spec: TrialSpec) -> None:
         self.spec = spec

@@ -9,7 +9,8 @@ from typing import Any
 
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
-from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -66,6 +67,11 @@ def build_record(
         request_fingerprint=None if cell is None else cell.fingerprint(spec),
         artifacts=dict(artifacts),
     )
+
+
+def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
+    """The record of a trial that was not started, or whose process died without a word; ``lost`` is its failure."""
+    return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 
 def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from pytest_aorta.launch.job_messages import JobEvent
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
@@ -16,7 +17,7 @@ from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.orchestrator import TaskRef
+    from pytest_aorta.runtime.handles import TaskRef
 
 
 class RunningTrial(Protocol):
@@ -25,6 +26,8 @@ class RunningTrial(Protocol):
     spec: TrialSpec
     #: Whether the result is that of an earlier run.
     resumed: bool
+    #: Whether it runs, or has run.
+    started: bool
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
@@ -75,16 +78,16 @@ class SlotTrial:
             prepare()
         self.started = True
 
-    def receive(self, event: dict[str, Any]) -> None:
-        """Take in one event of ``launch.host.service.run_trial``."""
-        if "file" in event:
-            self._write(event["file"], event["data"])
+    def receive(self, event: JobEvent) -> None:
+        """Take in one event of the job."""
+        if event["type"] == "file":
+            self._write(event["name"], event["data"])
             return
         with self._changed:
-            if "warning" in event:
-                self._warnings.append(event["warning"])
+            if event["type"] == "warning":
+                self._warnings.append(event["text"])
             else:
-                self._ended[event["ended"]] = not event["failed"]
+                self._ended[event["phase"]] = not event["failed"]
             self._changed.notify_all()
 
     def _write(self, name: str, data: bytes) -> None:

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Selection, check_variables, trials_of
-from pytest_aorta.plugin.run import REPORT, Told, deadline_of, run_of, warn
+from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
+from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
-from pytest_aorta.workspace.paths import place
+from pytest_aorta.workspace.paths import trial_paths
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workspace.paths import TrialPlace
+    from pytest_aorta.workspace.paths import TrialPaths
 
 _KEYWORDS = ("trials", "mitigations", "environments", "timeout")
 
@@ -51,7 +53,7 @@ class RunTrial:
         self.item = item
         self._extra_env = extra_env
         self._count = itertools.count()  # a test may start trials on several threads
-        item.stash[REPORT] = Told()
+        item.stash[PAYLOAD] = ReportPayload()
 
     def __call__(
         self,
@@ -105,7 +107,7 @@ class RunTrial:
 
     def carry_out(
         self, spec: TrialSpec, *, timeout: float | None = None, anew: bool = False
-    ) -> tuple[TrialResult, TrialPlace]:
+    ) -> tuple[TrialResult, TrialPaths]:
         """Run one trial, wait for its end, and have its file written; the record, and where the file will be.
 
         Args:
@@ -116,13 +118,13 @@ class RunTrial:
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
-        run.engine.check(spec)
-        where = place(self.item.nodeid, spec.workload.name, next(self._count))
+        run.runner.check(spec)
+        paths = trial_paths(self.item.nodeid, spec.workload.name, next(self._count))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.start(spec, where, timeout or deadline_of(self.item, spec))
+            running: RunningTrial = run.runner.start(spec, paths, timeout or deadline_of(self.item, spec))
         else:
-            running = run.launch(self.item, spec, where, self._extra_env)
+            running = run.launch(self.item, spec, paths, self._extra_env)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -130,11 +132,11 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.keep(self.item, where, running.finish(), running.resumed)
+            run.keep(self.item, paths, running.finish(), running.resumed)
             raise
-        run.keep(self.item, where, record, running.resumed)
+        run.keep(self.item, paths, record, running.resumed)
         warn(self.item, running)
-        return record, where
+        return record, paths
 
 
 class MarkedTrial:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
+
 if TYPE_CHECKING:
     import pytest
 
@@ -279,9 +281,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
     base = config.inipath.parent if config.inipath is not None else config.invocation_params.dir
     if values["aorta_slots"] == 0:
-        from pytest_aorta.plugin.slot_options import automatic_slots
-
-        values["aorta_slots"] = automatic_slots(config, values["aorta_devices"])
+        values["aorta_slots"] = _automatic_slots(config, values["aorta_devices"])
     if values["aorta_elastic"] is not None:
         from pytest_aorta.trials.elastic_options import elastic_options
 
@@ -304,6 +304,20 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
         resources=Resources(**given("slots", "devices"), hosts=_hosts(values["aorta_host"] or ())),
     )
+
+
+def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:
+    """One per device that may be leased, else one per physical core that pytest may use.
+
+    One for an xdist worker, whose siblings are the other slots.
+    """
+    if is_worker(config) or is_controller(config):
+        return 1
+    if devices:
+        return len(devices)
+    import psutil
+
+    return max(1, min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))))
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -108,8 +108,8 @@ class RunTorchrun:
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
         # Anew every time: which files a script takes part of its course from is not known.
-        trial, place = self._run.carry_out(spec, timeout=timeout, anew=True)
-        return TorchrunResult.of(trial, nproc, place.folder_in(run.results))
+        trial, paths = self._run.carry_out(spec, timeout=timeout, anew=True)
+        return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
     def _find(
         self, words: list[str], folder: Path, pythonpath: str | None

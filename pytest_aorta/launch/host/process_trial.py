@@ -18,12 +18,13 @@ from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import TrialEvent, parse_event
+from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -174,14 +175,18 @@ class ProcessTrial:
         if event is None:
             self._end(self._task)
             return False
-        if event["type"] == "prepared":
-            self._start_clock()
-        elif event["type"] != "done":
-            self._receive(parse_event(event))
+        self._receive(event)
         return True
 
-    def _receive(self, event: TrialEvent) -> None:
+    def _receive(self, message: Message) -> None:
         assert self._evidence is not None
+        if message.get("type") == "prepared":
+            self._start_clock()
+            return
+        try:
+            event = parse_event(message)
+        except ValueError:
+            return  # ``done``, or what the workload has written to the channel
         self.seen.see(event)
         if event["type"] in ("begin", "progress", "attempt"):
             self._note_progress()

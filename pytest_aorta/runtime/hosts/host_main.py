@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.exception_text import describe_exception
@@ -63,7 +63,7 @@ class HostChannel:
         self._joiner = Joiner()
         self.gone = threading.Event()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send plain data.
 
         Raises:
@@ -100,7 +100,7 @@ class HostChannel:
 
 
 def serve(channel: execnet.Channel) -> None:
-    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostLink`; returns when the service has."""
+    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostConnection`; returns when the service has."""
     question = channel.receive()
     if question["redirect"]:
         # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
