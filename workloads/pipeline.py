@@ -35,7 +35,7 @@ HEAP_BYTES = 2**24
 
 
 def multiply(args: SlotArgs) -> None:
-    """``C = A B`` or, when the scalar says that there is something in C already, ``C += A B``."""
+    """``C = A B`` or, when the scalar is not 0, ``C += A B``."""
     left, right, result = args.tensors
     (more,) = args.scalars
     if more:
@@ -85,7 +85,7 @@ def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
 
 
 def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) -> None:
-    """Add pairs of ``values``, then pairs of these sums, and so on; every level of the tree in a scope of its own."""
+    """Add pairs of ``values``, then pairs of these sums, and so on; with a scope for every level of the tree."""
     if len(values) <= 2:
         orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
         return
@@ -111,7 +111,7 @@ def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
 
 
 def allocate(orch: Orchestrator, count: int) -> Tensor:
-    """Memory for sums. It may still hold those of an earlier graph, which nobody must take for new ones."""
+    """Memory for sums, filled with NaN: it may hold the sums of an earlier graph."""
     return orch.alloc((count,), torch.float64).fill_(math.nan)
 
 
@@ -255,12 +255,8 @@ class Pipeline(Workload):
             step_times.append(self._compute(generator))
             errors[step] = self._check(step, failures)
             self.progress(step + 1, config.steps)
-        return WorkloadResult(
-            passed=failures.count == 0,
-            failure_count=failures.count,
-            first_failure_iteration=failures.first_iteration,
-            failure_details=failures.details,
-            total_iterations=config.steps,
+        return failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=time.perf_counter() - started,
             metrics={
@@ -270,9 +266,6 @@ class Pipeline(Workload):
                 "max_abs_error": float(errors.max()),  # NaN if one of them is
                 "total": self._total.item(),
             },
-            main_work_started=True,
-            executed_iterations=config.steps,
-            configured_iterations=config.steps,
         )
 
     def _compute(self, generator: torch.Generator) -> float:

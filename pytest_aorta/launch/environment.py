@@ -112,5 +112,5 @@ def zygote_spec(
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
         fresh=fresh,
-        rehearse="pytest_aorta.launch.child.workload_main:rehearse",
+        rehearse="pytest_aorta.launch.child.workload_main:warm_up",
     )

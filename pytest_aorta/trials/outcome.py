@@ -60,7 +60,7 @@ class Observed:
         timed_out: whether the host ended it because of its deadline or stall limit.
         timeout: the deadline in seconds.
         stalled: the stall limit in seconds, if that is why it was ended.
-        whereabouts: where it was then, as text.
+        location: where it was then, as text.
         hung_rank: the rank that others waited for then, or the only one that hung.
         lost: the failure of a trial that was not started, was interrupted, or whose zygote or host died.
         notes: for ``failure_details``.
@@ -84,7 +84,7 @@ class Observed:
     timed_out: bool = False
     timeout: float | None = None
     stalled: float | None = None
-    whereabouts: str | None = None
+    location: str | None = None
     hung_rank: int | None = None
     lost: FailureData | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -195,8 +195,8 @@ def timeout_failure(seen: Observed) -> FailureData:
     if seen.progress is not None:
         total = seen.progress["total"]
         message += f", after step {seen.progress['step']}" + (f" of {total}" if total is not None else "")
-    if seen.whereabouts is not None:
-        message += f"; {seen.whereabouts}"
+    if seen.location is not None:
+        message += f"; {seen.location}"
     kind: FailureKind = "timeout" if seen.stalled is None else "stall"
     failure: FailureData = {"phase": seen.phase, "kind": kind, "message": message}
     return failure if seen.hung_rank is None else {**failure, "rank": seen.hung_rank}

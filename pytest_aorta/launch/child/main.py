@@ -1,4 +1,4 @@
-"""What runs in a zygote and in its children: prepare once, then one trial per child, by its launch mode."""
+"""Entry points of a zygote and its children: prepare a workload once, then run one trial per child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child import script, workload_main
-from pytest_aorta.launch.child.event_log import teller
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.runtime.zygotes.channel import Channel
 
@@ -24,7 +24,7 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], channel: Channel) -> None:
-    """Live one trial.
+    """Run one trial.
 
     ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
     ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
@@ -33,7 +33,7 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
     mode, send = payload["mode"], channel.send
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
-        # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
+        # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if payload["target"] == script.TARGET:
         script.run_script(payload, send)
@@ -46,9 +46,10 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
 
         run_torchrun(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.child.external import meet
+        from pytest_aorta.launch.child.external import agree_on_master_port
 
-        meet(payload["trial_id"])
-        workload_main.live(payload, teller(Path(payload["folder"]), own_rank(), relay=send))
+        agree_on_master_port(payload["trial_id"])
+        log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
+        workload_main.run_workload(payload, log.send)
     else:
-        workload_main.live(payload, send)
+        workload_main.run_workload(payload, send)

@@ -1,4 +1,4 @@
-"""Where the ranks of a trial were that had to be ended: which one is missing, and what the others waited in."""
+"""Where the ranks of a trial hung: which one is missing, and in which collective the others waited for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective, last_collective
-from pytest_aorta.launch.diagnosis.stacks import Whereabouts, read_dump, whereabouts
+from pytest_aorta.launch.diagnosis.stacks import Location, locate, read_dump
 from pytest_aorta.trials.events import RankData
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """What the stacks of a trial's ranks say together.
+    """What the stacks of all ranks show together.
 
     Attributes:
         text: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
@@ -40,29 +40,29 @@ def read_collectives(folder: Path) -> dict[int, LastCollective]:
     return found
 
 
-def report_hang(
+def explain_hang(
     records: list[RankData],
     stacks: Callable[[int], Path | None],
     source: str | None,
     collectives: Mapping[int, LastCollective] = MappingProxyType({}),
 ) -> HangReport:
-    """Find out who waited for whom, and write into the records of the ranks that hung where each of them was.
+    """Find the rank that the others waited for, and add to the records of the ranks that hung where each of them was.
 
     A rank that waits in a collective for another one becomes ``collateral``.
 
     Args:
-        records: plain ``RankRecord`` of every rank.
+        records: of every rank.
         stacks: the dump of a rank.
         source: the workload's file.
         collectives: the last one that each rank has entered, as far as known. Where no stack shows a collective, as
             when it waits in C++ only, the ranks that have entered fewer are missing.
     """
-    found: dict[int, Whereabouts | None] = {}
+    found: dict[int, Location | None] = {}
     for record in records:
         failure = record["failure"]
         if failure is not None and failure["kind"] in ("timeout", "stall"):
             path = stacks(record["rank"])
-            where = None if path is None else whereabouts(read_dump(path), source)
+            where = None if path is None else locate(read_dump(path), source)
             found[record["rank"]] = where
             if where is not None:
                 failure["message"] += f"; {where.text}"
@@ -94,7 +94,7 @@ def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
 
 
 def _end_of(record: RankData) -> str:
-    """How a rank ended that has told no stack."""
+    """How a rank ended of which there is no stack."""
     failure = record["failure"]
     if failure is None:
         return f"exited {record['exit_code'] or 0}"
