@@ -9,25 +9,27 @@ from typing_extensions import NotRequired
 from pytest_aorta.launch.launch_mode import Mode
 
 
-class PrepareArgument(TypedDict):
-    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+class WorkloadArgument(TypedDict):
+    """A workload and its options."""
 
     target: str
     overrides: dict[str, Any]
     steps: int | None
+
+
+class PrepareArgument(WorkloadArgument):
+    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+
     launcher: str
 
 
-class TrialPayload(TypedDict):
+class TrialPayload(WorkloadArgument):
     """For ``launch.child.main.run``.
 
     ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
     the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     """
 
-    target: str
-    overrides: dict[str, Any]
-    steps: int | None
     overlay: list[str]
     mode: Mode
     nproc: int
