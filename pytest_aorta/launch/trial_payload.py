@@ -18,13 +18,13 @@ class WorkloadArgument(TypedDict):
 
 
 class PrepareArgument(WorkloadArgument):
-    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+    """For ``launch.child.trial_main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
 
     launcher: str
 
 
 class TrialPayload(WorkloadArgument):
-    """For ``launch.child.main.run``.
+    """For ``launch.child.trial_main.run``.
 
     ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
     the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
