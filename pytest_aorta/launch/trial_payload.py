@@ -18,7 +18,7 @@ class WorkloadArgument(TypedDict):
 
 
 class PrepareArgument(WorkloadArgument):
-    """For ``launch.child.trial_main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+    """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote."""
 
     launcher: str
 
