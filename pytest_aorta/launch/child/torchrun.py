@@ -134,7 +134,7 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
     from torch.distributed.run import main
 
     from pytest_aorta.launch.child.torch_agent import reporting_agent
-    from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun
+    from pytest_aorta.launch.child.torch_compat.elastic_agent import use_agent_in_torchrun
 
     use_agent_in_torchrun(reporting_agent(EventLogWriter(failures.with_name(_STATES)).send))
     try:
