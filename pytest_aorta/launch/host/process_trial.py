@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
