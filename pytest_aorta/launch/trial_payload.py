@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
-from typing_extensions import NotRequired
+from typing_extensions import NotRequired, TypedDict
 
 from pytest_aorta.launch.launch_mode import Mode
 
 
-class PrepareArgument(TypedDict):
-    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+class WorkloadArgument(TypedDict):
+    """The workload with its options."""
 
     target: str
     overrides: dict[str, Any]
     steps: int | None
+
+
+class PrepareArgument(WorkloadArgument):
+    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+
     launcher: str
 
 
-class TrialPayload(TypedDict):
+class TrialPayload(WorkloadArgument):
     """For ``launch.child.main.run``.
 
-    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
-    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. In the trial's process
+    are added: ``base_pid``, the process with the variables that the launcher of the ranks starts from, if there is one;
+    ``sys_path``, for ranks in interpreters that torchrun starts.
     """
 
-    target: str
-    overrides: dict[str, Any]
-    steps: int | None
     overlay: list[str]
     mode: Mode
     nproc: int
@@ -38,3 +41,4 @@ class TrialPayload(TypedDict):
     elastic: dict[str, Any]
     launcher_pid: int | None
     base_pid: NotRequired[int | None]
+    sys_path: NotRequired[list[str]]

@@ -10,11 +10,12 @@ from typing import Any
 from pytest_aorta.launch.child import script, workload_main
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """Prepare the workload, and import torch's agent where trials need it. ``argument`` as of ``workload_main``."""
+def prepare(argument: PrepareArgument) -> dict[str, Any]:
+    """Prepare the workload, and import torch's agent where trials need it."""
     if argument["target"] == script.TARGET:
         return script.prepare_script(argument)
     description = workload_main.prepare(argument)
@@ -23,13 +24,8 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def run(payload: dict[str, Any], channel: Channel) -> None:
-    """Run one trial.
-
-    ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
-    process with the variables that the launcher starts from, or ``None``, is added here.
-    """
+def run(payload: TrialPayload, channel: Channel) -> None:
+    """Run one trial."""
     mode, send = payload["mode"], channel.send
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:

@@ -6,21 +6,20 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.workload_main import prepare, run_workload
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
 
 
-def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
+def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
     """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
 
     Args:
-        payload: as in ``launch.child.main.run``.
         attempt: number of the attempt.
         prepared: whether this process has imported the workload.
         relay: receives the events of the node's first rank as well.

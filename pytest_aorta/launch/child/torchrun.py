@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -17,6 +16,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_records import RankExit, mark_outlived, records_of_attempt
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.events import FailureData, Phase, RankData, Send
 from pytest_aorta.trials.outcome import signal_name
@@ -33,11 +33,8 @@ OUTLIVED = "torchrun ended before this rank did"
 POLL_INTERVAL = 0.02
 
 
-def run_torchrun(payload: dict[str, Any], send: Send) -> None:
-    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended.
-
-    ``payload`` as in ``launch.child.main.run``.
-    """
+def run_torchrun(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
     (folder / _PAYLOAD).write_text(json.dumps({**payload, "sys_path": sys.path}))
     command = [
@@ -98,7 +95,7 @@ def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
     return None
 
 
-def _agent_options(payload: Mapping[str, Any]) -> list[str]:
+def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
         "nnodes": ":".join(map(str, options.nnodes)),
@@ -147,7 +144,7 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
     return 0
 
 
-def torchrun_rank_main(payload: dict[str, Any]) -> int:
+def torchrun_rank_main(payload: TrialPayload) -> int:
     """A rank in an interpreter that torchrun started."""
     sys.path.extend(path for path in payload["sys_path"] if path not in sys.path)
     return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1

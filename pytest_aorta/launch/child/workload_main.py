@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
+from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import resolve_config
@@ -21,11 +22,8 @@ from pytest_aorta.trials.loading import describe, load_class
 _static: StaticEnv | None = None
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change.
-
-    ``argument``: ``target``, ``overrides``, ``steps``.
-    """
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Import the workload and describe it; take the snapshot of what will not change."""
     global _static
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
     source = description["source"]
@@ -33,14 +31,14 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def warm_up(argument: dict[str, Any]) -> None:
-    """Touch what every trial needs before its workload's code runs. ``argument`` as in ``prepare``."""
+def warm_up(argument: WorkloadArgument) -> None:
+    """Touch what every trial needs before its workload's code runs."""
     json.dumps(collect_env(_static).to_dict())
     load_class(argument["target"])
 
 
 def run_workload(
-    payload: dict[str, Any], send: Send, on_error: Callable[[BaseException], object] = lambda error: None
+    payload: TrialPayload, send: Send, on_error: Callable[[BaseException], object] = lambda error: None
 ) -> bool:
     """Take the environment snapshot, then run all phases; whether setup and run succeeded.
 
