@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
@@ -22,6 +21,7 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
@@ -218,12 +218,13 @@ class ProcessTrial:
         self._evidence.save_collectives()
         self._task.kill(self.spec.limits.grace)
 
-    def _note_leftovers(self, ended: dict[str, Any]) -> None:
+    def _note_leftovers(self, ended: TaskEnd) -> None:
         self.stuck = ended["unkillable"]
-        for key, what in (("swept", "was left running, and ended"), ("unkillable", "could not be ended")):
-            names = ended[key][:_NAMED]
-            if len(ended[key]) > _NAMED:
-                names.append(f"{len(ended[key]) - _NAMED} more")
+        kinds = ((ended["swept"], "was left running, and ended"), (ended["unkillable"], "could not be ended"))
+        for left, what in kinds:
+            names = left[:_NAMED]
+            if len(left) > _NAMED:
+                names.append(f"{len(left) - _NAMED} more")
             self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
     def _note_membership(self) -> None:

@@ -36,11 +36,11 @@ class ZygoteError(Exception):
 
 
 class ZygoteUnwanted(ZygoteError):
-    """Its start was ended because nobody waited for it any more; this says nothing about what it was to prepare."""
+    """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
 
 
 def exit_text(code: int) -> str:
-    """An exit status as people say it: ``exit code 3`` or ``signal SIGKILL``."""
+    """An exit status as text: ``exit code 3`` or ``signal SIGKILL``."""
     if code >= 0:
         return f"exit code {code}"
     try:
