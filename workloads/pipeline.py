@@ -54,7 +54,7 @@ def add_up(args: SlotArgs) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """What builds a graph, besides tensors: the length of a block and the callables of the tasks."""
 
     block: int
@@ -64,7 +64,7 @@ class Plan:
     multiply_rows: CallableHandle
 
 
-def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
     """Level 3: ``C = A B`` block by block, then the sum of C's elements: the sums of the blocks, added in pairs.
 
     ``args.tensors`` are A ``[m, k]``, B ``[k, n]``, C ``[m, n]`` and the total ``[1]``. Nothing here waits: what
@@ -84,7 +84,7 @@ def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
         reduce_pairs(orch, sums, total, plan)
 
 
-def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) -> None:
+def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockPlan) -> None:
     """Add pairs of ``values``, then pairs of these sums, and so on; with a scope for every level of the tree."""
     if len(values) <= 2:
         orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
@@ -98,7 +98,7 @@ def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) 
         reduce_pairs(orch, sums, total, plan)
 
 
-def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
     """Level 4: the same, each host with its share of the block rows, and a tree over the totals of the hosts."""
     left, right, result, total = args.tensors
     with orch.scope():
@@ -224,7 +224,7 @@ class Pipeline(Workload):
         self._left, self._right, self._result = (shared(config.size, config.size) for _ in range(3))
         self._total = shared(1)
         self.worker = self._build_worker()
-        self._plan = Plan(
+        self._plan = BlockPlan(
             config.block,
             config.hosts,
             self.worker.register(self.multiply),

@@ -106,9 +106,9 @@ def zygote_spec(
     return ZygoteSpec(
         command=command(spec.environment),
         environ=environ(spec.environment, spec.overlay, inherited.variables, threads, devices),
-        prepare="pytest_aorta.launch.child.main:prepare",
+        prepare="pytest_aorta.launch.child.trial_main:prepare",
         argument=argument,
-        run="pytest_aorta.launch.child.main:run",
+        run="pytest_aorta.launch.child.trial_main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
         fresh=fresh,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired
 
 from pytest_aorta.launch.launch_mode import Mode
 
 
 class WorkloadArgument(TypedDict):
-    """The workload with its options."""
+    """A workload and its options."""
 
     target: str
     overrides: dict[str, Any]
@@ -18,17 +18,16 @@ class WorkloadArgument(TypedDict):
 
 
 class PrepareArgument(WorkloadArgument):
-    """For ``launch.child.main.prepare``. ``launcher`` is there because cells that differ in it share no zygote."""
+    """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote."""
 
     launcher: str
 
 
 class TrialPayload(WorkloadArgument):
-    """For ``launch.child.main.run``.
+    """For ``launch.child.trial_main.run``.
 
-    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. In the trial's process
-    are added: ``base_pid``, the process with the variables that the launcher of the ranks starts from, if there is one;
-    ``sys_path``, for ranks in interpreters that torchrun starts.
+    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
+    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     """
 
     overlay: list[str]
@@ -41,4 +40,3 @@ class TrialPayload(WorkloadArgument):
     elastic: dict[str, Any]
     launcher_pid: int | None
     base_pid: NotRequired[int | None]
-    sys_path: NotRequired[list[str]]

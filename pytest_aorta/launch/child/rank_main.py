@@ -6,20 +6,25 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
 from pytest_aorta.launch.child.workload_main import prepare, run_workload
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
-from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
     """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
 
     Args:
+        payload: of the trial.
         attempt: number of the attempt.
         prepared: whether this process has imported the workload.
         relay: receives the events of the node's first rank as well.
@@ -36,8 +41,6 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
 
 def _serve_flight_recorder() -> None:
     """To be called before the rank makes a process group."""
-    from pytest_aorta.launch.child.torch_compat import start_worker_server
-
     path = socket_path(os.getpid())
     with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number

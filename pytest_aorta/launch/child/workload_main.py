@@ -8,16 +8,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
-from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
 

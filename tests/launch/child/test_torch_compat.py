@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
-from pytest_aorta.launch.child.torch_compat import ReportingAgent
+from pytest_aorta.launch.child.torch_compat.elastic_agent import ReportingAgent
 
 OBSERVER = Path(__file__).with_name("agent_observer.py")
 
@@ -107,7 +107,7 @@ def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> Non
 WRAPPED = """
 import json, sys
 from torch.distributed.run import main
-from pytest_aorta.launch.child.torch_compat import HookedContext, use_context_in_torchrun
+from pytest_aorta.launch.child.torch_compat.rank_context import HookedContext, use_context_in_torchrun
 
 calls = []
 
@@ -136,7 +136,7 @@ def test_the_hooked_methods_of_contexts_are_called() -> None:
 SERVED = """
 import json, os, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat import start_worker_server
+from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
 from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
 
 path = socket_path(os.getpid())

@@ -15,7 +15,7 @@ from pytest_aorta.runtime.zygotes.channel import Channel
 
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
-    """Prepare the workload, and import torch's agent where trials need it."""
+    """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
     if argument["target"] == script.TARGET:
         return script.prepare_script(argument)
     description = workload_main.prepare(argument)

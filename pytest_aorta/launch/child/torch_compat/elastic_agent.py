@@ -1,22 +1,15 @@
-"""The private parts of torch that launches depend on: its elastic agent, torchrun, and the worker server.
-
-``tests/launch/child/test_torch_compat.py`` has a test for each private name, which says what breaks without it.
-"""
+"""torch's elastic agent with hooks."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import signal
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from subprocess import Popen
-from typing import Any, ClassVar
+from typing import Any
 
-from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.trials.events import AttemptReason
@@ -131,61 +124,6 @@ def _format_exception(record: logging.LogRecord) -> bool:
     return True
 
 
-class HookedContext(SubprocessContext):
-    """The ranks of an attempt under torchrun, with hooks; none has more than ``stop_timeout`` s after SIGTERM."""
-
-    stop_timeout: ClassVar[float]
-
-    def on_start(self, attempt: int) -> None:
-        """The ranks are about to be started."""
-
-    def on_started(self) -> None:
-        """They have been started."""
-
-    def on_look(self, *, stopped: bool) -> None:
-        """torchrun looks at its ranks; ``stopped``: it has asked those that still ran to end."""
-
-    def processes(self) -> dict[int, Popen[bytes]]:
-        """By local rank."""
-        return {rank: handler.proc for rank, handler in self.subprocess_handlers.items()}
-
-    def _start(self) -> None:
-        self.on_start(int(self.envs[0]["TORCHELASTIC_RESTART_COUNT"]))
-        super()._start()  # type: ignore[no-untyped-call]
-        self.on_started()
-
-    def _poll(self) -> Any:
-        self.on_look(stopped=False)
-        return super()._poll()
-
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        self.on_look(stopped=False)
-        super()._close(death_sig, min(timeout, self.stop_timeout))  # type: ignore[arg-type]  # float will do
-        self.on_look(stopped=True)
-
-
 def use_agent_in_torchrun(agent: type[LocalElasticAgent]) -> None:
     """Have torchrun, when it runs in this process, make this agent instead of its own."""
     setattr(launcher, "LocalElasticAgent", agent)  # noqa: B010  (no exported name)
-
-
-def use_context_in_torchrun(context: type[SubprocessContext]) -> None:
-    """Have torchrun, when it runs in this process, start ranks in this context instead of its own."""
-    multiprocessing.SubprocessContext = context  # type: ignore[misc]
-
-
-def start_worker_server(path: Path) -> None:
-    """Serve torch's diagnosis of this process on a Unix socket, from a thread without the GIL.
-
-    Does nothing where torch has no such server.
-
-    Raises:
-        RuntimeError: the socket cannot be used.
-    """
-    try:
-        from torch._C._distributed_c10d import _WorkerServer
-    except ImportError:
-        return
-    server = _WorkerServer(str(path))
-    # Its destructor would wait for its thread, and write to the rank's log.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
