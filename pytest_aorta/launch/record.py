@@ -71,7 +71,7 @@ def build_record(
 
 
 def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
-    """The record of a trial that was not started, or whose process died without a word; ``lost`` is its failure."""
+    """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
     return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 

@@ -1,4 +1,4 @@
-"""A trial that is not run, because an earlier run has its result."""
+"""A trial that is not run because an earlier run has its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytest_aorta.trials.spec import TrialSpec
 
 
 class ReplayedTrial:
-    """Ends every phase as the record says that it has ended; the record bears the name that the trial has now."""
+    """A trial with the record of an earlier one, under the name that the trial has now."""
 
     resumed = True
     #: It never takes a slot.
@@ -18,11 +18,11 @@ class ReplayedTrial:
         self._record = record.model_copy(update={"trial_id": spec.trial_id})
 
     def wait(self, phase: str) -> bool:
-        """Whether the trial got through ``phase`` (``setup``, ``run``)."""
+        """Whether ``phase`` (``setup``, ``run``) has succeeded."""
         return self.got_through(phase)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well."""
+        """Whether ``phase`` has succeeded."""
         record = self._record
         if record.exit_status == "ok":
             return True
@@ -37,12 +37,12 @@ class ReplayedTrial:
         return self._record.exit_status != "ok"
 
     def interrupt(self, why: str) -> None:
-        """Nothing runs, and what is known stays known."""
+        """Does nothing, because nothing runs."""
 
     def finish(self) -> TrialResult:
         """The record."""
         return self._record
 
     def take_warnings(self) -> list[str]:
-        """None: whatever there was to say has been said."""
+        """None: the run that has the result has shown them."""
         return []

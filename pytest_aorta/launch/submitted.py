@@ -30,10 +30,10 @@ class RunningTrial(Protocol):
     started: bool
 
     def wait(self, phase: str) -> bool:
-        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
+        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether the phase has succeeded."""
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
 
     def failed(self) -> bool:
         """Whether it has failed already."""
@@ -106,13 +106,13 @@ class SlotTrial:
             self._changed.notify_all()
 
     def wait(self, phase: str) -> bool:
-        """Block until ``phase`` has ended, or the trial has; whether it got through."""
+        """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
         with self._changed:
             self._changed.wait_for(lambda: phase in self._ended or self._settled is not None)
             return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
         return self._ended.get(phase, False)
 
     def failed(self) -> bool:
