@@ -177,7 +177,7 @@ def overlay(
 
 
 def check_variables(source: str, variables: object) -> None:
-    """Raise ``PlanError`` for what cannot be overlaid; ``source`` says who asks for it. No message shows a value."""
+    """Raise ``PlanError`` for variables of ``source`` that cannot be overlaid. No message shows a value."""
     __tracebackhide__ = True  # pytest would show the arguments
     if not isinstance(variables, Mapping):
         raise PlanError(f"{source}: expected a mapping of variables to texts, not {type(variables).__name__}")

@@ -91,10 +91,10 @@ class TrialRunner:
         )
 
     def check(self, spec: TrialSpec) -> PreparedCell | None:
-        """Find out what would prevent every trial of a cell; ``None`` for what each trial has to say in its file.
+        """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
 
         Raises:
-            ConfigError, LaunchModeError, EngineUnusable: as ``TrialEngine.check``.
+            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
         """
         if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here

@@ -52,7 +52,7 @@ class InProcessTrial:
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
         try:
-            self._run(phase)
+            self._run_phase(phase)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an exception that takes no attributes
                 error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
@@ -68,10 +68,10 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None: nothing is forked."""
+        """None."""
         return []
 
-    def _run(self, phase: str) -> None:
+    def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)
@@ -89,7 +89,7 @@ class InProcessTrial:
         self.seen.lost = interruption(self.seen.phase, why)
 
     def finish(self) -> TrialResult:
-        """Clean up, if the workload was constructed; the record."""
+        """Clean up, where there is something to clean up; the record."""
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.cleanup()

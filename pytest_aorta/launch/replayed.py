@@ -1,4 +1,4 @@
-"""A trial that is not run because an earlier run has its result."""
+"""A trial that is not run, because an earlier run has its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytest_aorta.trials.spec import TrialSpec
 
 
 class ReplayedTrial:
-    """A trial with the record of an earlier one, under the name that the trial has now."""
+    """Ends every phase as the record has it; the record gets the name that the trial has in this plan."""
 
     resumed = True
     #: It never takes a slot.
@@ -18,11 +18,11 @@ class ReplayedTrial:
         self._record = record.model_copy(update={"trial_id": spec.trial_id})
 
     def wait(self, phase: str) -> bool:
-        """Whether ``phase`` (``setup``, ``run``) has succeeded."""
+        """Whether the trial got through ``phase`` (``setup``, ``run``)."""
         return self.got_through(phase)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has succeeded."""
+        """Whether ``phase`` has ended well."""
         record = self._record
         if record.exit_status == "ok":
             return True
@@ -37,12 +37,12 @@ class ReplayedTrial:
         return self._record.exit_status != "ok"
 
     def interrupt(self, why: str) -> None:
-        """Does nothing, because nothing runs."""
+        """Nothing runs."""
 
     def finish(self) -> TrialResult:
         """The record."""
         return self._record
 
     def take_warnings(self) -> list[str]:
-        """None: the run that has the result has shown them."""
+        """None: the earlier run has shown them."""
         return []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Plan, PlanError, ordered, trials_of
-from pytest_aorta.plugin.discovery import workload_classes
+from pytest_aorta.plugin.discovery import has_tests, workload_classes
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import items_of
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller
@@ -124,6 +124,14 @@ class WorkloadFile(pytest.File):
         except (RegistryError, PlanError) as error:
             raise self.CollectError(str(error)) from None
         return list(items_of(self, plan))
+
+
+def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
+    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says."""
+    if workload_classes(path) and has_tests(path) == with_tests:
+        collector: WorkloadFile = WorkloadFile.from_parent(parent, path=path)
+        return collector
+    return None
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:

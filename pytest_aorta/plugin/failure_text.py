@@ -1,4 +1,4 @@
-"""What a failed trial says in pytest's report."""
+"""The text of a failed trial in pytest's report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
 
 
 def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> str:
-    """What a failed trial says: the failure, the ends of its logs, and how to run just this trial again."""
+    """The failure, the ends of the logs, and a command that runs just this trial again."""
     failure = record.failure
     assert failure is not None
     kind = failure.type if failure.type and failure.kind == "exception" else ""
@@ -80,14 +81,7 @@ def _own_frames(traceback: list[str]) -> list[str]:
 
 def tail_of(path: Path) -> list[str]:
     """The last lines of a log, as printable text; empty when there are none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    clean = printable(text)
+    clean = printable(read_tail(path, _TAIL_BYTES))
     return _without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 

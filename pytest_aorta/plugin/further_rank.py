@@ -40,7 +40,7 @@ class FurtherRankHooks:
 
     def pytest_configure(self) -> None:
         """Have pytest's terminal reporter, which is made after this, write to nowhere."""
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the process)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:

@@ -99,35 +99,32 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> pytest.Collector | None:
-    """A file that was given as a path and holds Workload classes but no tests is not imported here."""
-    from pytest_aorta.plugin.collection import WorkloadFile
-    from pytest_aorta.plugin.discovery import has_tests, workload_classes
+    """A file that was given as a path and has Workload classes but no tests is not imported here."""
+    if not parent.session.isinitpath(module_path):
+        return None
+    from pytest_aorta.plugin.collection import workload_file
 
-    if parent.session.isinitpath(module_path) and workload_classes(module_path) and not has_tests(module_path):
-        return WorkloadFile.from_parent(parent, path=module_path)
-    return None
+    return workload_file(module_path, parent, with_tests=False)
 
 
 def pytest_collect_file(file_path: Any, parent: pytest.Collector) -> pytest.Collector | None:
-    """The Workload classes of a test file that was given as a path; its tests are pytest's own business."""
-    from pytest_aorta.plugin.collection import WorkloadFile
-    from pytest_aorta.plugin.discovery import has_tests, workload_classes
+    """The Workload classes of a test file that was given as a path; pytest collects its tests."""
+    if file_path.suffix != ".py" or not parent.session.isinitpath(file_path):
+        return None
+    from pytest_aorta.plugin.collection import workload_file
 
-    given = file_path.suffix == ".py" and parent.session.isinitpath(file_path)
-    if given and has_tests(file_path) and workload_classes(file_path):
-        return WorkloadFile.from_parent(parent, path=file_path)
-    return None
+    return workload_file(file_path, parent, with_tests=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Before the first item: refuse what would prevent every trial."""
-    from pytest_aorta.plugin.preflight import check_trials
-
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
     if not option.collectonly and not broken and not is_worker(session.config):
+        from pytest_aorta.plugin.preflight import check_trials
+
         check_trials(session)
 
 
@@ -146,7 +143,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR for what says nothing about the workload."""
+    """TIMEOUT, and ERROR where the workload is not what failed."""
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.terminal import status_word

@@ -67,7 +67,7 @@ class RunTrial:
         timeout: float | None = None,
         index: int = 0,
     ) -> TrialResult:
-        """Run it in a process of its own and wait for its end.
+        """Run one trial in a separate process and wait for its end.
 
         Args:
             workload: registered name, or a workload class of this or any other file.
@@ -102,18 +102,18 @@ class RunTrial:
 
     @property
     def run(self) -> Run:
-        """The run of pytest that the test is part of."""
+        """The run that the test is part of."""
         return run_of(self.item.config)
 
     def carry_out(
         self, spec: TrialSpec, *, timeout: float | None = None, anew: bool = False
     ) -> tuple[TrialResult, TrialPaths]:
-        """Run one trial, wait for its end, and have its file written; the record, and where the file will be.
+        """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
 
         Args:
             spec: what to run.
             timeout: deadline in seconds that comes before all others.
-            anew: also with ``--aorta-resume``.
+            anew: whether to run it although ``--aorta-resume`` has a result.
         """
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
@@ -170,7 +170,7 @@ class MarkedTrial:
 
 
 def in_a_process(execution: Execution) -> Execution:
-    """Options of a trial that a test starts: always in a process of its own."""
+    """Options of a trial that a test starts: always in a separate process."""
     return replace(execution, isolation="fork") if execution.isolation == "none" else execution
 
 
@@ -198,7 +198,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
         problem = _problem(marker)
         if problem is not None:
-            # As pytest says it of its own markers: one message, and no traceback through the plugin.
+            # As pytest does for wrong markers: one message, and no traceback through the plugin.
             pytest.fail(f"{metafunc.definition.nodeid}: @pytest.mark.aorta {problem}", pytrace=False)
         given.update(marker.kwargs)
     trials = given.get("trials", selection.trials)

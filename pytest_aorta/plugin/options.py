@@ -1,6 +1,6 @@
 """Command line, environment variables and ini file to one Selection.
 
-Every option has three sources, the first that says something wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
+Every option has three sources, of which the first with a value wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
 ``aorta_NAME`` in the ini file.
 """
 
@@ -334,7 +334,7 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(expand_specs(texts))
     except ValueError:
         pass
-    try:  # for the message; the values of variables may be secrets, and no mistake is one of theirs
+    try:  # for the message, without the values of variables: these may be secrets, and are never the mistake
         expand_specs([without_values(text) for text in texts])
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
@@ -353,7 +353,7 @@ def _path(text: str, base: Path) -> Path:
 
 
 def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> Any:
-    """Parsed values of the first source that says something, a tuple for ``repeat`` options; ``None`` if none does."""
+    """Parsed values of the first source that has some, a tuple for ``repeat`` options; ``None`` if none has."""
     given = getattr(config.option, option.ini, None)
     source = option.flag
     if given is None and environ.get(option.variable):

@@ -78,7 +78,7 @@ def _plans(run: Run) -> list[Plan]:
     if is_controller(config):
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
         for file in dict.fromkeys(file for file in files if workload_classes(file)):
-            with contextlib.suppress(RegistryError, PlanError):  # the workers say so
+            with contextlib.suppress(RegistryError, PlanError):  # the workers report it
                 plans.append(plan_of_file(file, run.selection, run.registry))
     return plans
 

@@ -56,7 +56,7 @@ class ReportHooks:
         self.writer.write_lost(crashitem, "the xdist worker that ran this trial died")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember why the trial that runs is about to end: between two phases of its item, nothing else says so."""
+        """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
         run = current_run(self.config)
         if run is not None:
             from pytest_aorta.plugin.sigterm import reason_of

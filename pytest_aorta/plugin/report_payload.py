@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.workspace.paths import TrialPaths
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.workspace.paths import TrialPaths
 
 
 @dataclass(frozen=True)

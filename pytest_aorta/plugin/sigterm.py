@@ -45,7 +45,7 @@ def end_in_order_when_terminated(config: pytest.Config) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one could ask for nothing more
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # pytest is ending already
     raise Terminated("SIGTERM")
 
 

@@ -21,7 +21,7 @@ _COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "m
 
 @dataclass
 class CellSummary:
-    """What the summary says of one cell."""
+    """The row of one cell."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     step_times_ms: list[float] = field(default_factory=list)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of

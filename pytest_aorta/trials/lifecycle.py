@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
 from pytest_aorta.trials.outcome import exit_failure

@@ -20,15 +20,15 @@ def stamp() -> str:
 def retire(results: Path, paths: TrialPaths, run: str, rank: int | None = None, kind: PartKind = "rank") -> None:
     """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
 
-    The file goes first: without it, what is left does not look like a result.
+    The file is moved first: what is left does not look like a result then.
 
     Args:
         results: the results directory.
         place: of the trial.
         run: name of this run in the history.
-        rank: where every rank is a pytest process of its own: which of them this is. Each moves its own artifacts,
-            and rank 0 the file; ``None`` moves those of all ranks.
-        kind: ``node`` where that is so of nodes instead.
+        rank: of this process, where each rank is a pytest process: it moves the artifacts of this rank, and rank 0 the
+            file as well; ``None`` moves everything.
+        kind: ``node`` where the processes are nodes.
     """
     parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
     if rank is None:

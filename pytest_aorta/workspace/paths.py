@@ -10,7 +10,7 @@ from pytest_aorta.trials.names import identifier
 
 HISTORY = ".history"
 
-#: What each of several pytest processes is that run the same trials together.
+#: What pytest processes that run the same trials together are.
 PartKind = Literal["rank", "node"]
 
 

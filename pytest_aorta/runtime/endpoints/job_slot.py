@@ -6,9 +6,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
 
@@ -104,8 +104,7 @@ class JobSlot:
         try:
             if job.on_start is not None:
                 job.on_start()
-            module, _, name = job.target.partition(":")
-            payload = getattr(import_module(module), name)(context, job.payload)
+            payload = import_target(job.target)(context, job.payload)
             completion = Completion(Outcome.SUCCESS, payload)
         except BaseException as error:
             completion = failed(error, traceback=traceback.format_exc())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
 from pytest_aorta.runtime.hosts.framing import PIECE, Message, decode, encode
 from pytest_aorta.runtime.hosts.service_messages import CodeAnswer, CodeQuestion, ServiceOrder, ServiceReport

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, TaskOrder

@@ -13,7 +13,7 @@ import sys
 from typing import cast
 
 from pytest_aorta._version import __version__
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
