@@ -58,7 +58,7 @@ def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gate
     assert run_sub(host.worker, host.nothing).ok
 
 
-def test_a_cancelled_task_takes_its_consumers_with_it_and_nobody_else(host: Host, gates: Gates) -> None:
+def test_a_cancelled_task_takes_only_its_consumers_with_it(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
