@@ -124,7 +124,7 @@ class ProcessTrial:
     def _lose(self, error: ZygoteError) -> None:
         """It could not start, or its zygote died."""
         if self._task is None:
-            self.seen.phase = error.phase  # type: ignore[assignment]
+            self.seen.phase = error.phase
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:

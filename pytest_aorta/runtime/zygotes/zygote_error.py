@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
+
+#: What a zygote was doing when it failed: being started, or preparing.
+StartPhase = Literal["launch", "import"]
 
 
 class ZygoteError(Exception):
@@ -18,7 +22,7 @@ class ZygoteError(Exception):
         self,
         message: str,
         *,
-        phase: str = "launch",
+        phase: StartPhase = "launch",
         error: dict[str, str] | None = None,
         returncode: int | None = None,
     ) -> None:
