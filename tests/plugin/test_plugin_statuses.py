@@ -65,8 +65,11 @@ SOME = (
 
 @pytest.mark.parametrize(
     ("workloads", "arguments"),
-    [(tuple(TABLE), ()), (SOME, ("--aorta-isolation", "spawn", "-n", "2")), (SOME, ("-n", "2"))],
-    ids=["fork", "spawn-xdist", "fork-xdist"],
+    [
+        pytest.param(tuple(TABLE), (), id="fork"),
+        pytest.param(SOME, ("--aorta-isolation", "spawn", "-n", "2"), id="spawn-xdist", marks=pytest.mark.slow),
+        pytest.param(SOME, ("-n", "2"), id="fork-xdist"),
+    ],
 )
 def test_every_ending_has_its_status_and_its_word(
     stage: Stage, workloads: tuple[str, ...], arguments: tuple[str, ...]

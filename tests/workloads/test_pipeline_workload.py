@@ -12,6 +12,7 @@ import psutil
 import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, count_tasks, multiply, shares, spans
 from pydantic import ValidationError
+from support.processes import PATIENCE
 from support.stage import Stage
 
 from pytest_aorta.runtime import SlotArgs, TaskError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 #: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
 SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
 
-#: Seconds; only a hang takes that long.
-PATIENCE = 60.0
+SLOW = pytest.mark.slow
 
 
 def run(workload_class: type[Pipeline] = Pipeline, **options: Any) -> WorkloadResult:
@@ -313,7 +313,11 @@ def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
 # As trials
 
 
-@pytest.mark.parametrize("options", [(), ("--aorta-slots", "2"), ("--aorta-isolation", "spawn")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--aorta-slots", "2"), marks=SLOW), pytest.param(("--aorta-isolation", "spawn"), marks=SLOW)],
+    ids=" ".join,
+)
 def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
     result = stage.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
 
@@ -361,7 +365,9 @@ def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
     assert stage.left_running() == []
 
 
-@pytest.mark.parametrize("hosts", [{}, {"hosts": 2}, {"hosts": 2, "host": "popen"}], ids=json.dumps)
+@pytest.mark.parametrize(
+    "hosts", [{}, {"hosts": 2}, pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)], ids=json.dumps
+)
 def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")
@@ -382,7 +388,7 @@ def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")
 
-    result = stage.run("--aorta-workload", "hangs", "--aorta-timeout", "5")
+    result = stage.run("--aorta-workload", "hangs", "--aorta-stall-timeout", "2")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert set(stage.statuses().values()) == {"timeout"}
