@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
-#: Slow to import, and of no use before a trial's result is there.
-HEAVY = {"torch", "pydantic", "numpy"}
 
 GEMM = ("--aorta-workload", "gemm")
 
@@ -38,41 +35,6 @@ def simple(stage: Stage) -> Stage:
     )
     stage.register(simple="simple:Simple")
     return stage
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--version",),
-        ("-VV",),
-        ("--help", *GEMM),
-        ("--markers",),
-        ("--fixtures", "test_other.py"),
-        ("test_other.py",),
-        ("test_other.py", "--collect-only"),
-        ("--collect-only", "-q", "simple.py"),
-        ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
-        ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),
-    ],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported_and_no_file_is_made(simple: Stage, arguments: tuple[str, ...]) -> None:
-    before = {path for path in simple.path.rglob("*") if not _scratch(path)}
-    command = (sys.executable, "-X", "importtime", "-m", "pytest", "-p", "no:hypothesispytest")
-    result = simple.command(*command, *arguments)
-    assert result.ret == pytest.ExitCode.OK
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
-    assert "pytest" in imported
-    assert imported & HEAVY == set()
-    assert {path for path in simple.path.rglob("*") if not _scratch(path)} == before
-    if "10000" in arguments:
-        result.stdout.fnmatch_lines(["aorta::gemm?local-none-0?", "aorta::gemm?local-none-9999?", "10000 tests *"])
-        assert sum(line.startswith("aorta::gemm[") for line in result.outlines) == 10_000
-
-
-def _scratch(path: Path) -> bool:
-    """Written by pytest, Python or pytester themselves."""
-    return not {"__pycache__", ".pytest_cache", "stdout", "stderr"}.isdisjoint(path.parts)
 
 
 def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
@@ -106,15 +68,6 @@ def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result = simple.run("-p", "no:aorta", *GEMM)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*unrecognized arguments: --aorta-workload*"])
-
-
-def test_unused_it_is_not_to_be_seen(simple: Stage) -> None:
-    result = simple.run_here("-v", "test_other.py")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("aorta: *")
-    result.stdout.no_fnmatch_line("*= trials =*")
-    assert not simple.results.exists()
-    assert simple.left_running() == []
 
 
 def test_header_and_table(simple: Stage) -> None:
