@@ -187,7 +187,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_values(devices: Stage, name: str) -> None:
     arguments, message = BAD[name]
-    result = devices.run(*workloads("tells"), *arguments)
+    result = devices.run_here(*workloads("tells"), *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0].startswith(f"ERROR: {message}")
     assert devices.files() == []

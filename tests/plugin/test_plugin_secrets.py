@@ -134,7 +134,7 @@ WRONG = {
 
 
 def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) -> None:
-    result = holder.run("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
+    result = holder.run_here("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
@@ -174,7 +174,7 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
     holder.write_registry(**sections)
     chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
 
-    result = holder.run("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
+    result = holder.run_here("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
 
     # The workload is there, but nothing can be made of it: for pytest, an error of collection.
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -271,7 +271,7 @@ def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Stage, v
         """
     )
 
-    result = holder.run("spilling_workloads.py::Passes", "-vv")
+    result = holder.run_here("spilling_workloads.py::Passes", "-vv")
 
     result.assert_outcomes(errors=1)
     check(holder, result)

@@ -62,6 +62,7 @@ def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
     assert descendants() == before
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_total_on_any_number_of_blocks_slots_and_hosts() -> None:
     options: list[dict[str, Any]] = [
         {"block": 16, "slots": 1},
@@ -200,6 +201,7 @@ def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> 
     assert math.isnan(result.failure_details[1]["actual"]) == (workload_class is NoSumOfABlock)
 
 
+@pytest.mark.slow
 def test_wrong_block_of_a_host_is_located_in_the_whole_matrix() -> None:
     class OnTheSecondHost(Pipeline):
         @staticmethod
@@ -238,7 +240,7 @@ def test_task_that_raises_says_so_and_leaves_no_process(options: dict[str, Any],
     assert descendants() == before
 
 
-@pytest.mark.parametrize("hosts", [0, 2])
+@pytest.mark.parametrize("hosts", [0, pytest.param(2, marks=SLOW)])
 def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path, hosts: int) -> None:
     folder = str(tmp_path)
 
@@ -366,7 +368,9 @@ def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts", [{}, {"hosts": 2}, pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)], ids=json.dumps
+    "hosts",
+    [{}, pytest.param({"hosts": 2}, marks=SLOW), pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)],
+    ids=json.dumps,
 )
 def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
     stage.write(faulty=FAULTY)
