@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -109,48 +108,6 @@ def test_with_a_workload_and_no_path_only_trials_are_collected(simple: Stage) ->
     result.stdout.fnmatch_lines(
         ["*collected 2 items", "", "test_other.py::test_other PASSED*", "aorta::simple*PASSED*"]
     )
-
-
-def test_junit_file(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.write(
-        slow="""
-        import time
-
-        class Slow:
-            def __init__(self, config): pass
-            def setup(self): time.sleep(0.3)
-            def run(self):
-                time.sleep(0.6)
-                print("said in run")
-                return {"passed": True}
-            def cleanup(self): time.sleep(0.3)
-        """
-    )
-    names = ("Passes", "ReturnsFalse", "RaisesInSetup", "HangsInRun", "RaisesInCleanup")
-    stage.run_here("--junitxml", "out.xml", "slow.py", *(f"faulty_workloads.py::{name}" for name in names))
-    suite = ET.parse(stage.path / "out.xml").getroot()[0]
-    counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
-    assert counts == {"failures": "2", "errors": "2", "skipped": "0"}
-    seen: dict[str, tuple[list[str], str | None]] = {}
-    for case in suite.iter("testcase"):
-        kinds = [child.tag for child in case if child.tag != "properties"]
-        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        assert case.get("classname") in ("slow", "faulty_workloads")
-        # The last one counts: some versions of pytest have a case of its own for an error of the teardown.
-        seen[case.get("name") or ""] = (kinds, properties.get("aorta_exit_status"))
-        assert properties["aorta_trial_id"] == f"{properties['aorta_workload']}_d0_m0_t0"
-        assert (properties["aorta_environment"], properties["aorta_mitigations"]) == ("local", "none")
-        for child in case:
-            assert child.tag == "properties" or (child.get("message") and child.text)
-    assert seen == {
-        "Slow[local-none-0]": ([], "ok"),
-        "Passes[local-none-0]": ([], "ok"),
-        "ReturnsFalse[local-none-0]": (["failure"], "workload_failed"),
-        "RaisesInSetup[local-none-0]": (["error"], "infrastructure_failed"),
-        "HangsInRun[local-none-0]": (["failure"], "timeout"),
-        "RaisesInCleanup[local-none-0]": (["error"], "ok"),
-    }
 
 
 def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:

@@ -173,16 +173,6 @@ def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
     assert "\x1b[31m" not in result.stdout.str()
 
 
-def test_artifacts_exist(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.run_here("faulty_workloads.py", "-k", "Passes or Segfaults or HangsInRun", "--aorta-mitigations", "none")
-    for path, trial in stage.trials().items():
-        assert {"stdout", "stderr"} <= trial["artifacts"].keys()
-        for name, relative in trial["artifacts"].items():
-            assert ((stage.results / path).parent / relative).is_file(), (path, name)
-        assert ("stacks" in trial["artifacts"]) == (trial["exit_status"] == "timeout")
-
-
 def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     echo.write_registry(mitigations={"mine": {"OMP_NUM_THREADS": "3"}}, environments={"here": {"env": {"HERE": "1"}}})
     echo.run_here(
