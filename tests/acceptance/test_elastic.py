@@ -352,7 +352,7 @@ def test_a_wrong_option_is_answered_by_what_is_valid(sums: Stage) -> None:
         "nnodes=2:1": "expected nnodes= a number of nodes, or MIN:MAX",
         "start_method=thread": "expected start_method= fork, spawn or forkserver",
     }.items():
-        result = sums.run("sums.py", "--aorta-elastic", text)
+        result = sums.run_here("sums.py", "--aorta-elastic", text)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic: '{text}' is not valid; {said}"])
 

@@ -187,7 +187,7 @@ def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Stage) -> None:
 
 
 def test_too_few_hosts_for_the_nodes(sums: Stage) -> None:
-    result = sums.run("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
+    result = sums.run_here("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: nnodes=2:2 needs 2 hosts, but --aorta-host names 1"])
 
@@ -268,7 +268,7 @@ def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:
 
 
 def test_without_a_place_to_meet_nothing_starts(sums: Stage) -> None:
-    result = sums.run("sums.py", "--aorta-elastic", "nnodes=2")
+    result = sums.run_here("sums.py", "--aorta-elastic", "nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: nnodes=2:2: the nodes have to know where they meet; run pytest with srun, *"])
 
