@@ -14,17 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from nursery import (
-    MARK,
-    Nursery,
-    deadline,
-    finish,
-    is_gone,
-    message_of,
-    nursery_at,
-    wait_until,
-    wait_until_gone,
-)
+from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
 from pytest_aorta.runtime.zygotes.server import Server

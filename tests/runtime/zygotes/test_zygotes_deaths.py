@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nursery import MARK, Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
+from nursery import Nursery, finish, message_of, nursery_at
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
