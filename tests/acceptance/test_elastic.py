@@ -322,9 +322,7 @@ def test_variables_of_an_outer_launcher_are_recorded(sums: Stage, monkeypatch: p
     trial = sums.trial("Sums/trial_0.json")
     assert trial["elastic"]["launcher"] == "external"
     found = trial["elastic"]["launcher_variables"]
-    assert (
-        recorded.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
-    )
+    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 
