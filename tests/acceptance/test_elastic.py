@@ -245,7 +245,11 @@ def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
 
 
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
-    trial = run(sums, "WaitsInCpp", "--aorta-stall-timeout", "4")
+    # What the model imports in run() would count as no progress.
+    sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
+    sums.register(waits="waits:WaitsInCpp")
+    sums.run("--aorta-workload", "waits", "--aorta-stall-timeout", "4").assert_outcomes(failed=1)
+    trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
     assert "rank 1 is missing: sleep() at sums.py line" in failure["message"]
@@ -253,9 +257,9 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     assert waits == sleeps + 1
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
     recorded = trial["artifacts"]["attempt_0/rank_0.collectives"]
-    assert '"profiling_name"' in (sums.results / "WaitsInCpp" / recorded).read_text()
+    assert '"profiling_name"' in (sums.results / "waits" / recorded).read_text()
     # The servers that were asked say nothing in the ranks' logs.
-    assert "WorkerServer" not in (sums.results / "WaitsInCpp" / trial["ranks"][0]["stderr"]).read_text()
+    assert "WorkerServer" not in (sums.results / "waits" / trial["ranks"][0]["stderr"]).read_text()
 
 
 def test_the_options_reach_the_ranks(sums: Stage) -> None:
