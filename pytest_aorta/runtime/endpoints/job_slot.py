@@ -90,7 +90,7 @@ class JobSlot:
         self._context: JobContext | None = None
 
     def start(self, dispatch: Dispatch) -> None:
-        """A thread of its own: there is none while nothing runs, and none that a fork could miss."""
+        """Run the job on a new thread: there is none while nothing runs, and none that a fork could miss."""
         job = dispatch.member.job
         assert job is not None
         self._context = context = JobContext(self._slot, self._service, job.on_event or _ignore)
@@ -111,7 +111,7 @@ class JobSlot:
         self._engine.ended(dispatch, completion)
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """Ask; how long the job takes to end is its own business."""
+        """Ask; the job decides how long it takes to end."""
         if self._context is not None:
             # On a thread: a callback may wait for a lock whose holder waits for the engine's.
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()

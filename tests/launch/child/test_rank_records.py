@@ -1,4 +1,4 @@
-"""What ranks tell of themselves, how they end, and which of their failures the others follow from."""
+"""What ranks report, how they end, and which of their failures the others follow from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.launch.child import external
-from pytest_aorta.launch.child.event_log import read_story, story, teller
-from pytest_aorta.launch.child.rank_records import rank_records
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log, read_event_log
+from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
 from pytest_aorta.launch.diagnosis.root_cause import root_cause
+from pytest_aorta.launch.host import external_ranks
 from pytest_aorta.trials.events import FailureData, Phase, RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
 
@@ -31,12 +31,12 @@ CLEANED_UP: list[TrialEvent] = [
 
 
 def returned(passed: bool) -> list[TrialEvent]:
-    """The whole story of a rank whose run() returned."""
+    """All events of a rank whose run() returned."""
     return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
 
 
 def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEvent]:
-    """The whole story of a rank of which a phase raised."""
+    """All events of a rank of which a phase raised."""
     failure: FailureData = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
     begin = SETUP_DONE if phase == "run" else []
     end: list[TrialEvent] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
@@ -47,20 +47,21 @@ def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEve
 
 def records_of(
     folder: Path,
-    stories: list[list[TrialEvent]],
+    logs: list[list[TrialEvent]],
     codes: dict[int, int] | None = None,
     at: dict[int, int] | None = None,
 ) -> list[RankData]:
-    """Records of ranks with these stories; ``codes`` as torch's agent saw them."""
-    for rank, events in enumerate(stories):
-        tell = teller(folder, rank)
+    """Records of ranks with these event logs; ``codes`` as torch's agent saw them."""
+    for rank, events in enumerate(logs):
+        log = EventLogWriter(event_log(folder, rank))
         for event in events:
-            tell(event)
-    endings = {
+            log.send(event)
+    exits: dict[int, RankExit] = {
         rank: {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)}
         for rank, code in (codes or {}).items()
     }
-    records = rank_records(lambda rank: folder, len(stories), endings, lambda rank, name: f"rank_{rank}.{name}.log")
+    files = RankFiles(lambda rank: folder, lambda rank, name: f"rank_{rank}.{name}.log", lambda rank: None)
+    records = rank_records(files, {rank: rank for rank in range(len(logs))}, exits)
     for record in records:
         RankRecord.model_validate(record)
     return records
@@ -81,62 +82,62 @@ def message_of(record: RankData) -> str | None:
 # Event logs.
 
 
-def test_a_story_is_what_was_told(tmp_path: Path) -> None:
+def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
     relayed: list[TrialEvent] = []
-    tell = teller(tmp_path, 3, relayed.append)
+    log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
     for event in returned(True):
-        tell(event)
+        log.send(event)
 
-    seen = read_story(tmp_path, 3)
+    seen = read_event_log(tmp_path, 3)
 
     assert seen.result == {"passed": True}
     assert seen.finished
     assert relayed == returned(True)
 
 
-def test_a_rank_without_a_story_has_told_nothing(tmp_path: Path) -> None:
-    seen = read_story(tmp_path, 0)
+def test_a_rank_without_an_event_log_has_reported_nothing(tmp_path: Path) -> None:
+    seen = read_event_log(tmp_path, 0)
 
     assert (seen.phase, seen.result, seen.finished) == ("launch", None, False)
 
 
 @given(st.data())
-def test_a_story_that_was_torn_at_any_byte_is_read_up_to_there(
+def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("torn")
     lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
     text = b"".join(lines)
     cut = data.draw(st.integers(0, len(text)))
-    story(folder, 0).write_bytes(text[:cut])
+    event_log(folder, 0).write_bytes(text[:cut])
 
-    seen = read_story(folder, 0)
+    seen = read_event_log(folder, 0)
 
     ends = list(itertools.accumulate(len(line) for line in lines))
-    # A line is told once its last brace is there; the newline may be missing.
-    told = sum(1 for end in ends if cut >= end - 1)
-    assert seen.finished == (told == len(lines))
-    assert (seen.result is not None) == (told > 3)
+    # A line counts once its last brace is there; the newline may be missing.
+    complete = sum(1 for end in ends if cut >= end - 1)
+    assert seen.finished == (complete == len(lines))
+    assert (seen.result is not None) == (complete > 3)
 
 
 def test_what_comes_after_a_torn_line_still_counts(tmp_path: Path) -> None:
     folder = tmp_path / "trial_0"
-    own = external.rank_folder(folder, 1)
+    own = external_ranks.rank_folder(folder, 1)
     own.mkdir()
-    story(own, 1).write_text(json.dumps(SETUP_DONE[0]) + '\n{"type": "end", "pha')
+    event_log(own, 1).write_text(json.dumps(SETUP_DONE[0]) + '\n{"type": "end", "pha')
 
-    external.tell_the_end(own, 1, -signal.SIGKILL)
+    external_ranks.report_exit(own, 1, -signal.SIGKILL)
 
-    end = external._end_of(folder, 1)
+    end = external_ranks._exit_event(folder, 1)
     assert end is not None
     assert end["returncode"] == -signal.SIGKILL
-    assert read_story(own, 1).phase == "setup"
+    assert read_event_log(own, 1).phase == "setup"
 
 
-def test_bytes_that_are_no_text_end_no_story(tmp_path: Path) -> None:
-    story(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
+def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
+    event_log(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
 
-    assert read_story(tmp_path, 0).finished
+    assert read_event_log(tmp_path, 0).finished
 
 
 # Records.
@@ -175,7 +176,7 @@ def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, c
     assert cause_of(records) == f"rank 1: ended itself with exit code {code} in run(), before it was done"
 
 
-def test_the_exception_that_a_rank_told_of_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
+def test_the_exception_that_a_rank_reported_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
 
     assert message_of(records[1]) == "boom"
@@ -210,7 +211,7 @@ def test_a_rank_that_was_ended_by_term_or_later_by_kill_is_collateral(
     assert [record["collateral"] for record in records] == [False, collateral]
 
 
-def test_a_rank_that_told_of_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
+def test_a_rank_that_reported_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: -signal.SIGTERM})
 
     assert [record["collateral"] for record in records] == [False, False]
@@ -236,7 +237,7 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
     ("of two at once the lower rank", [raised("a", at=1.0), raised("b", at=1.0)], {0: 1, 1: 1}, 0),
     ("of two signals the lower rank", [UNDONE, UNDONE], {0: -11, 1: -7}, 0),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
-    ("rank 0 told the trial its result itself", [returned(False), PASSED], {}, None),
+    ("the result of rank 0 is that of the trial", [returned(False), PASSED], {}, None),
     ("another rank's result counts", [PASSED, returned(False)], {}, 1),
     ("a failing cleanup is no cause", [PASSED, raised("busy", phase="cleanup")], {}, None),
     ("a failing cleanup hides no result", [raised("busy", phase="cleanup"), returned(False)], {}, 1),
@@ -246,11 +247,11 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("stories", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
+@pytest.mark.parametrize(("logs", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
 def test_the_failure_that_the_others_follow_from(
-    tmp_path: Path, stories: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
+    tmp_path: Path, logs: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
 ) -> None:
-    failure = root_cause(records_of(tmp_path, stories, codes))
+    failure = root_cause(records_of(tmp_path, logs, codes))
 
     assert (None if failure is None else failure["rank"]) == rank
     if failure is not None:

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from nursery import MARK, Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 ECHO = """
     import os
