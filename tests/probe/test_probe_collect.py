@@ -118,7 +118,7 @@ def broken(*arguments: object, **options: object) -> NoReturn:
         (psutil, "virtual_memory", "host.memory_total_bytes: OSError: broken for the test"),
         (platform, "python_version", "python.version: OSError: broken for the test"),
         (importlib.metadata, "distributions", "packages: OSError: broken for the test"),
-        (subprocess, "Popen", "git.commit: OSError: broken for the test"),
+        (subprocess, "Popen", "git.status: OSError: broken for the test"),
         (os, "getloadavg", "process.load_average: OSError: broken for the test"),
         (os, "sched_getaffinity", "process.cpu_affinity: OSError: broken for the test"),
         (static_module, "runtime_context", "runtime_context: OSError: broken for the test"),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.packages import packages
+from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.packages import installed_distributions, packages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "first"
 
 
+def described(guard: Guard | None = None) -> Facts:
+    return packages(installed_distributions(guard or Guard()))
+
+
 def install(site: Path, name: str, version: str) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
@@ -35,7 +39,7 @@ def test_relevant_versions_and_a_digest_of_all(site: Path) -> None:
     install(site, "nvidia_nccl.cu12", "2.21.5")
     install(site, "leftpad", "1.0")
     text = "leftpad==1.0\nnvidia-nccl-cu12==2.21.5\ntorch==2.13.0\n"
-    assert packages(Guard()) == {
+    assert described() == {
         "versions": {"nvidia-nccl-cu12": "2.21.5", "torch": "2.13.0"},
         "count": 3,
         "digest": "sha256:" + hashlib.sha256(text.encode()).hexdigest(),
@@ -44,21 +48,21 @@ def test_relevant_versions_and_a_digest_of_all(site: Path) -> None:
 
 def test_an_upgrade_of_any_distribution_changes_the_digest(site: Path) -> None:
     install(site, "leftpad", "1.0")
-    before = packages(Guard())["digest"]
+    before = described()["digest"]
     (site / "leftpad-1.0.dist-info" / "METADATA").write_text("Name: leftpad\nVersion: 1.1\n")
-    assert packages(Guard())["digest"] != before
+    assert described()["digest"] != before
 
 
 def test_of_two_copies_the_one_that_is_imported_counts(site: Path) -> None:
     install(site.with_name("second"), "torch", "2.0.0")
     install(site, "torch", "2.13.0")
-    assert packages(Guard())["versions"] == {"torch": "2.13.0"}
+    assert described()["versions"] == {"torch": "2.13.0"}
 
 
 def test_the_remains_of_an_interrupted_installation_are_no_distribution(site: Path) -> None:
     (site / "~orch-2.9.dist-info").mkdir()
     guard = Guard()
-    assert packages(guard)["count"] == 0
+    assert described(guard)["count"] == 0
     assert guard.reasons == []
 
 
@@ -67,6 +71,6 @@ def test_an_unreadable_distribution_is_a_reason_and_hides_no_other(site: Path) -
     install(site, "leftpad", "1.0")
     (site / "leftpad-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\xfe\n")
     guard = Guard()
-    assert packages(guard)["versions"] == {"torch": "2.13.0"}
+    assert described(guard)["versions"] == {"torch": "2.13.0"}
     assert len(guard.reasons) == 1
     assert guard.reasons[0].startswith("packages: 1 distribution(s) unreadable, the first: UnicodeDecodeError: ")

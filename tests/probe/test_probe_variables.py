@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from pytest_aorta.probe import collect_env, collect_static
-from pytest_aorta.probe.variables import REDACTED, recorded_variables
+from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import recorded_variables
 
 CANARY = "canary-9f3b"
 
