@@ -38,7 +38,7 @@ _NAMES = words(
 _FAMILIES = ("nvidia-", "rocm", "cuda-", "triton-", "jax-", "torch-")
 
 # The first folder of a line of RECORD, or a single module beside the metadata.
-_RECORDED = re.compile(r"^(?:([^/,\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,\n]+)?\.(?:py|so)),", re.MULTILINE)
+_RECORDED = re.compile(r"^(?:([^/,.\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,\n]+)?\.(?:py|so)),", re.MULTILINE)
 
 
 class Owner(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_env, collect_static
+from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_end, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
 from pytest_aorta.probe.guard import Guard, describe
@@ -64,8 +64,11 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
         monkeypatch.setattr(subprocess, "Popen", broken)
         monkeypatch.setattr(os, "fork", broken)
         before = set(sys.modules)
-        snapshot = collect_env(static)
-        return {"reasons": snapshot.partial_reasons, "imported": sorted(set(sys.modules) - before)}
+        snapshot, end = collect_env(static), collect_end(static)
+        return {
+            "reasons": snapshot.partial_reasons + end.partial_reasons,
+            "imported": sorted(set(sys.modules) - before),
+        }
 
     assert in_a_fork(child) == {"reasons": [], "imported": []}
 
@@ -73,7 +76,8 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
 def test_a_zygote_that_only_collected_the_static_part_has_imported_everything() -> None:
     code = (
         "import sys; from pytest_aorta.probe import collect_static; s = collect_static(); before = set(sys.modules);"
-        "from pytest_aorta.probe import collect_env; collect_env(s); print(sorted(set(sys.modules) - before))"
+        "from pytest_aorta.probe import collect_end, collect_env; collect_env(s); collect_end(s);"
+        "print(sorted(set(sys.modules) - before))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
