@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.git import git_state_now
@@ -34,8 +33,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     static = gather_static(source)
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
-    with suppress(Exception):
-        _collect_end(static, over=False)
+    collect_end(static, over=False)
     return static
 
 
@@ -56,14 +54,19 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return EnvSnapshot.unavailable(describe("collect_env", error))
 
 
-def collect_end(static: StaticEnv | None = None) -> EndSnapshot:
+def collect_end(static: StaticEnv | None = None, over: bool = True) -> EndSnapshot:
     """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
 
     To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
     milliseconds with ``static``, which is used for the names of the installed distributions.
+
+    Args:
+        static: as for ``collect_env()``.
+        over: false in a rehearsal before ``run()``, whose result is of no interest: nothing is asked that torch finds
+            out only once.
     """
     try:
-        return _collect_end(static if static is not None else collect_static())
+        return _collect_end(static if static is not None else collect_static(), over)
     except Exception as error:
         return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
 
@@ -95,7 +98,7 @@ def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
     )
 
 
-def _collect_end(static: StaticEnv, over: bool = True) -> EndSnapshot:
+def _collect_end(static: StaticEnv, over: bool) -> EndSnapshot:
     guard = Guard()
     captured_at = utc_now()
     torch = guard.part("torch", lambda: torch_state(guard, over), None)

@@ -28,8 +28,8 @@ _TIMEOUT_IN_TRIAL_SEC = 1.0
 # No lock in the repository of somebody who is working in it, no question on the terminal, no fetch of missing objects.
 _ENVIRON = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 
-# About two milliseconds' worth of stat().
-MOST_WATCHED = 1000
+# About a millisecond's worth of stat().
+MOST_WATCHED = 500
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ _RELEVANT = re.compile(
     r"|torch_cpu|torch_cuda|torch_hip|c10|gomp|omp|iomp5|mkl_\w+|openblas\w*|scipy_openblas\w*|blis|dnnl"
     r"|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
 )
+# address, permissions, offset, device, inode, path
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
 _EXTENSION_MODULE = re.compile(r"\.(?:cpython-\w+-[\w-]+|abi3)\.so$")
 # What the kernel puts behind the path of a mapped file that has been removed or replaced since.
@@ -57,7 +59,7 @@ def _mapped(maps: Path) -> set[str]:
         text = maps.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return set()
-    return {columns[5] for columns in (line.split(None, 5) for line in text.splitlines()) if len(columns) == 6}
+    return set(_MAPPED.findall(text))
 
 
 def _relevant(paths: Iterable[str]) -> list[str]:

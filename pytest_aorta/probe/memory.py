@@ -18,8 +18,9 @@ _HUGE_PAGES = {
     "reserved": "HugePages_Rsvd",
     "surplus": "HugePages_Surp",
 }
-# Enough for the first mapping. Every mapping takes the kernel a walk through its pages: milliseconds for all of them.
-_ONE_MAPPING = 512
+# Enough for a policy. The kernel walks through the pages of every mapping that it gives a line for, which takes
+# milliseconds for all of them, and for the heap alone.
+_ONE_MAPPING = 128
 
 
 def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:

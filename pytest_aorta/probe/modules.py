@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def file_of(module: object) -> str | None:
     file = attributes.get("__file__")
     if isinstance(file, str):
         return file
-    for folder in attributes.get("__path__") or ():
+    with suppress(Exception):  # whatever a module has put there
+        folder = next(iter(attributes["__path__"]))
         return folder if isinstance(folder, str) else None
     return None

@@ -78,4 +78,5 @@ def gather_static(source: Path | None = None) -> StaticEnv:
                 sections[name] = plain(probe())
             except Exception as error:
                 guard.failed(name, error)
-    return StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock_is_cheap())
+    clock = guard.fact("process.cpu_clock_mhz", clock_is_cheap, False)
+    return StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock)
