@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from pytest_aorta.api import RunRequest, run_trials
     from pytest_aorta.plugin.torchrun_result import TorchrunResult
     from pytest_aorta.probe import EnvSnapshot, collect_env
+    from pytest_aorta.trials.elastic_options import ElasticOptions
+    from pytest_aorta.trials.execution import Execution, Resources
+    from pytest_aorta.trials.limits import Limits
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 _HOMES = {
+    "ElasticOptions": "pytest_aorta.trials.elastic_options",
     "EnvSnapshot": "pytest_aorta.probe",
+    "Execution": "pytest_aorta.trials.execution",
+    "Limits": "pytest_aorta.trials.limits",
+    "Resources": "pytest_aorta.trials.execution",
     "RunRequest": "pytest_aorta.api",
     "TorchrunResult": "pytest_aorta.plugin.torchrun_result",
     "TrialResult": "pytest_aorta.trials.result",
@@ -29,7 +36,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "ElasticOptions",
     "EnvSnapshot",
+    "Execution",
+    "Limits",
+    "Resources",
     "RunRequest",
     "TorchrunResult",
     "TrialResult",

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.inprocess import InProcessTrial, check_here
-from pytest_aorta.launch.make_engine import make_engine
-from pytest_aorta.launch.nodes.addressing import part
-from pytest_aorta.launch.resuming import kept_trial
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher
-from pytest_aorta.workspace import history
-from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.leftovers import Leftovers
-from pytest_aorta.workspace.resume import read_kept, retitle
+from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.limits import Limits
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.trials.result import TrialResult
-    from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workspace.paths import TrialPlace
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """N trials of one cell. Names are resolved through the registry; ``timeout`` is in seconds.
-
-    ``slots`` trials run at a time, on each of ``hosts``; see ``--aorta-slots``, ``--aorta-devices``, ``--aorta-host``.
-    """
+    """N trials of one cell. Names are resolved through the registry."""
 
     workload: str
     trials: int
@@ -44,20 +32,11 @@ class RunRequest:
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     results_dir: Path = Path("results")
     resume: bool = False
-    timeout: float | None = None
-    stall_timeout: float | None = None
-    grace: float = GRACE
-    memory: int | None = None
-    log_limit: int = LOG_LIMIT
-    isolation: Isolation = "fork"
-    launcher: Launcher = "auto"
-    nproc: int | None = None
-    elastic: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
     registry_files: tuple[Path, ...] = ()
-    slots: int = 1
-    devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
+    execution: Execution = field(default_factory=Execution)
+    limits: Limits = field(default_factory=Limits)
+    resources: Resources = field(default_factory=Resources)
 
 
 def run_trials(request: RunRequest) -> list[TrialResult]:
@@ -69,8 +48,9 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     Raises:
         RegistryError: an unknown name.
         PlanError, ConfigError, LaunchModeError, EngineUnusable: what prevents every trial.
-        ValueError: ``hosts`` holds what names no host.
+        ValueError: an option of the elastic agent has no valid value, or ``hosts`` holds what names no host.
     """
+    execution, resources = request.execution, request.resources
     selection = Selection(
         workloads=(request.workload,),
         trials=request.trials,
@@ -82,67 +62,33 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         collect=request.collect,
         results_dir=request.results_dir,
         resume=request.resume,
-        timeout=request.timeout,
-        stall_timeout=request.stall_timeout,
-        grace=request.grace,
-        memory=request.memory,
-        log_limit=request.log_limit,
-        isolation=request.isolation,
-        launcher=request.launcher,
-        nproc=request.nproc,
-        elastic=elastic_options(request.elastic),
         registry_files=request.registry_files,
-        slots=request.slots,
-        devices=request.devices,
-        hosts=tuple(expand_specs(request.hosts)) if request.hosts else (),
+        execution=replace(execution, elastic=elastic_options(execution.elastic.to_plain())),
+        limits=request.limits,
+        resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
-    engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
-    leftovers = Leftovers(results)
-
-    kind, number = part(selection.elastic, selection.hosts)
-
-    def retire(place: TrialPlace) -> None:
-        history.retire(results, place, run, number, kind)
-
-    check = check_here if request.isolation == "none" else engine.checked
-
-    def launch(spec: TrialSpec) -> RunningTrial:
-        place = plan.place(spec)
-        if spec.isolation == "none":
-            retire(place)
-            return InProcessTrial(spec)
-        return engine.launch(
-            spec, place.folder_in(results, number or 0, kind), urgent=False, on_start=lambda: retire(place)
-        )
-
-    def write(running: RunningTrial, place: TrialPlace) -> None:
-        file, record = place.file_in(results), running.finish()
-        if running.resumed:
-            retitle(file, record.trial_id)
-        elif not (request.resume and read_kept(file)):
-            if file.exists():  # of an earlier run: this trial could not even be started
-                retire(place)
-            write_json(file, record.to_dict())
-        leftovers.remove(place.file)
-
+    run = TrialRunner(selection, Path(request.results_dir))
+    run.add_plan(plan)
+    planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []
     try:
-        check(plan.trials[0])
-        # All of them first: each looks for what is there before any trial takes its place.
-        found = [
-            kept_trial(spec, plan.place(spec).file_in(results), check) if request.resume else None
-            for spec in plan.trials
+        run.check(plan.trials[0])
+        # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
+        found = [run.find(spec, paths) for spec, paths in planned]
+        started = [
+            earlier or run.start(spec, paths, urgent=False)
+            for earlier, (spec, paths) in zip(found, planned, strict=True)
         ]
-        for running in [it or launch(spec) for it, spec in zip(found, plan.trials, strict=True)]:
+        for trial, (_, paths) in zip(started, planned, strict=True):
             try:
                 for phase in ("setup", "run"):
-                    running.wait(phase)
+                    trial.wait(phase)
             except Exception:
                 pass  # only without isolation; the record has it
-            records.append(running.finish())
-            if not number:
-                write(running, plan.place(running.spec))
+            records.append(trial.finish())
+            if not run.store.number:
+                run.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
     finally:
-        engine.close()
+        run.close()
     return records

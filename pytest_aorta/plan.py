@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json, to_plain
-from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
-from pytest_aorta.trials.spec import GRACE, LOG_LIMIT, Isolation, Launcher, TrialSpec
-from pytest_aorta.workspace.paths import TrialPlace, place
+from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 Order = Literal["interleaved", "grouped", "random"]
 
@@ -38,10 +39,7 @@ class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
-    a tuple of mitigation sets; ``timeout``, ``stall_timeout`` and ``grace`` in seconds; ``memory`` in bytes per
-    process, ``log_limit`` in bytes per log. ``slots`` is the number of trials at a time, on each of
-    ``hosts`` (execnet specifications; none for this host); ``devices`` are leased to trials, ``None`` for leaving
-    devices alone.
+    a tuple of mitigation sets.
     """
 
     workloads: tuple[str, ...] = ()
@@ -54,25 +52,11 @@ class Selection:
     collect: tuple[str, ...] = ()
     results_dir: Path = Path("results")
     resume: bool = False
-    timeout: float | None = None
-    stall_timeout: float | None = None
-    grace: float = GRACE
-    memory: int | None = None
-    log_limit: int = LOG_LIMIT
-    isolation: Isolation = "fork"
-    launcher: Launcher = "auto"
-    nproc: int | None = None
-    elastic: ElasticOptions = DEFAULTS
     order: Order = "interleaved"
     registry_files: tuple[Path, ...] = ()
-    slots: int = 1
-    devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
-
-    @property
-    def slots_in_all(self) -> int:
-        """Trials that may run at a time."""
-        return self.slots * max(1, len(self.hosts))
+    execution: Execution = field(default_factory=Execution)
+    limits: Limits = field(default_factory=Limits)
+    resources: Resources = field(default_factory=Resources)
 
 
 @dataclass(frozen=True)
@@ -99,10 +83,10 @@ class Plan:
                 labels.append(spec.cell)
         return found
 
-    def place(self, spec: TrialSpec) -> TrialPlace:
+    def paths(self, spec: TrialSpec) -> TrialPaths:
         """Where a trial's file lies below the results directory."""
         several = len(self.cells[spec.workload.name]) > 1
-        return place(spec.workload.name, spec.cell if several else None, spec.trial_index)
+        return trial_paths(spec.workload.name, spec.cell if several else None, spec.trial_index)
 
 
 def make_plan(selection: Selection, registry: Registry) -> Plan:
@@ -144,14 +128,8 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 trial_index=index,
                 overrides=selection.config,
                 steps=selection.steps,
-                timeout=selection.timeout,
-                stall_timeout=selection.stall_timeout,
-                memory=selection.memory,
-                log_limit=selection.log_limit,
-                isolation=selection.isolation,
-                launcher=selection.launcher,
-                nproc=selection.nproc,
-                elastic=selection.elastic,
+                execution=selection.execution,
+                limits=selection.limits,
                 collect=collectors,
             )
             for index in range(selection.trials)
@@ -199,7 +177,7 @@ def overlay(
 
 
 def check_variables(source: str, variables: object) -> None:
-    """Raise ``PlanError`` for what cannot be overlaid; ``source`` says who asks for it. No message shows a value."""
+    """Raise ``PlanError`` for variables of ``source`` that cannot be overlaid. No message shows a value."""
     __tracebackhide__ = True  # pytest would show the arguments
     if not isinstance(variables, Mapping):
         raise PlanError(f"{source}: expected a mapping of variables to texts, not {type(variables).__name__}")

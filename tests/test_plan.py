@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plan import WARM_CELLS, Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
 from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, WorkloadEntry
+from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -132,7 +134,11 @@ def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
 
 
 def test_what_was_chosen_for_all_trials_reaches_each(registry: Registry) -> None:
-    chosen: dict[str, Any] = {"steps": 3, "timeout": 2.5, "isolation": "spawn", "launcher": "torchrun", "nproc": 2}
+    chosen: dict[str, Any] = {
+        "steps": 3,
+        "execution": Execution(isolation="spawn", launcher="torchrun", nproc=2),
+        "limits": Limits(timeout=2.5),
+    }
     selection = Selection(workloads=("gemm",), trials=2, config={"size": "64"}, collect=("rocprof",), **chosen)
 
     for spec in make_plan(selection, registry).trials:
@@ -291,7 +297,7 @@ for order in ("random", "grouped", "interleaved"):
     plan = make_plan(replace(selection, order=order), Registry.load())
     print(plan.digest, plan.cells)
     for spec in plan.trials:
-        print(spec.item_name, spec.trial_id, plan.place(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
+        print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
 """
 
 
@@ -373,7 +379,7 @@ def test_variables_with_similar_names_can(name: str) -> None:
 def test_the_trials_of_one_cell_lie_flat_in_the_folder_of_their_workload() -> None:
     plan = Plan(ordered([cell_of("a", trials=2), cell_of("b")], "grouped"))
 
-    assert {str(plan.place(spec).file) for spec in plan.trials} == {
+    assert {str(plan.paths(spec).file) for spec in plan.trials} == {
         "a/trial_0.json",
         "a/trial_1.json",
         "b/trial_0.json",
@@ -384,7 +390,7 @@ def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
     cells = [cell_of("a"), cell_of("a", mitigations=("x", "y"), indices=(0, 1)), cell_of("b")]
     plan = Plan(ordered(cells, "interleaved"))
 
-    assert [str(plan.place(spec).file) for spec in plan.trials] == [
+    assert [str(plan.paths(spec).file) for spec in plan.trials] == [
         "a/local-none/trial_0.json",
         "a/local-x+y/trial_0.json",
         "b/trial_0.json",
@@ -394,9 +400,9 @@ def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
 @given(grids)
 def test_every_trial_has_a_place_of_its_own(cells: list[list[TrialSpec]]) -> None:
     plan = Plan(ordered(cells, "random"))
-    places = [plan.place(spec) for spec in plan.trials]
+    found = [plan.paths(spec) for spec in plan.trials]
 
-    assert len({place.file for place in places} | {place.folder for place in places}) == 2 * len(places)
+    assert len({paths.file for paths in found} | {paths.folder for paths in found}) == 2 * len(found)
 
 
 def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> None:
@@ -405,8 +411,8 @@ def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> Non
     plan = make_plan(selection, registry)
 
     for spec in plan.trials:
-        assert str(plan.place(spec).file).isascii()
-        assert " " not in str(plan.place(spec).file)
+        assert str(plan.paths(spec).file).isascii()
+        assert " " not in str(plan.paths(spec).file)
         assert spec.item_name.isascii()
     assert plan.trials[0].mitigations == ("größe",)
 
@@ -443,8 +449,8 @@ def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
     assert len(plan.trials) == len(workloads) * len(environments) * len(sets) * trials
     for key in ("item_name", "trial_id"):
         assert len({getattr(spec, key) for spec in plan.trials}) == len(plan.trials)
-    files = {plan.place(spec).file for spec in plan.trials}
-    folders = {plan.place(spec).folder for spec in plan.trials}
+    files = {plan.paths(spec).file for spec in plan.trials}
+    folders = {plan.paths(spec).folder for spec in plan.trials}
     assert len(files | folders) == 2 * len(plan.trials)
     # What one trial leaves in its folder is never another one's.
     assert not any(folder in file.parents for file in files for folder in folders)
@@ -464,8 +470,9 @@ def fingerprint(source: str = "digest", config: dict[str, Any] | None = None, np
         {"source": "other digest"},
         {"config": {"size": 1}},
         {"nproc": 2},
-        {"launcher": "torchrun"},
-        {"isolation": "spawn"},
+        {"execution": Execution(launcher="torchrun")},
+        {"execution": Execution(isolation="spawn")},
+        {"limits": Limits(memory=2**30)},
         {"mitigations": ("xnack",)},
         {"overlay": {"X": "1"}},
         {"trial_index": 1},
@@ -480,7 +487,11 @@ def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any
     assert fingerprint(**changed) != fingerprint()
 
 
-@pytest.mark.parametrize("changed", [{"timeout": 3.0}, {"environment_index": 3}, {"mitigation_index": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"limits": Limits(timeout=3.0, stall_timeout=1.0, grace=0.0)}, {"environment_index": 3}, {"mitigation_index": 1}],
+    ids=str,
+)
 def test_what_does_not_decide_the_outcome_does_not(changed: dict[str, Any]) -> None:
     assert fingerprint(**changed) == fingerprint()
 

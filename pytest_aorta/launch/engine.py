@@ -1,4 +1,4 @@
-"""Trials onto the runtime: one worker for the whole run, with slots of this host or of several."""
+"""Runs trials on the runtime: one worker for the whole pytest run, with slots of this host or of several."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
-from pytest_aorta.launch.host.runner import specification
-from pytest_aorta.launch.host.tasks import TrialOrder
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
+from pytest_aorta.launch.host.service import HostOptions
+from pytest_aorta.launch.job_messages import TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.multinode import NodesTrial, meeting_of
+from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
-from pytest_aorta.launch.workload_info import Checked
+from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator
@@ -26,13 +25,13 @@ from pytest_aorta.runtime.records import Outcome
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.conversion import decode_non_finite
 from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.spec import GRACE, TrialSpec
+from pytest_aorta.trials.limits import GRACE
+from pytest_aorta.trials.spec import TrialSpec
 
-_RUN = "pytest_aorta.launch.host.tasks:run_trial"
-_PREPARE = "pytest_aorta.launch.host.tasks:prepare_cell"
-_SERVICE = "pytest_aorta.launch.host.service:make_service"
+_RUN = "pytest_aorta.launch.host.service:run_trial"
+_PREPARE = "pytest_aorta.launch.host.service:prepare_cell"
+_SERVICE = "pytest_aorta.launch.host.service:HostService"
 
 
 class TrialEngine:
@@ -58,40 +57,41 @@ class TrialEngine:
         elastic: ElasticOptions | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
-        self._away = bool(hosts)
-        self._meeting = meeting_of(elastic, hosts)
-        argument: dict[str, Any] = {"slots": slots, "devices": devices, "grace": grace}
+        self._nodes = plan_nodes(elastic, hosts)
+        options = HostOptions(slots, devices)
         if hosts:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
             for number, host in enumerate(hosts):
-                store = self._meeting.port if self._meeting is not None and number == 0 else None
-                own = {**argument, "node_store": store}
+                port = self._nodes.port if self._nodes is not None and number == 0 else None
+                own = replace(options, node_port=port)
                 self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=own), host)
         else:
-            argument["node_store"] = None if elastic is None else store_port(elastic)
-            share = slots > 1 and not devices
             self._worker = Worker(
-                3, slots=_shares(slots) if share else slots, service=_SERVICE, service_argument=argument, grace=grace
+                3,
+                slots=_shares(slots) if slots > 1 and not devices else slots,
+                service=_SERVICE,
+                service_argument=replace(options, node_port=None if elastic is None else store_port(elastic)),
+                grace=grace,
             )
         self._variables: dict[str, str] = {}
         self._unusable: Exception | None = None
-        self._checked: dict[tuple[str, int | None], Checked] = {}
+        self._cells: dict[tuple[str, int | None], PreparedCell] = {}
 
     @property
     def _session(self) -> Orchestrator:
-        """Started with the first trial; one that cannot be started says the same every time."""
+        """Started with the first trial; an engine that cannot be started raises the same error every time."""
         if self._unusable is None:
             try:
                 return self._worker.session
             except LaunchModeError as error:
                 self._unusable = error
             except (StartupError, ValueError) as error:
-                self._unusable = EngineUnusable(self._told(error))
+                self._unusable = EngineUnusable(self._message(error))
         raise self._unusable
 
-    def _told(self, error: Exception) -> str:
-        """Why a host cannot be used, in terms of what was asked for."""
+    def _message(self, error: Exception) -> str:
+        """Why a host cannot be used, in terms of the options."""
         from pytest_aorta.runtime.hosts.connection import HostError
 
         if isinstance(error.__cause__, HostError):
@@ -101,35 +101,34 @@ class TrialEngine:
         # Written for a user, wherever it was raised; anything else keeps its traceback.
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 
-    def check(self, spec: TrialSpec) -> Checked | None:
-        """Find out what would prevent every trial of a cell, before the first one.
+    def check(self, spec: TrialSpec) -> PreparedCell | None:
+        """Prepare a cell, and find out what would prevent each of its trials.
 
-        ``None`` for what is no mistake of the request: the trials will say it, each in its file.
+        ``None`` where that is no mistake of the request: then every trial has it in its record.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
             LaunchModeError: the workload cannot be launched this way, or needs more devices than there are.
             EngineUnusable: no trial can be run.
         """
-        preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
-        # Urgent: somebody waits for it, while trials that were launched ahead may wait for a slot.
+        preparation = self._preparation(self._order(spec))
+        # Urgent, because the caller waits, while trials that were launched ahead may wait for a slot.
         record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
-        details = dict(record.failure.details) if record.failure is not None else {}
+        details = record.failure.details if record.failure is not None else {}
         if details.get("kind") == "ConfigError":
             raise ConfigError(details["message"])
         if details.get("kind") == "LaunchModeError":
             raise LaunchModeError(details["message"])
         if record.outcome is not Outcome.SUCCESS:
             return None
-        told = record.payload
-        found = Checked(told["source_digest"], decode_non_finite(told["config"]), told["nproc"])
-        self._checked[preparation.key, spec.nproc] = found
-        return found
+        cell = PreparedCell.from_plain(record.payload)
+        self._cells[preparation.key, spec.execution.nproc] = cell
+        return cell
 
-    def checked(self, spec: TrialSpec) -> Checked | None:
-        """As ``check``, which is asked only once for all trials of a cell."""
-        preparation = self._preparation(TrialOrder(spec, Path(), None, self._inherited()))
-        return self._checked.get((preparation.key, spec.nproc)) or self.check(spec)
+    def checked(self, spec: TrialSpec) -> PreparedCell | None:
+        """As ``check``, with the result kept for all trials of a cell."""
+        key = self._preparation(self._order(spec)).key
+        return self._cells.get((key, spec.execution.nproc)) or self.check(spec)
 
     def launch(
         self,
@@ -140,22 +139,22 @@ class TrialEngine:
         urgent: bool = True,
         on_start: Callable[[], None] | None = None,
     ) -> SlotTrial:
-        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``, never for what is its own fault.
+        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``, never for its own fault.
 
         Args:
             spec: what to run.
             folder: for its artifacts; created when it starts.
             timeout: deadline in seconds that overrides the spec's.
-            urgent: before those that wait, because somebody waits for this one now.
+            urgent: before those that wait, because the caller waits for it.
             on_start: called just before it starts.
         """
-        meeting = self._meeting
-        if meeting is None:
+        nodes = self._nodes
+        if nodes is None:
             return self._submit(SlotTrial(spec, folder), timeout, urgent, on_start)
-        trial = NodesTrial(meeting.spec_for(spec, 0), folder)
+        trial = MultiNodeTrial(nodes.spec_for(spec, 0), folder)
         self._submit(trial, timeout, urgent, on_start, host=0)
-        for node in range(1, meeting.nodes):
-            other = SlotTrial(meeting.spec_for(spec, node), folder.with_name(f"{folder.name}.node_{node}"))
+        for node in range(1, nodes.count):
+            other = SlotTrial(nodes.spec_for(spec, node), folder.with_name(f"{folder.name}.node_{node}"))
             trial.others.append(self._submit(other, timeout, urgent, None, host=node))
         return trial
 
@@ -167,8 +166,8 @@ class TrialEngine:
         on_start: Callable[[], None] | None,
         host: int | None = None,
     ) -> SlotTrial:
-        folder = Path(trial.folder.name) if self._away else trial.folder.absolute()
-        order = TrialOrder(trial.spec, folder, timeout, self._inherited())
+        folder = Path(trial.folder.name) if self._hosts else trial.folder.absolute()
+        order = self._order(trial.spec, folder, timeout)
         job = Job(
             _RUN,
             order,
@@ -179,30 +178,29 @@ class TrialEngine:
         trial.follow(self._session.submit_job(job, urgent=urgent, worker=host))
         return trial
 
-    def _preparation(self, order: TrialOrder) -> Preparation:
-        try:
-            key = specification(order.spec, order.inherited or Inherited.now()).key()
-        except EnvironmentUnusable as error:
-            key = str(error)  # and that is what preparing it will say, where it is to run
-        return Preparation(key, _PREPARE, replace(order, folder=Path()))
-
-    def _inherited(self) -> Inherited | None:
-        """What this process has now; another host has its own."""
-        if self._away:
-            return None
+    def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
+        if self._hosts:  # another host inherits from its worker
+            return TrialOrder(spec, folder, timeout)
         now = Inherited.now()
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
-        return replace(now, variables=self._variables)
+        return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))
+
+    def _preparation(self, order: TrialOrder) -> Preparation:
+        try:
+            key = zygote_spec(order.spec, order.inherited or Inherited.now()).key()
+        except EnvironmentUnusable as error:
+            key = str(error)  # and the preparation fails with it, on its host
+        return Preparation(key, _PREPARE, replace(order, folder=Path()))
 
     def close(self) -> None:
-        """End all processes; from any thread, whichever has launched the first trial."""
-        with self._worker:  # whoever is inside may close it
+        """End all processes; from any thread."""
+        with self._worker:  # only the thread that enters it may close it
             pass
 
 
 def _shares(slots: int) -> list[Slot]:
-    """Slots with cores of their own, where there are enough."""
+    """Slots with disjoint cores, where there are enough."""
     if slots > len(os.sched_getaffinity(0)):
         return [Slot(index, None, 1) for index in range(slots)]
     return [Slot(index, cores, threads_of(cores)) for index, cores in enumerate(core_shares(slots))]

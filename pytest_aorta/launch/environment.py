@@ -1,4 +1,4 @@
-"""Which process a cell's trials run in: interpreter, launcher prefix, and the complete environment."""
+"""The process that a cell's trials run in: interpreter, launcher prefix, and the complete environment."""
 
 from __future__ import annotations
 
@@ -7,35 +7,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.trials.spec import TrialSpec
 
 #: pytest's own bookkeeping, which changes from item to item and says nothing to a workload.
 _NOT_INHERITED = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What a trial is given of its host for as long as it runs.
-
-    Attributes:
-        cores: that it may run on; ``None`` for all.
-        threads: variables that say how many threads to compute with.
-        devices: variables that say which devices are its own.
-        device_ids: their numbers.
-        descriptors: the locks on these devices, which its process keeps.
-    """
-
-    cores: tuple[int, ...] | None = None
-    threads: Mapping[str, str] = field(default_factory=dict)
-    devices: Mapping[str, str] = field(default_factory=dict)
-    device_ids: tuple[int, ...] = ()
-    descriptors: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Inherited:
-    """What a trial has of the process that asks for it, as it was at that moment.
+    """What a trial inherits of the process that asks for it, as of that moment.
 
     Attributes:
         variables: environment variables.
@@ -49,7 +33,7 @@ class Inherited:
 
     @classmethod
     def now(cls) -> Inherited:
-        """Of this process."""
+        """What this process has."""
         return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path))
 
 
@@ -76,17 +60,55 @@ def command(environment: Environment) -> tuple[str, ...]:
 
 
 def environ(
-    environment: Environment, overlay: Mapping[str, str], base: Mapping[str, str], seat: Seat
+    environment: Environment,
+    overlay: Mapping[str, str],
+    base: Mapping[str, str],
+    threads: Mapping[str, str],
+    devices: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of a trial: ``base``, its seat's, the venv's, and the overlay, later ones winning.
-
-    A seat's number of threads gives way to what ``base`` says, its devices do not.
-    """
-    inherited = {name: value for name, value in base.items() if name not in _NOT_INHERITED}
-    inherited = {**seat.threads, **inherited, **seat.devices}
+    """The complete environment of a trial. Later ones win: ``threads``, ``base``, ``devices``, venv, ``overlay``."""
+    variables = {name: value for name, value in base.items() if name not in _NOT_INHERITED}
+    variables = {**threads, **variables, **devices}
     if environment.venv is not None:
         venv = Path(environment.venv).expanduser().absolute()
-        inherited["VIRTUAL_ENV"] = str(venv)
-        inherited["PATH"] = os.pathsep.join([str(venv / "bin"), inherited.get("PATH", os.defpath)])
-        inherited.pop("PYTHONHOME", None)
-    return {**inherited, **overlay}
+        variables["VIRTUAL_ENV"] = str(venv)
+        variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
+        variables.pop("PYTHONHOME", None)
+    return {**variables, **overlay}
+
+
+def zygote_spec(
+    spec: TrialSpec,
+    inherited: Inherited,
+    threads: Mapping[str, str] = MappingProxyType({}),
+    devices: Mapping[str, str] = MappingProxyType({}),
+    fresh: bool = False,
+) -> ZygoteSpec:
+    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
+
+    Args:
+        spec: the trial.
+        inherited: what it has of the process that asks for it.
+        threads: variables with the number of compute threads.
+        devices: variables that select devices.
+        fresh: a zygote that prepares the workload in every child.
+
+    Raises:
+        EnvironmentUnusable: the environment names something that is not there.
+    """
+    return ZygoteSpec(
+        command=command(spec.environment),
+        environ=environ(spec.environment, spec.overlay, inherited.variables, threads, devices),
+        prepare="pytest_aorta.launch.child.main:prepare",
+        argument={
+            "target": spec.workload.target,
+            "overrides": dict(spec.overrides),
+            "steps": spec.steps,
+            "launcher": spec.execution.launcher,
+        },
+        run="pytest_aorta.launch.child.main:run",
+        sys_path=() if spec.environment.venv is not None else inherited.sys_path,
+        cwd=inherited.cwd,
+        fresh=fresh,
+        rehearse="pytest_aorta.launch.child.workload_main:rehearse",
+    )

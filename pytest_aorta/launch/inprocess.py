@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.launch_mode import resolve_launch
-from pytest_aorta.launch.record import build_record, utc_now
-from pytest_aorta.launch.workload_info import Checked
+from pytest_aorta.launch.launch_mode import LaunchPlan, resolve_launch
+from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
@@ -19,24 +20,25 @@ from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 
-def describe_here(spec: TrialSpec) -> dict[str, Any]:
-    """Description of the workload, imported into this process."""
-    return describe(load_class(spec.workload.target), dict(spec.overrides), spec.steps)
-
-
-def check_here(spec: TrialSpec) -> Checked:
+def check_here(spec: TrialSpec) -> PreparedCell:
     """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
-    description = describe_here(spec)
-    if description["config_error"] is not None:
-        raise ConfigError(description["config_error"])
-    resolve_launch(spec, description)
-    return Checked(description["source_digest"], description["config"], 1)  # further ranks are not this record's
+    cell = _prepare(spec, load_class(spec.workload.target))
+    if cell.info.config_error is not None:
+        raise ConfigError(cell.info.config_error)
+    resolve_launch(spec, cell.info.launch_mode, cell.info.min_world_size)
+    return cell
+
+
+def _prepare(spec: TrialSpec, cls: type[Any]) -> PreparedCell:
+    info = WorkloadInfo.model_validate(describe(cls, dict(spec.overrides), spec.steps))
+    return PreparedCell(info, LaunchPlan("single"))  # also of a rank, whose record is of this process alone
 
 
 class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
 
     resumed = False
+    started = True
 
     def __init__(self, spec: TrialSpec) -> None:
         self.spec = spec
@@ -44,13 +46,13 @@ class InProcessTrial:
         self._lifecycle: Lifecycle | None = None
         self._started_at = utc_now()
         self._start = time.monotonic()
-        self._description: dict[str, Any] = {}
+        self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
         try:
-            self._live(phase)
+            self._run_phase(phase)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an exception that takes no attributes
                 error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
@@ -66,14 +68,14 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None: nothing is forked."""
+        """None."""
         return []
 
-    def _live(self, phase: str) -> None:
+    def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             cls = load_class(self.spec.workload.target)
-            self._description = describe(cls, dict(self.spec.overrides), self.spec.steps)
-            source = self._description["source"]
+            self._cell = _prepare(self.spec, cls)
+            source = self._cell.info.source
             static = collect_static(Path(source) if source else None)
             self.seen.see({"type": "env", "env": collect_env(static, self.spec.overlay).to_dict()})
             config = resolve_config(cls, self.spec.overrides, self.spec.steps)
@@ -96,7 +98,7 @@ class InProcessTrial:
             self._record = build_record(
                 self.spec,
                 self.seen,
-                self._description,
+                self._cell,
                 started_at=self._started_at,
                 wall=time.monotonic() - self._start,
             )

@@ -1,4 +1,4 @@
-"""Which way a workload's ranks come to be, and the four rules that a launch must obey."""
+"""How the ranks of a workload are launched, and the rules for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -15,20 +15,18 @@ SCRIPT = "script"
 
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 class LaunchModeError(ValueError):
     """A workload was launched in a way that it does not support."""
 
 
 class EngineUnusable(Exception):
-    """There is nothing that trials could run on: a host cannot be reached, or runs other code."""
+    """No trial can run: a host cannot be reached, or runs other code."""
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How to start a trial's process or processes."""
+class LaunchPlan:
+    """How to start the processes of a trial: ``nproc`` ranks on this host."""
 
     mode: Mode
     nproc: int = 1
@@ -63,57 +61,61 @@ def under_launcher(environ: Mapping[str, str] = os.environ) -> bool:
     return "WORLD_SIZE" in environ and "RANK" in environ
 
 
-def resolve_launch(spec: TrialSpec, description: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Launch:
-    """Apply the rules to one trial.
+def resolve_launch(
+    spec: TrialSpec, launch_mode: str, min_world_size: int, environ: Mapping[str, str] = os.environ
+) -> LaunchPlan:
+    """Plan the launch of a trial.
 
     Args:
         spec: the trial.
-        description: of its workload, as ``trials.loading.describe`` gives it.
-        environ: pytest's own environment, which says whether it is a rank.
+        launch_mode: of its workload.
+        min_world_size: of its workload.
+        environ: pytest's environment, which says whether pytest is a rank.
 
     Raises:
         LaunchModeError: the workload cannot be launched this way; the message says what to type instead.
     """
-    name = spec.workload.name
+    name, execution = spec.workload.name, spec.execution
     size = world_size(environ)
-    minimum = description["min_world_size"]
-    if description["launch_mode"] == SCRIPT:
+    if launch_mode == SCRIPT:
         if size > 1:
             raise LaunchModeError(
                 f"torchrun is to start {name}, but pytest is a rank already; start it without torchrun"
             )
-        return Launch("torchrun", spec.nproc or 1)
-    if description["launch_mode"] != "distributed":
+        return LaunchPlan("torchrun", execution.nproc or 1)
+    if launch_mode != "distributed":
         if size > 1:
             raise LaunchModeError(f"workload {name} is single_process; do not wrap with torchrun")
-        if spec.nproc is not None and spec.nproc > 1:
-            raise LaunchModeError(f"workload {name} is single_process; --aorta-nproc {spec.nproc} does not apply to it")
-        return Launch("single")
-    external = spec.launcher == "external" or (spec.launcher == "auto" and under_launcher(environ))
-    if external:
-        if size < minimum:
+        if execution.nproc is not None and execution.nproc > 1:
             raise LaunchModeError(
-                f"workload {name} requires WORLD_SIZE >= {minimum} (got {size}); launch with "
-                f"torchrun --nproc_per_node={minimum} -m pytest --aorta-workload {name} ..."
+                f"workload {name} is single_process; --aorta-nproc {execution.nproc} does not apply to it"
+            )
+        return LaunchPlan("single")
+    external = execution.launcher == "external" or (execution.launcher == "auto" and under_launcher(environ))
+    if external:
+        if size < min_world_size:
+            raise LaunchModeError(
+                f"workload {name} requires WORLD_SIZE >= {min_world_size} (got {size}); launch with "
+                f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-workload {name} ..."
             )
         if not under_launcher(environ):
             raise LaunchModeError(
                 "--aorta-launcher external: pytest is not a rank, for RANK and WORLD_SIZE are not set; launch with "
-                f"torchrun --nproc_per_node={minimum} -m pytest --aorta-workload {name} ..."
+                f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-workload {name} ..."
             )
-        return Launch("external", size)
-    if spec.isolation == "none":
+        return LaunchPlan("external", size)
+    if execution.isolation == "none":
         raise LaunchModeError(
             f"workload {name} is distributed; --aorta-isolation none runs it only as a rank of an outer launcher: "
-            f"torchrun --nproc_per_node={minimum} -m pytest --aorta-isolation none --aorta-workload {name} ..."
+            f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-isolation none --aorta-workload {name} ..."
         )
-    if spec.elastic.nnodes[1] > 1 and spec.launcher == "torchrun":
+    if execution.elastic.nnodes[1] > 1 and execution.launcher == "torchrun":
         raise LaunchModeError(
             "--aorta-launcher torchrun runs the ranks of one node; several nodes (nnodes=) need --aorta-launcher auto"
         )
-    nodes = spec.elastic.nnodes[0]
-    nproc = spec.nproc if spec.nproc is not None else math.ceil(minimum / nodes)
-    if nproc * nodes < minimum:
+    nodes = execution.elastic.nnodes[0]
+    nproc = execution.nproc if execution.nproc is not None else math.ceil(min_world_size / nodes)
+    if nproc * nodes < min_world_size:
         given = f"--aorta-nproc {nproc}" + (f" on {nodes} nodes" if nodes > 1 else "")
-        raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {minimum} (got {given})")
-    return Launch("torchrun" if spec.launcher == "torchrun" else "elastic", nproc)
+        raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {min_world_size} (got {given})")
+    return LaunchPlan("torchrun" if execution.launcher == "torchrun" else "elastic", nproc)

@@ -1,4 +1,4 @@
-"""Trials whose nodes are hosts of the runtime: one job on each, of which that of the first host is the trial."""
+"""Trials whose nodes are hosts of the runtime: one job on each host; the record is that of the first one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
-#: Port at which nodes meet on a host that cannot be asked for a free one; torchrun's.
+#: Port of the rendezvous on a host that cannot be asked for a free one; torchrun's default.
 _PORT = 29400
 
 
-class NodesTrial(SlotTrial):
-    """A trial that runs on several hosts at once; the others' records are in that of the first."""
+class MultiNodeTrial(SlotTrial):
+    """The job of a trial's first node. Its record holds the ranks of the ``others`` as well."""
 
     def __init__(self, spec: TrialSpec, folder: Path) -> None:
         super().__init__(spec, folder)
         self.others: list[SlotTrial] = []
 
     def interrupt(self, why: str) -> None:
-        """End it, everywhere."""
+        """End it, on all hosts."""
         super().interrupt(why)
         for other in self.others:
             other.interrupt(why)
@@ -34,7 +34,7 @@ class NodesTrial(SlotTrial):
     def finish(self) -> TrialResult:
         """Block until its processes are gone, on all hosts; the record."""
         record = super().finish()
-        if record.failure is not None:  # they may wait for the first one
+        if record.failure is not None:  # the other nodes may wait for the first one
             for other in self.others:
                 other.interrupt("the first node has ended")
         for other in self.others:
@@ -42,8 +42,8 @@ class NodesTrial(SlotTrial):
         return record
 
 
-class Meeting:
-    """Where the hosts of an engine meet, and how each of them takes part in a trial.
+class MultiNodePlan:
+    """Which hosts are the nodes of a trial, and the endpoint of their rendezvous.
 
     Args:
         options: of the agents.
@@ -59,30 +59,30 @@ class Meeting:
                 f"nnodes={options.nnodes[0]}:{options.nnodes[1]} needs {options.nnodes[0]} hosts, "
                 f"but --aorta-host names {len(hosts)}"
             )
-        self.nodes = min(options.nnodes[1], len(hosts))
+        self.count = min(options.nnodes[1], len(hosts))
         self._endpoint = options.rdzv_endpoint or _endpoint_on(hosts[0])
 
     @property
     def port(self) -> int:
-        """On the first host."""
+        """Of the rendezvous, on the first host."""
         return int(self._endpoint.rpartition(":")[2])
 
     def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
         """A trial as one of its nodes runs it."""
-        most = max(spec.elastic.nnodes[0], self.nodes)
-        options = replace(
-            spec.elastic, nnodes=(spec.elastic.nnodes[0], most), node_rank=node, rdzv_endpoint=self._endpoint
-        )
-        return replace(spec, elastic=options)
+        elastic = spec.execution.elastic
+        least = elastic.nnodes[0]
+        nnodes = (least, max(least, self.count))
+        elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint)
+        return replace(spec, execution=replace(spec.execution, elastic=elastic))
 
 
-def meeting_of(options: ElasticOptions | None, hosts: Sequence[str]) -> Meeting | None:
-    """Where the hosts meet, if trials have several nodes and these are the hosts."""
-    return Meeting(options, hosts) if options is not None and hosts and has_several(options) else None
+def plan_nodes(options: ElasticOptions | None, hosts: Sequence[str]) -> MultiNodePlan | None:
+    """The plan of trials whose nodes are ``hosts``; ``None`` where each trial runs on one host."""
+    return MultiNodePlan(options, hosts) if options is not None and hosts and has_several(options) else None
 
 
 def _endpoint_on(host: str) -> str:
-    """A place on a host, which an execnet specification names."""
+    """An endpoint on the host of an execnet specification."""
     import execnet
 
     spec = execnet.XSpec(host)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
-from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -18,16 +19,14 @@ from pytest_aorta.trials.spec import TrialSpec
 def build_record(
     spec: TrialSpec,
     seen: Observed,
-    description: dict[str, Any],
+    cell: PreparedCell | None = None,
     *,
     started_at: str,
-    nproc: int = 1,
     wall: float = 0.0,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
-    launcher: str | None = None,
 ) -> TrialResult:
-    """The complete record of a trial that is over."""
+    """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
@@ -38,9 +37,7 @@ def build_record(
     result["failure_details"] = details + seen.notes
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
     environment = spec.environment
-    fingerprint = None
-    if description:
-        fingerprint = spec.fingerprint(description["source_digest"], description["config"], nproc)
+    mode = "single" if cell is None else cell.plan.mode
     return TrialResult(
         trial_id=spec.trial_id,
         workload=spec.workload.name,
@@ -56,20 +53,25 @@ def build_record(
             source_package=environment.source_package,
         ),
         mitigations_applied=list(spec.mitigations),
-        config=description.get("config", {}),
+        config={} if cell is None else cell.info.config,
         env=env,
         result=ResultRecord.model_validate(result),
         wall_clock_sec=wall,
         exit_status=status,
         failure=None if failure is None else Failure.model_validate(failure),
-        elastic=None if launcher is None else _elastic(spec, seen, launcher),
+        elastic=None if mode == "single" else _elastic(spec, seen, mode),
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
-        request_fingerprint=fingerprint,
+        request_fingerprint=None if cell is None else cell.fingerprint(spec),
         artifacts=dict(artifacts),
     )
+
+
+def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
+    """The record of a trial that was not started, or whose process died without a word; ``lost`` is its failure."""
+    return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 
 def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
@@ -79,12 +81,7 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
             "states": seen.states,
             "restarts": sum(attempt["reason"] == "failure" for attempt in seen.attempts),
             "attempts": seen.attempts,
-            "options": spec.elastic.to_plain(),
+            "options": spec.execution.elastic.to_plain(),
             "launcher_variables": seen.launcher_variables,
         }
     )
-
-
-def utc_now() -> str:
-    """ISO 8601 in UTC, with milliseconds."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

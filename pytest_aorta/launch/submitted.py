@@ -1,29 +1,33 @@
-"""A trial on its way, as whoever has asked for it sees it: it runs on a slot, of this host or of another one."""
+"""A trial that was submitted to the engine, as its caller sees it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pytest_aorta.launch.host.process_trial import ending, interruption
-from pytest_aorta.launch.record import build_record, utc_now
+from pytest_aorta.launch.job_messages import JobEvent
+from pytest_aorta.launch.record import build_record
+from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
-from pytest_aorta.trials.outcome import Observed
-from pytest_aorta.trials.result import Phase, TrialResult
+from pytest_aorta.trials.events import FailureData, Phase
+from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.orchestrator import TaskRef
+    from pytest_aorta.runtime.handles import TaskRef
 
 
 class RunningTrial(Protocol):
-    """A trial on its way."""
+    """A trial that was started, or need not run because an earlier run has its result."""
 
     spec: TrialSpec
-    #: Whether an earlier run has its result, and it is not run.
+    #: Whether the result is that of an earlier run.
     resumed: bool
+    #: Whether it runs, or has run.
+    started: bool
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
@@ -35,17 +39,17 @@ class RunningTrial(Protocol):
         """Whether it has failed already."""
 
     def interrupt(self, why: str) -> None:
-        """End it now, because of ``why``; unless it has a result, it cannot be judged."""
+        """End it now, because of ``why``; without a result it is ``infrastructure_failed``."""
 
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record."""
 
     def take_warnings(self) -> list[str]:
-        """What the user should know, and has not been told."""
+        """Warnings for the user since the last call."""
 
 
 class SlotTrial:
-    """A trial that the engine was given. Its events come on other threads."""
+    """A trial that is a job of the engine. Its events come on other threads."""
 
     resumed = False
 
@@ -64,30 +68,30 @@ class SlotTrial:
         self.started = False
 
     def follow(self, ref: TaskRef) -> None:
-        """It is this task of the engine."""
+        """``ref`` is its task."""
         self._ref = ref
         ref.when_settled(self._settle)
 
     def begin(self, prepare: Callable[[], None] | None) -> None:
-        """A slot takes it now."""
+        """Called when a slot takes it."""
         if prepare is not None:
             prepare()
         self.started = True
 
-    def receive(self, event: dict[str, Any]) -> None:
-        """Take in one event of ``launch.tasks.run_trial``."""
-        if "file" in event:
-            self._write(event["file"], event["data"])
+    def receive(self, event: JobEvent) -> None:
+        """Take in one event of the job."""
+        if event["type"] == "file":
+            self._write(event["name"], event["data"])
             return
         with self._changed:
-            if "warning" in event:
-                self._warnings.append(event["warning"])
+            if event["type"] == "warning":
+                self._warnings.append(event["text"])
             else:
-                self._ended[event["ended"]] = not event["failed"]
+                self._ended[event["phase"]] = not event["failed"]
             self._changed.notify_all()
 
     def _write(self, name: str, data: bytes) -> None:
-        """A piece of a file of another host; never outside of the trial's own folder."""
+        """Append to a file of the trial's folder; ignores paths outside of that folder."""
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts:
             return
@@ -117,7 +121,7 @@ class SlotTrial:
         return self._settled is not None or not all(self._ended.values())
 
     def take_warnings(self) -> list[str]:
-        """What the user should know, and has not been told."""
+        """Warnings for the user since the last call."""
         with self._changed:
             taken, self._warnings = self._warnings, []
         return taken
@@ -139,7 +143,7 @@ class SlotTrial:
         return self._record
 
     def _phase(self) -> Phase:
-        """Where it was when it was last heard of."""
+        """The phase of which the last event spoke."""
         if not self.started:
             return "launch"
         return "cleanup" if "run" in self._ended else "run" if "setup" in self._ended else "setup"
@@ -148,26 +152,23 @@ class SlotTrial:
         if settled.outcome is Outcome.SUCCESS:
             return TrialResult.from_dict(settled.payload)
         seen = Observed(lost=lost_of(settled, self._why, self._phase()))
-        logs = logs_in(self.folder) if self.started else {}  # else an earlier run's
-        return build_record(self.spec, seen, {}, started_at=self._submitted_at, artifacts=logs)
+        logs = logs_in(self.folder) if self.started else {}  # what lies there is of an earlier run
+        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs)
 
 
-def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> dict[str, Any]:
-    """Why a trial has no record of its own: as the ``failure`` of one."""
+def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
+    """The ``failure`` of a trial whose job gave no record."""
     failure = settled.failure
     details = dict(failure.details) if failure is not None else {}
     if settled.outcome is Outcome.CANCELLED or failure is None:
         return interruption(phase, why or "not wanted any more")
     if "phase" in details:  # its cell could not be prepared, or has no devices any more
-        return {
-            "phase": details["phase"],
-            **ending(details["returncode"]),
-            **(details["error"] or {"message": details["message"]}),
-        }
+        error = details["error"] or {"message": details["message"]}
+        return exit_failure(details["phase"], details["returncode"], error)
     if settled.outcome is Outcome.ENDPOINT_FAILURE:
         what = "there is no host left to run it" if phase == "launch" else "the host that ran this trial died"
         return {"phase": phase, "kind": "exception", "message": f"{what}: {failure.message}"}
-    lost = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
+    lost: FailureData = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
     return {**lost, "traceback": failure.traceback} if failure.traceback else lost
 
 

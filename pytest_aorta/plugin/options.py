@@ -1,6 +1,6 @@
 """Command line, environment variables and ini file to one Selection.
 
-Every option has three sources, the first that says something wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
+Every option has three sources, of which the first with a value wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
 ``aorta_NAME`` in the ini file.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
 
 if TYPE_CHECKING:
     import pytest
@@ -273,49 +275,49 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         OptionError: naming the value, where it came from and what would be valid.
     """
     from pytest_aorta.plan import Selection
+    from pytest_aorta.trials.execution import Execution, Resources
+    from pytest_aorta.trials.limits import Limits
 
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
     base = config.inipath.parent if config.inipath is not None else config.invocation_params.dir
-    chosen: dict[str, Any] = {
-        "workloads": values["aorta_workload"],
-        "environments": values["aorta_environment"],
-        "mitigations": values["aorta_mitigations"],
-        "extra_env": {name: value for pairs in values["aorta_extra_env"] for name, value in pairs.items()},
-        "config": dict(values["aorta_config"]),
-        "registry_files": tuple(_path(text, base) for text in values["aorta_registry_file"]),
-    }
     if values["aorta_slots"] == 0:
-        from pytest_aorta.plugin.slot_options import automatic_slots
-
-        values["aorta_slots"] = automatic_slots(config, values["aorta_devices"])
-    if values["aorta_elastic"]:
+        values["aorta_slots"] = _automatic_slots(config, values["aorta_devices"])
+    if values["aorta_elastic"] is not None:
         from pytest_aorta.trials.elastic_options import elastic_options
 
-        chosen["elastic"] = elastic_options(dict(values["aorta_elastic"]))
-    chosen["hosts"] = _hosts(values["aorta_host"])
-    for name in (
-        "trials",
-        "steps",
-        "collect",
-        "resume",
-        "timeout",
-        "stall_timeout",
-        "grace",
-        "memory",
-        "log_limit",
-        "isolation",
-        "slots",
-        "devices",
-        "nproc",
-        "launcher",
-        "order",
-    ):
-        chosen[name] = values[f"aorta_{name}"]
+        values["aorta_elastic"] = elastic_options(dict(values["aorta_elastic"]))
     if values["aorta_results_dir"] is not None:
-        chosen["results_dir"] = Path(values["aorta_results_dir"])
-    # No devices are something else than nothing said about devices.
-    devices = {} if chosen["devices"] is None else {"devices": chosen["devices"]}
-    return Selection(**{**{name: value for name, value in chosen.items() if value not in (None, ())}, **devices})
+        values["aorta_results_dir"] = Path(values["aorta_results_dir"])
+
+    def given(*names: str, **renamed: str) -> dict[str, Any]:
+        """Values by field, of those options that have one; ``renamed`` maps fields to options of other names."""
+        found = {field: values[f"aorta_{name}"] for field, name in [*zip(names, names, strict=True), *renamed.items()]}
+        return {field: value for field, value in found.items() if value is not None}
+
+    return Selection(
+        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "order"),
+        **given(workloads="workload", environments="environment"),
+        extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
+        config=dict(values["aorta_config"] or ()),
+        registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
+        execution=Execution(**given("isolation", "launcher", "nproc", "elastic")),
+        limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
+        resources=Resources(**given("slots", "devices"), hosts=_hosts(values["aorta_host"] or ())),
+    )
+
+
+def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:
+    """One per device that may be leased, else one per physical core that pytest may use.
+
+    One for an xdist worker, whose siblings are the other slots.
+    """
+    if is_worker(config) or is_controller(config):
+        return 1
+    if devices:
+        return len(devices)
+    import psutil
+
+    return max(1, min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))))
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -332,7 +334,7 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(expand_specs(texts))
     except ValueError:
         pass
-    try:  # for the message; the values of variables may be secrets, and no mistake is one of theirs
+    try:  # for the message, without the values of variables: these may be secrets, and are never the mistake
         expand_specs([without_values(text) for text in texts])
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
@@ -351,7 +353,7 @@ def _path(text: str, base: Path) -> Path:
 
 
 def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> Any:
-    """Parsed values of the first source that says something; a tuple for ``repeat`` options."""
+    """Parsed values of the first source that has some, a tuple for ``repeat`` options; ``None`` if none has."""
     given = getattr(config.option, option.ini, None)
     source = option.flag
     if given is None and environ.get(option.variable):
@@ -361,8 +363,8 @@ def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> 
     if given is None:
         given = config.getini(option.ini) or None
         source = f"{option.ini} in {config.inipath}"
-    if given is None:
-        return () if option.repeat else None
+    if given is None or given == []:
+        return None
     texts = given if isinstance(given, list) else [given]
     parsed = tuple(_parse(option, text, source) for text in texts)
     return parsed if option.repeat else parsed[0]

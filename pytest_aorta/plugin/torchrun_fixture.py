@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.script import TARGET
 from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.marked_tests import in_a_process
 from pytest_aorta.plugin.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.elastic_options import ElasticOptions
@@ -43,7 +44,7 @@ class RunTorchrun:
         timeout: float | None = None,
         mitigations: Sequence[str] = ("none",),
     ) -> TorchrunResult:
-        """Run it in processes of its own and wait for their end. What the script does is in the result.
+        """Run a script in separate processes and wait for their end. What it does is in the result, not an exception.
 
         Args:
             script: a file, looked for in ``cwd`` and then beside the test; or ``"-m"``, and a module's name follows.
@@ -97,17 +98,18 @@ class RunTorchrun:
             extra_env={**run.selection.extra_env, **(env or {})},
             steps=None,
             config=options,
-            # A script cannot report progress.
-            stall_timeout=None,
-            isolation="fork" if run.selection.isolation == "none" else run.selection.isolation,
-            launcher="torchrun",
-            nproc=nproc,
-            elastic=ElasticOptions(max_restarts=max_restarts),
+            execution=replace(
+                in_a_process(run.selection.execution),
+                launcher="torchrun",
+                nproc=nproc,
+                elastic=ElasticOptions(max_restarts=max_restarts),
+            ),
+            limits=replace(run.selection.limits, stall_timeout=None),  # a script cannot report progress
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
-        # Anew every time: which files a script takes part of its course from is not known.
-        trial, place = self._run.carry_out(spec, timeout=timeout, anew=True)
-        return TorchrunResult.of(trial, nproc, place.folder_in(run.results))
+        # Anew every time: which files decide what a script does is not known.
+        trial, paths = self._run.carry_out(spec, timeout=timeout, anew=True)
+        return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
     def _find(
         self, words: list[str], folder: Path, pythonpath: str | None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.git import git_state_now
 from pytest_aorta.probe.guard import Facts, Guard, describe
+from pytest_aorta.probe.imported_modules import imported_modules
 from pytest_aorta.probe.libraries import mapped_objects
-from pytest_aorta.probe.modules import imported_modules
 from pytest_aorta.probe.plain import plain
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.process_state import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
 from pytest_aorta.probe.static import StaticEnv, gather_static
 from pytest_aorta.probe.torch_state import torch_state
@@ -41,7 +41,7 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
     """Find out where and in what this process runs. Never raises.
 
     With ``static`` this takes about a millisecond, and starts no process unless files of the workload's repository have
-    changed since: then git is asked once. Every trial can afford it.
+    changed since: then git runs once. Every trial can afford it.
 
     Args:
         static: what ``collect_static()`` found in this process or the one it was forked from; without it, this
@@ -62,8 +62,7 @@ def collect_end(static: StaticEnv | None = None, over: bool = True) -> EndSnapsh
 
     Args:
         static: as for ``collect_env()``.
-        over: false in a rehearsal before ``run()``, whose result is of no interest: nothing is asked that torch finds
-            out only once.
+        over: false in a rehearsal before ``run()``: leaves out what torch decides for good when it is first asked.
     """
     try:
         return _collect_end(static if static is not None else collect_static(), over)

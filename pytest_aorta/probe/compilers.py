@@ -19,9 +19,9 @@ _MARKS = {"nvcc": "release ", "hipcc": "HIP version"}
 
 
 def compilers(guard: Guard) -> Facts:
-    """``path`` and ``version`` (the line in which the tool says it) of each; ``None`` for one that is not on PATH.
+    """``path`` and ``version`` (the line of its output that has it) of each; ``None`` for one that is not on PATH.
 
-    All are asked at once, and given three seconds together. None of them looks at a GPU to tell its version.
+    All run at once, for at most three seconds together. None of them looks at a GPU for this.
     """
     paths = {name: shutil.which(name) for name in _TOOLS}
     answers = ask_all({name: [path, "--version"] for name, path in paths.items() if path}, _TIMEOUT_SEC)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.files import first_line, keyed_lines
+from pytest_aorta.probe.kernel_files import first_line, keyed_lines
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts
@@ -21,7 +21,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def cpu_topology(root: Path = Path("/")) -> Facts:
     """``sockets``, ``cores_per_socket`` and ``threads_per_core`` of the processors that are online.
 
-    Each is the largest, where sockets or cores differ (hybrid processors); ``None`` where the kernel does not tell.
+    Each is the largest, where sockets or cores differ (hybrid processors); ``None`` where the kernel does not show it.
     """
     cores_of_socket: dict[str, set[str]] = {}
     threads_of_core: dict[str, int] = {}
@@ -55,7 +55,7 @@ def cpu_frequency(root: Path = Path("/")) -> Facts:
     """How the clocks are governed: ``driver``, ``governors`` in use, ``max_mhz`` of the fastest processor.
 
     ``limit_mhz`` is the lowest limit that is set for any processor, ``boost`` whether it may clock higher than its
-    nominal frequency. Virtual machines have none of it, only ``nominal_mhz``: what /proc/cpuinfo says.
+    nominal frequency. Virtual machines have none of it, only ``nominal_mhz``: the one in /proc/cpuinfo.
     """
     base = root / "sys/devices/system/cpu"
     policies = list(base.glob("cpufreq/policy[0-9]*"))
@@ -82,13 +82,13 @@ def _boost(base: Path) -> bool | None:
 
 
 def clock_mhz(root: Path = Path("/")) -> float | None:
-    """The clock, now, of the first processor that this process may run on; ``None`` where the kernel does not tell."""
+    """The present clock of the first processor that this process may run on; ``None`` where it is not shown."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     return _mhz(root / f"sys/devices/system/cpu/cpu{min(cpus)}/cpufreq/scaling_cur_freq")
 
 
 def clock_is_cheap(root: Path = Path("/")) -> bool:
-    """Whether ``clock_mhz`` tells something, in less than a millisecond."""
+    """Whether ``clock_mhz`` gives a number, within a millisecond."""
     start = time.perf_counter()
     try:
         return clock_mhz(root) is not None and time.perf_counter() - start < _CHEAP_SEC

@@ -1,7 +1,7 @@
 """The state of the repository that holds a workload's source.
 
-Git is asked when a cell starts. For a trial it is asked again only when a file has changed since: a few hundred calls
-of stat() cost a trial less than a process does.
+Git runs when a cell starts. For a trial it runs again only when a file has changed since: a few hundred calls of stat()
+cost a trial less than a process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.modules import file_of
+from pytest_aorta.probe.imported_modules import file_of
 from pytest_aorta.probe.tool import Answer, ToolFailed, ask
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TIMEOUT_SEC = 5.0
 _TIMEOUT_IN_TRIAL_SEC = 1.0
 
-# No lock in the repository of somebody who is working in it, no question on the terminal, no fetch of missing objects.
+# No lock in a repository that is being worked in, no question on the terminal, no fetch of missing objects.
 _ENVIRON = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 
 # About a millisecond's worth of stat().
@@ -34,7 +34,7 @@ MOST_WATCHED = 500
 
 @dataclass(frozen=True)
 class GitWatch:
-    """What tells a trial whether the state of a repository can have changed since its cell started.
+    """Signs of a change of a repository since the start of a cell.
 
     Attributes:
         root: the repository's folder.
@@ -58,8 +58,8 @@ def git_state(source: Path | None, guard: Guard) -> tuple[Facts | None, GitWatch
     files: results written beside the source do not count. ``source_tracked`` is ``False`` when the commit does not
     contain the source at all.
 
-    ``as_of`` is ``cell`` for a state that no watched file has left since, ``trial`` for one that was asked for by the
-    trial; ``watched_files`` of ``tracked_files`` are watched. The second value is what ``git_state_now()`` needs.
+    ``as_of`` is ``cell`` for a state that no watched file has left since, ``trial`` for one that git gave for
+    the trial; ``watched_files`` of ``tracked_files`` are watched. The second value is what ``git_state_now()`` needs.
     """
     if source is None:
         return None, None
@@ -69,13 +69,13 @@ def git_state(source: Path | None, guard: Guard) -> tuple[Facts | None, GitWatch
     if root is None or git is None:
         return None, None
     tracked = guard.fact("git.tracked", lambda: _tracked(git, root), None)
-    # Before git is asked for its status: what changes in between is then noticed by the trials.
+    # Before the status: a trial then notices what changes in between.
     watch = guard.fact("git.watch", lambda: _watch(root, source, tracked), None) if tracked is not None else None
     state: Facts = {"root": str(root), "commit": None, "branch": None, "dirty": None, "changed_files": None}
     nothing: Facts = {}
     state |= guard.fact("git.status", lambda: _status(git, root, _TIMEOUT_SEC), nothing)
     state |= {
-        "source_tracked": None if tracked is None else _holds(tracked, _as_git_says(source.relative_to(root))),
+        "source_tracked": None if tracked is None else _holds(tracked, _name_in_git(source.relative_to(root))),
         "as_of": "cell",
         "watched_files": None if watch is None else watch.watched,
         "tracked_files": None if tracked is None else len(tracked),
@@ -84,9 +84,9 @@ def git_state(source: Path | None, guard: Guard) -> tuple[Facts | None, GitWatch
 
 
 def git_state_now(state: Facts | None, watch: GitWatch | None) -> Facts | None:
-    """``state`` as it is for a trial: itself, unless a watched file has changed; then git is asked once.
+    """``state`` as it is for a trial: itself, unless a watched file has changed; then git runs once.
 
-    Without a watch, which is to say that git has failed already, it is not asked. Raises ``ToolFailed`` or ``OSError``.
+    Without a watch git has failed already, and is left alone. Raises ``ToolFailed`` or ``OSError``.
     """
     if state is None or watch is None or _seen(watch.files) == watch.seen:
         return state
@@ -105,7 +105,7 @@ def _root(source: Path) -> Path | None:
 def _status(git: str, root: Path, timeout_sec: float) -> Facts:
     """``commit``, ``branch``, ``dirty`` and ``changed_files``, from one question."""
     question = ("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
-    lines = _said(git, root, timeout_sec, *question).splitlines()
+    lines = _output(git, root, timeout_sec, *question).splitlines()
     heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
     commit, branch = heads.get("branch.oid"), heads.get("branch.head")
     changed = sum(not line.startswith("#") for line in lines)
@@ -118,7 +118,7 @@ def _status(git: str, root: Path, timeout_sec: float) -> Facts:
 
 
 def _tracked(git: str, root: Path) -> list[str]:
-    return [name for name in _said(git, root, _TIMEOUT_SEC, "ls-files", "-z", "--cached").split("\0") if name]
+    return [name for name in _output(git, root, _TIMEOUT_SEC, "ls-files", "-z", "--cached").split("\0") if name]
 
 
 def _holds(tracked: Iterable[str], name: str) -> bool:
@@ -126,7 +126,7 @@ def _holds(tracked: Iterable[str], name: str) -> bool:
     return any(file == name or file.startswith(f"{name}/") or name == "." for file in tracked)
 
 
-def _as_git_says(path: Path) -> str:
+def _name_in_git(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -168,7 +168,7 @@ def _seen(files: Sequence[str]) -> bytes:
     return numbers.tobytes()
 
 
-def _said(git: str, root: Path, timeout_sec: float, *question: str) -> str:
+def _output(git: str, root: Path, timeout_sec: float, *question: str) -> str:
     """What git printed."""
     # fsmonitor would leave a daemon behind.
     command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]

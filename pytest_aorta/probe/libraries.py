@@ -1,6 +1,6 @@
 """Which shared libraries are loaded in this process.
 
-A wheel's own RCCL, the system's and a preloaded one all say "RCCL"; the path says which one it is.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE = " (deleted)"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not tell."""
+    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
     return _relevant(_mapped(maps))
 
 

@@ -113,11 +113,11 @@ def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> 
     unreadable = []
     for distribution in distributions:
         try:
-            told = _headers(distribution)
+            fields = _headers(distribution)
             # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
-            if "Name" not in told or "Version" not in told:
+            if "Name" not in fields or "Version" not in fields:
                 continue
-            name, version = told["Name"], told["Version"]
+            name, version = fields["Name"], fields["Version"]
         except Exception as error:
             unreadable.append(f"{type(error).__name__}: {error}")
             continue
@@ -143,9 +143,9 @@ def _top_level_names(distribution: metadata.Distribution) -> set[str]:
     Found without ``metadata.packages_distributions()``, which takes a millisecond for each distribution.
     """
     try:
-        told = distribution.read_text("top_level.txt")
-        if told is not None:
-            return set(told.split())
+        names = distribution.read_text("top_level.txt")
+        if names is not None:
+            return set(names.split())
         return {folder or module for folder, module in _RECORDED.findall(distribution.read_text("RECORD") or "")}
     except (OSError, UnicodeDecodeError):
         return set()

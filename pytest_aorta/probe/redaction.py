@@ -7,8 +7,8 @@ import re
 REDACTED = "<redacted>"
 """Stands for a value that is a secret or carries one inside it."""
 
-# People put tokens under known prefixes (SLURM_JWT is SLURM's own). Losing a harmless value costs a line in a report,
-# publishing a token costs more: so these match anywhere in the name ...
+# Known prefixes may have tokens behind them (SLURM_JWT is set by SLURM itself). Losing a harmless value costs a line in
+# a report, publishing a token costs more: so these match anywhere in the name ...
 _SECRET_WORDS = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|API_KEY|ACCESSKEY|PRIVATEKEY|JWT"
 )
@@ -27,7 +27,7 @@ _WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
-def says_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a variable of this name is to be taken for a secret."""
     if name in _NEVER:
         return True
@@ -39,11 +39,11 @@ def says_secret(name: str) -> bool:
     return parts[-1] == "PASS" or not _SECRET_PARTS.isdisjoint(parts)
 
 
-def holds_secret(value: str) -> bool:
-    """Whether a value has a user in a URL, or an assignment to a name that says it is a secret."""
+def has_secret(value: str) -> bool:
+    """Whether a value has a user in a URL, or an assignment to the name of a secret."""
     if "://" in value and _USER_IN_URL.search(value):
         return True
-    return any(says_secret(left or right) for left, right in _ASSIGNMENT.findall(value))
+    return any(is_secret_name(left or right) for left, right in _ASSIGNMENT.findall(value))
 
 
 def redacted_command_line(line: str) -> str:
@@ -55,13 +55,13 @@ def redacted_command_line(line: str) -> str:
     value_follows = False
     for word in _WORD.findall(line):
         name, assigns, value = word.partition("=")
-        secret = says_secret(_NOT_IN_NAMES.sub("_", name).strip("_"))
+        secret = is_secret_name(_NOT_IN_NAMES.sub("_", name).strip("_"))
         option = word.startswith("-")
         if value_follows and not option:
             words.append(REDACTED)
         elif assigns:
-            words.append(f"{name}={REDACTED}" if secret or holds_secret(value) else word)
+            words.append(f"{name}={REDACTED}" if secret or has_secret(value) else word)
         else:
-            words.append(REDACTED if holds_secret(word) else word)
+            words.append(REDACTED if has_secret(word) else word)
         value_follows = option and secret and not assigns
     return " ".join(words)

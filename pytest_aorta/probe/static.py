@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.accelerator import accelerator
 from pytest_aorta.probe.compilers import compilers
-from pytest_aorta.probe.context import runtime_context
 from pytest_aorta.probe.cpu import clock_is_cheap
 from pytest_aorta.probe.git import GitWatch, git_state
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.host import host
 from pytest_aorta.probe.interpreter import interpreter
 from pytest_aorta.probe.libraries import loaded_libraries
+from pytest_aorta.probe.machine import host
 from pytest_aorta.probe.packages import Installed, installed_distributions, packages
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.runtime_context import runtime_context
 from pytest_aorta.probe.torch_build import torch_build
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StaticEnv:
-    """What cannot change while a process and its forks live, as plain data that pickles and serialises.
+    """What cannot change during the life of a process and its forks, as plain data that pickles and serialises.
 
     Attributes:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
         reasons: why some probes failed, one line each.
         parts_ms: milliseconds that each section took.
         installed: the installed distributions, all of them.
-        git: what tells a trial whether the state of the repository can have changed; ``None`` without one.
+        git: signs of a change of the workload's repository; ``None`` without one.
         clock: whether the processor's clock can be read in every trial.
     """
 

@@ -29,7 +29,7 @@ def torch_state(guard: Guard, over: bool = True) -> Facts | None:
     """Settings of torch that decide what it computes, and its devices; ``None`` when it has not been imported.
 
     Settings of the calling thread where torch keeps them per thread: gradients, autocast, the default device.
-    ``over`` is false in a process whose workload has not run yet: nothing that would fix a setting is asked for.
+    ``over`` is false in a process whose workload has not run yet: then no question that would fix a setting.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -99,7 +99,7 @@ def _matmul(torch: ModuleType) -> Facts:
 def _fp32_precision(settings: object) -> str | None:
     """``ieee``, ``tf32``, ...; ``none`` is torch's own default. Asked in the newer way where there is one.
 
-    The older way is refused once somebody has used the newer.
+    Torch refuses the older way once the newer has been used.
     """
     precision: str | None = getattr(settings, "fp32_precision", None)
     if precision is not None:
@@ -109,7 +109,7 @@ def _fp32_precision(settings: object) -> str | None:
 
 
 def _allocator(torch: ModuleType) -> Facts:
-    """``settings`` as given by variables and calls, ``backend`` of a GPU build; ``None`` for what torch cannot tell."""
+    """``settings`` as given by variables and calls, ``backend`` of a GPU build; ``None`` where torch shows none."""
     settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.plain import printable, words
-from pytest_aorta.probe.redaction import REDACTED, holds_secret, says_secret
+from pytest_aorta.probe.redaction import REDACTED, has_secret, is_secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -49,7 +49,7 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
     for name in environ:
         if name in named:
             found[printable(name)] = printable(environ[name])
-        elif (name in NAMES or name.partition("_")[0] in FAMILIES) and not says_secret(name):
+        elif (name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name):
             value = environ[name]
-            found[printable(name)] = REDACTED if holds_secret(value) else printable(value)
+            found[printable(name)] = REDACTED if has_secret(value) else printable(value)
     return dict(sorted(found.items()))

@@ -107,11 +107,15 @@ class TaskError(RuntimeError):
 
 @dataclass(frozen=True)
 class Completion:
-    """What an endpoint tells of a task that it ran."""
+    """How a task ended at the endpoint that ran it."""
 
     outcome: Outcome
     payload: Any = None
     failure: Failure | None = None
+
+    def at(self, place: str) -> Completion:
+        """The same, seen from one level above."""
+        return self if self.failure is None else replace(self, failure=self.failure.at(place))
 
 
 def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceback: str = "") -> Completion:

@@ -7,19 +7,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
-from pytest_aorta.runtime.endpoints.child_processes import Staff
+from pytest_aorta.runtime.endpoints.child_processes import ChildProcesses
 from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
-from pytest_aorta.runtime.engine.engine import Engine
-from pytest_aorta.runtime.engine.runs import Run, RunHandle
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
-from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, Definition, define
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher
+from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.handles import RunHandle
+from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.orchestrator import Orchestrator
+from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +92,7 @@ class Worker:
         self._lifecycle = threading.RLock()
         self._building = threading.Lock()
         self._builder: int | None = None
-        self._session: tuple[Run, Orchestrator] | None = None
+        self._session: tuple[GraphRun, Orchestrator] | None = None
         self._job_service: Any = None
         self._teardown_reached = False
 
@@ -99,10 +101,47 @@ class Worker:
         """Places for jobs here and below."""
         return len(self.slots) + sum(child.total_slots for child, _ in self.children)
 
-    @property
-    def has_slots(self) -> bool:
-        """Whether it takes jobs, and not graphs."""
-        return self.total_slots > 0
+    def spec(self, above: CallableTable | None = None) -> WorkerSpec:
+        """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
+        callables = self.callables.table(above)
+        return WorkerSpec(
+            level=self.level,
+            callables=callables,
+            device_ids=self.device_ids,
+            num_sub_workers=self.num_sub_workers,
+            slots=len(self.slots),
+            heap_ring_size=self.heap_ring_size,
+            startup_timeout_s=self.startup_timeout_s,
+            prepare=self.prepare,
+            service=self.service,
+            service_argument=self.service_argument,
+            grace=self.grace,
+            identity=dict(self.identity),
+            eligible=dict(self.eligible),
+            children=tuple((child.spec(callables), host) for child, host in self.children),
+        )
+
+    @classmethod
+    def from_spec(cls, spec: WorkerSpec) -> Worker:
+        """The reverse of ``spec``: a worker that is not started."""
+        worker = cls(
+            spec.level,
+            device_ids=spec.device_ids,
+            num_sub_workers=spec.num_sub_workers,
+            slots=spec.slots,
+            heap_ring_size=spec.heap_ring_size,
+            startup_timeout_s=spec.startup_timeout_s,
+            service=spec.service,
+            service_argument=spec.service_argument,
+            grace=spec.grace,
+        )
+        worker.prepare = spec.prepare
+        worker.callables = Callables.from_table(spec.callables)
+        worker.identity = spec.identity
+        worker.eligible = dict(spec.eligible)
+        for child, host in spec.children:
+            worker.add_worker(cls.from_spec(child), host)
+        return worker
 
     # Before init
 
@@ -152,7 +191,7 @@ class Worker:
                 handle = self.callables.add(definition)
                 try:
                     if new:
-                        self._staff.broadcast(definition)
+                        self._child_processes.broadcast(definition)
                 except BaseException:
                     self.callables.remove(handle)
                     raise
@@ -168,7 +207,7 @@ class Worker:
             digest = self.callables.remove(handle)
             self.eligible.pop(handle.serial, None)
             if digest is not None and self._state == "READY":
-                self._staff.withdraw(digest)
+                self._child_processes.withdraw(digest)
 
     def accept(self, definition: Definition) -> None:
         """Take in what a worker above has registered."""
@@ -177,7 +216,7 @@ class Worker:
             known = definition.digest in self.callables.definitions
             self.callables.accept(definition)
             try:
-                self._staff.broadcast(definition)
+                self._child_processes.broadcast(definition)
             except BaseException:
                 if not known:
                     self.callables.definitions.pop(definition.digest, None)
@@ -188,7 +227,7 @@ class Worker:
         with self._lifecycle:
             if not self.callables.count(digest):
                 self.callables.definitions.pop(digest, None)
-                self._staff.withdraw(digest)
+                self._child_processes.withdraw(digest)
 
     # Lifecycle
 
@@ -224,19 +263,20 @@ class Worker:
             self._state = "READY"
 
     def _start(self, give_up: float) -> None:
-        self._engine = Engine(f"level {self.level} worker", self.level, self.grace)
+        self._engine = Dispatcher(f"level {self.level} worker", self.level, self.grace)
         self._heap = Heap(self.heap_ring_size)
         self._engine.release_slab = self._heap.release
-        self._staff = Staff(self._engine)
-        self._engine.run_ended = self._staff.run_ended
+        self._child_processes = ChildProcesses(self._engine, self.spec)
+        self._engine.run_ended = self._child_processes.run_ended
+        for child, _ in self.children:
+            child._state = "ABOVE"
         try:
             if self.slots:
                 if self.service is not None:
-                    module, _, name = self.service.partition(":")
-                    self._job_service = getattr(import_module(module), name)(self.service_argument)
+                    self._job_service = import_target(self.service)(self.service_argument)
                 for slot in self.slots:
                     self._engine.placement.add(JobSlot(self._engine, slot, self._job_service))
-            self._staff.start(self, give_up)
+            self._child_processes.start(give_up)
         except BaseException:
             self._tear_down()
             raise
@@ -284,11 +324,11 @@ class Worker:
         self._teardown_reached = True
         self._engine.closing = True
         try:
-            self._staff.close(CLOSE_GRACE)
+            self._child_processes.close(CLOSE_GRACE)
             self._close_service()
         finally:
             self._heap.close()
-            self._engine.reactor.close()
+            self._engine.loop.close()
 
     def _close_service(self) -> None:
         service, self._job_service = self._job_service, None
@@ -334,9 +374,9 @@ class Worker:
         self.init()
         if self._builder == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        mine = INTERRUPTS.begin()
+        mine = SIGINT_GUARD.begin()
         try:
-            run = self._engine.open_run(fail_fast=fail_fast, keeps=(orch_fn, args, config))
+            run = self._engine.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config)))
             orchestrator = self._orchestrator(run)
             try:
                 with self._build():
@@ -347,9 +387,9 @@ class Worker:
             finally:
                 orchestrator.end()
                 self._engine.close_run(run)
-            return RunHandle(run, self._engine.reactor.drive, self._cancel(run))
+            return RunHandle(self._engine, run)
         finally:
-            INTERRUPTS.end(mine)
+            SIGINT_GUARD.end(mine)
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
@@ -363,24 +403,21 @@ class Worker:
         self.init()
         with self._lifecycle:
             if self._session is None:
-                run = self._engine.open_run(fail_fast=False, remember=False, session=True)
+                run = self._engine.open_run(GraphRun(is_session=True))
                 self._session = (run, self._orchestrator(run))
             return self._session[1]
-
-    def _cancel(self, run: Run) -> Callable[[str, bool], None]:
-        return lambda why, running: self._engine.cancel_run(run, why, running)
 
     @contextmanager
     def _build(self) -> Iterator[None]:
         with self._building:
             self._builder = threading.get_ident()
             try:
-                with INTERRUPTS.allowed():
+                with SIGINT_GUARD.allowed():
                     yield
             finally:
                 self._builder = None
 
-    def _orchestrator(self, run: Run) -> Orchestrator:
+    def _orchestrator(self, run: GraphRun) -> Orchestrator:
         return Orchestrator(self._engine, run, self._heap, self._resolve)
 
     def _resolve(self, handle: CallableHandle, workers: Iterable[int]) -> tuple[Definition, frozenset[int] | None]:

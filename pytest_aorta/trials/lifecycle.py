@@ -1,18 +1,17 @@
-"""A trial's life in its own process: constructor and ``setup()``, ``run()``, ``cleanup()``; told as events."""
+"""The phases of a trial in its process (constructor and ``setup()``, ``run()``, ``cleanup()``), reported as events."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.limits import bounded
+from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
+from pytest_aorta.trials.outcome import exit_failure
+from pytest_aorta.trials.result_size import bounded
 from pytest_aorta.trials.workload import WorkloadResult
-
-Event = dict[str, Any]
-Send = Callable[[Event], None]
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
 _PROGRESS_INTERVAL = 0.1
@@ -51,45 +50,45 @@ class Lifecycle:
     def setup(self, *, reraise: bool = False) -> bool:
         """Construct the workload and set it up."""
 
-        def body() -> Event:
+        def body() -> None:
             self.workload = self.cls(self.config)
             report_progress_to(self.workload, self.send)
             self.workload.setup()
-            return {}
 
         return self._phase("setup", body, reraise)
 
     def run(self, *, reraise: bool = False) -> bool:
         """Run it; the ``end`` event carries the result as plain data."""
-        return self._phase("run", lambda: {"result": result_to_plain(self.workload.run())}, reraise)
+        return self._phase("run", lambda: result_to_plain(self.workload.run()), reraise)
 
     def cleanup(self, *, reraise: bool = False) -> bool:
         """Clean up, where the workload can."""
 
-        def body() -> Event:
+        def body() -> None:
             cleanup = getattr(self.workload, "cleanup", None)
             if cleanup is not None:
                 cleanup()
-            return {}
 
         return self._phase("cleanup", body, reraise)
 
-    def _phase(self, phase: str, body: Callable[[], Event], reraise: bool) -> bool:
+    def _phase(self, phase: Phase, body: Callable[[], ResultData | None], reraise: bool) -> bool:
         self.send({"type": "begin", "phase": phase})
+        end: EndEvent = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
         try:
-            event = body()
-        except NotAResult as error:
-            self.error = error
-            event = {"failure": {**failure_of(error, phase), "kind": "result"}}
+            result = body()
+            if result is not None:
+                end["result"] = result
+            return True
         except BaseException as error:
             self.error = error
-            event = {"failure": failure_of(error, phase)}
-            if reraise:
-                self.send({"type": "end", "phase": phase, "sec": time.perf_counter() - start, **event})
+            end["failure"] = failure_of(error, phase)
+            if reraise and not isinstance(error, NotAResult):
                 raise
-        self.send({"type": "end", "phase": phase, "sec": time.perf_counter() - start, **event})
-        return "failure" not in event
+            return False
+        finally:
+            end["sec"] = time.perf_counter() - start
+            self.send(end)
 
 
 def report_progress_to(workload: Any, send: Send) -> None:
@@ -109,7 +108,7 @@ def report_progress_to(workload: Any, send: Send) -> None:
         pass  # a class with __slots__ does without
 
 
-def result_to_plain(result: object) -> dict[str, Any]:
+def result_to_plain(result: object) -> ResultData:
     """The result's known fields as plain data; notes on what could not be kept go into ``failure_details``.
 
     Accepts any object, or mapping, with ``passed``.
@@ -138,14 +137,12 @@ def result_to_plain(result: object) -> dict[str, Any]:
     details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
     if not isinstance(plain.get("metrics", {}), dict):
         plain["metrics"] = {"value": plain["metrics"]}
-    return bounded(
-        {
-            **plain,
-            "passed": bool(fields["passed"]),
-            "step_times_ms": times,
-            "failure_details": details + [{"note": note} for note in notes],
-        }
-    )
+    plain |= {
+        "passed": bool(fields["passed"]),
+        "step_times_ms": times,
+        "failure_details": details + [{"note": note} for note in notes],
+    }
+    return bounded(cast(ResultData, plain))
 
 
 def _whole(value: Any) -> int:
@@ -190,9 +187,12 @@ def _numbers(value: Any, notes: list[str]) -> list[float]:
     return numbers
 
 
-def failure_of(error: BaseException, phase: str) -> dict[str, Any]:
-    """A ``Failure`` as plain data."""
-    failure: dict[str, Any] = {"phase": phase, "kind": "exception", **describe_exception(error), "at": time.time()}
+def failure_of(error: BaseException, phase: Phase) -> FailureData:
+    """The failure of a phase that has raised."""
+    failure = exit_failure(phase, None, describe_exception(error))
+    failure["at"] = time.time()
+    if isinstance(error, NotAResult):
+        failure["kind"] = "result"
     if isinstance(error, SystemExit):
         # Python itself exits with 255 then, and refuses to write a number of some thousand digits.
         code = 255 if isinstance(error.code, int) and error.code.bit_length() > 63 else error.code

@@ -1,58 +1,30 @@
-"""Bounding what a trial returns: its record is read as a whole, by every reader."""
+"""Limits of a trial: time, memory, size of its logs."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import dataclass
 
-#: Bytes of JSON that each of the open-ended fields of a result may have.
-FIELD_LIMIT = 2**23
+#: Seconds between SIGTERM and SIGKILL for a trial whose deadline has passed.
+GRACE = 5.0
 
-#: Notes on single metrics.
-_NOTES = 20
+#: Bytes that are kept of each of a trial's logs.
+LOG_LIMIT = 2**26
 
 
-def bounded(result: dict[str, Any], limit: int = FIELD_LIMIT) -> dict[str, Any]:
-    """A plain result with what is too large left out, and a note in ``failure_details`` for each thing.
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a trial.
 
-    Of ``metrics``, the largest go first; of the lists, the end goes.
+    Attributes:
+        timeout: deadline in seconds, ``None`` for the workload's own.
+        stall_timeout: seconds without progress in ``setup()`` or ``run()`` after which the trial is ended.
+        grace: seconds between SIGTERM and SIGKILL when it is ended.
+        memory: bytes that each of its processes may allocate.
+        log_limit: bytes that are kept of each of its logs.
     """
-    notes: list[dict[str, Any]] = []
-    bound = dict(result)
-    if "metrics" in bound:
-        bound["metrics"] = _largest_left_out(bound["metrics"], limit, notes)
-    for name in ("step_times_ms", "failure_details"):
-        if name in bound:
-            bound[name] = _end_left_out(bound[name], limit, name, notes)
-    bound["failure_details"] = [*bound.get("failure_details", []), *notes]
-    return bound
 
-
-def _largest_left_out(metrics: dict[str, Any], limit: int, notes: list[dict[str, Any]]) -> dict[str, Any]:
-    sizes = {name: len(json.dumps({name: value})) for name, value in metrics.items()}
-    kept = dict(metrics)
-    total = sum(sizes.values())
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if total <= limit:
-            break
-        del kept[name]
-        total -= sizes[name]
-        if len(notes) < _NOTES:
-            notes.append({"note": f"metrics.{name[:100]}: {sizes[name]} bytes as JSON; left out"})
-    if len(kept) < len(metrics):
-        notes.append(
-            {"note": f"metrics: {len(metrics) - len(kept)} of {len(metrics)} left out; {limit} bytes are kept"}
-        )
-    return kept
-
-
-def _end_left_out(values: list[Any], limit: int, name: str, notes: list[dict[str, Any]]) -> list[Any]:
-    if len(json.dumps(values)) <= limit:
-        return values
-    total = 0
-    for index, value in enumerate(values):
-        total += len(json.dumps(value)) + 2
-        if total > limit:
-            notes.append({"note": f"{name}: the last {len(values) - index} of {len(values)} left out"})
-            return values[:index]
-    return values
+    timeout: float | None = None
+    stall_timeout: float | None = None
+    grace: float = GRACE
+    memory: int | None = None
+    log_limit: int = LOG_LIMIT

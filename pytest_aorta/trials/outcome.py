@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.trials.events import (
+    AttemptEvent,
+    FailureData,
+    FailureKind,
+    GroupEvent,
+    Phase,
+    ProgressEvent,
+    RankData,
+    ResultData,
+    TrialEvent,
+)
+
 if TYPE_CHECKING:
-    from pytest_aorta.trials.result import ExitStatus, Phase
+    from pytest_aorta.trials.result import ExitStatus
 
 #: What comes after a phase has ended well; the process's exit belongs to ``cleanup``.
-_NEXT: dict[str, Phase] = {"launch": "setup", "import": "setup", "setup": "run", "run": "cleanup", "cleanup": "cleanup"}
+_NEXT: dict[Phase, Phase] = {
+    "launch": "setup",
+    "import": "setup",
+    "setup": "run",
+    "run": "cleanup",
+    "cleanup": "cleanup",
+}
 
 _BEFORE_SETUP = ("launch", "import")
 
@@ -49,15 +68,15 @@ class Observed:
     phase: Phase = "launch"
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
-    result: dict[str, Any] | None = None
-    failures: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-    attempts: list[dict[str, Any]] = field(default_factory=list)
+    result: ResultData | None = None
+    failures: dict[Phase, FailureData] = field(default_factory=dict)
+    ranks: list[RankData] = field(default_factory=list)
+    states: list[GroupEvent] = field(default_factory=list)
+    attempts: list[AttemptEvent] = field(default_factory=list)
     launcher_variables: dict[str, str] = field(default_factory=dict)
-    rank_failure: dict[str, Any] | None = None
-    rank_cleanup: dict[str, Any] | None = None
-    progress: dict[str, Any] | None = None
+    rank_failure: FailureData | None = None
+    rank_cleanup: FailureData | None = None
+    progress: ProgressEvent | None = None
     returncode: int | None = None
     finished: bool = False
     finished_at: float = 0.0
@@ -66,7 +85,7 @@ class Observed:
     stalled: float | None = None
     whereabouts: str | None = None
     hung_rank: int | None = None
-    lost: dict[str, Any] | None = None
+    lost: FailureData | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def over(self) -> bool:
@@ -79,41 +98,40 @@ class Observed:
             return "setup" not in self.phases_sec or "setup" in self.failures
         return self.result is None or not self.result["passed"] or self.rank_failure is not None
 
-    def see(self, event: dict[str, Any]) -> None:
+    def see(self, event: TrialEvent) -> None:
         """Take in one event of the trial's process.
 
         After the deadline, only news of ranks and of the end count: the signals that ask for stacks and end the trial
         interrupt its system calls, and what it then says of itself is not what it would have done.
         """
-        kind = event["type"]
-        if self.timed_out and kind in ("begin", "end", "lived", "attempt"):
+        if self.timed_out and event["type"] in ("begin", "end", "lived", "attempt"):
             return
-        if kind == "begin":
+        if event["type"] == "begin":
             self.phase = event["phase"]
-        elif kind == "end":
+        elif event["type"] == "end":
             phase = event["phase"]
             self.phases_sec[phase] = event["sec"]
             self.result = event.get("result", self.result)
             if "failure" in event:
                 self.failures[phase] = event["failure"]
             self.phase = _NEXT[phase] if "failure" not in event else "cleanup" if phase == "run" else phase
-        elif kind == "env":
+        elif event["type"] == "env":
             self.env = event["env"]
             self.launcher_variables = event.get("launcher_variables", {})
-        elif kind == "group":
-            self.states.append({key: value for key, value in event.items() if key != "type"})
-        elif kind == "attempt":
-            self.attempts.append({key: value for key, value in event.items() if key != "type"})
+        elif event["type"] == "group":
+            self.states.append(event)
+        elif event["type"] == "attempt":
+            self.attempts.append(event)
             self._begin_again()
-        elif kind == "progress":
+        elif event["type"] == "progress":
             self.progress = event
-        elif kind == "ranks":
+        elif event["type"] == "ranks":
             self.ranks = event["ranks"]
             self.rank_failure = event["failure"]
-            self.rank_cleanup = event.get("cleanup")
-        elif kind == "failed":  # a fresh interpreter could not import the workload
-            self.lost = {"phase": event.get("phase", "import"), "kind": "exception", **event["error"]}
-        elif kind == "lived":
+            self.rank_cleanup = event["cleanup"]
+        elif event["type"] == "failed":  # a fresh interpreter could not import the workload
+            self.lost = exit_failure(event.get("phase", "import"), None, event["error"])
+        elif event["type"] == "lived":
             self.finished = True
             self.finished_at = event.get("at", 0.0)
 
@@ -127,7 +145,7 @@ class Observed:
         self.finished = False
 
 
-def conclude(seen: Observed) -> tuple[ExitStatus, dict[str, Any] | None]:
+def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
     """Exit status and failure, by the table of docs/results.md."""
     if seen.lost is not None and seen.result is None:
         return "infrastructure_failed", seen.lost
@@ -148,13 +166,12 @@ def conclude(seen: Observed) -> tuple[ExitStatus, dict[str, Any] | None]:
     return ("infrastructure_failed" if failure["phase"] in _BEFORE_WORK else "workload_failed"), failure
 
 
-def _failure(seen: Observed) -> dict[str, Any] | None:
+def _failure(seen: Observed) -> FailureData | None:
     """What went wrong first: a phase, a rank, the deadline, or the process itself."""
     if seen.rank_failure is not None and not seen.timed_out:
         return seen.rank_failure
-    for phase in ("setup", "run"):
-        if phase in seen.failures:
-            return seen.failures[phase]
+    if failure := seen.failures.get("setup") or seen.failures.get("run"):
+        return failure
     if seen.timed_out:
         return timeout_failure(seen)
     if seen.rank_cleanup is not None:
@@ -168,7 +185,7 @@ def _failure(seen: Observed) -> dict[str, Any] | None:
     return None
 
 
-def timeout_failure(seen: Observed) -> dict[str, Any]:
+def timeout_failure(seen: Observed) -> FailureData:
     """What to say of a process that the deadline, or the stall limit, found still running."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
     where = {"launch": "launching", "import": "importing"}.get(seen.phase, f"{seen.phase}()")
@@ -180,12 +197,30 @@ def timeout_failure(seen: Observed) -> dict[str, Any]:
         message += f", after step {seen.progress['step']}" + (f" of {total}" if total is not None else "")
     if seen.whereabouts is not None:
         message += f"; {seen.whereabouts}"
-    kind = "timeout" if seen.stalled is None else "stall"
-    failure: dict[str, Any] = {"phase": seen.phase, "kind": kind, "message": message}
+    kind: FailureKind = "timeout" if seen.stalled is None else "stall"
+    failure: FailureData = {"phase": seen.phase, "kind": kind, "message": message}
     return failure if seen.hung_rank is None else {**failure, "rank": seen.hung_rank}
 
 
-def _ended_early(seen: Observed) -> dict[str, Any]:
+def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str]) -> FailureData:
+    """The failure of a process that could not start, or died.
+
+    Args:
+        phase: when that was.
+        returncode: exit code, negative for a signal; ``None`` where that is not what went wrong.
+        error: ``message``, and perhaps the ``type`` and ``traceback`` of an exception.
+    """
+    failure: FailureData = {"phase": phase, "kind": "exception", "message": error["message"]}
+    if "type" in error:
+        failure |= {"type": error["type"], "traceback": error["traceback"]}
+    if returncode is None:
+        return failure
+    if returncode < 0:
+        return {**failure, "kind": "signal", "signal": signal_name(-returncode)}
+    return {**failure, "kind": "exit_code", "exit_code": returncode}
+
+
+def _ended_early(seen: Observed) -> FailureData:
     code = seen.returncode
     if code is None:
         return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and nobody saw how"}
@@ -201,13 +236,18 @@ def _ended_early(seen: Observed) -> dict[str, Any]:
     }
 
 
-def _unpassed(result: dict[str, Any]) -> dict[str, Any]:
+def _unpassed(result: ResultData) -> FailureData:
     message = "run() returned passed=False"
     if result.get("failure_count"):
         message += f", {result['failure_count']} failure(s)"
     if result.get("first_failure_iteration") is not None:
         message += f", first at iteration {result['first_failure_iteration']}"
     return {"phase": "run", "kind": "result", "message": message}
+
+
+def interruption(phase: Phase, why: str) -> FailureData:
+    """The failure of a trial that was ended in ``phase`` on request."""
+    return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
 
 
 def signal_name(number: int) -> str:

@@ -15,19 +15,18 @@ from pydantic import (
 )
 
 from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
+from pytest_aorta.trials.events import AttemptReason, FailureKind, GroupStateName, Phase
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
 ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"]
-Phase = Literal["launch", "import", "setup", "run", "cleanup"]
-FailureKind = Literal["exception", "signal", "exit_code", "timeout", "stall", "result", "rank"]
 
 #: Validation context of data that ``to_dict`` gave, as opposed to values.
-_ENCODED = "encoded"
+ENCODED = "encoded"
 
 
 def _decoded(value: Any, info: ValidationInfo) -> Any:
-    return decode_non_finite(value) if info.context == _ENCODED else value
+    return decode_non_finite(value) if info.context == ENCODED else value
 
 
 # Free-form data and floats: strict JSON has no NaN, so it travels as a string and comes back as a float.
@@ -116,7 +115,7 @@ class RankRecord(_Record):
 class GroupState(_Record):
     """A state of the worker group, and when it began (seconds of ``time.time()``)."""
 
-    state: Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
+    state: GroupStateName
     at: Float
     attempt: int
     world_size: int | None = None
@@ -126,7 +125,7 @@ class Attempt(_Record):
     """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
 
     attempt: int
-    reason: Literal["failure", "membership"] = "failure"
+    reason: AttemptReason = "failure"
     failure: Failure | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
 
@@ -182,4 +181,4 @@ class TrialResult(_Record):
         Raises:
             pydantic.ValidationError: a field is missing or has the wrong type; it names the field.
         """
-        return cls.model_validate(data, context=_ENCODED)
+        return cls.model_validate(data, context=ENCODED)

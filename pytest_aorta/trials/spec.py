@@ -5,22 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
+from pytest_aorta.trials.elastic_options import DEFAULTS
+from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
-
-Isolation = Literal["fork", "spawn", "none"]
-Launcher = Literal["auto", "elastic", "torchrun", "external"]
-
-#: Seconds between SIGTERM and SIGKILL for a trial whose deadline has passed.
-GRACE = 5.0
-
-#: Bytes that are kept of each of a trial's logs.
-LOG_LIMIT = 2**26
-
 
 #: Options of the agent that say where trials run, and not how.
 _PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
@@ -40,14 +32,8 @@ class TrialSpec:
         trial_index: 0..N-1.
         overrides: options for the workload, values as given (text from a command line, anything from Python).
         steps: number of steps, ``None`` for the workload's own default.
-        timeout: deadline in seconds, ``None`` for the workload's own.
-        stall_timeout: seconds without progress in ``setup()`` or ``run()`` after which the trial is ended.
-        memory: bytes that each of its processes may allocate.
-        log_limit: bytes that are kept of each of its logs.
-        isolation: how the trial's process comes to be.
-        launcher: who starts the ranks of a distributed workload.
-        nproc: number of ranks, ``None`` for the workload's minimum.
-        elastic: options of the agent that starts the ranks.
+        execution: how its processes are started.
+        limits: of time, memory and logs.
         collect: names of collectors.
     """
 
@@ -60,14 +46,8 @@ class TrialSpec:
     trial_index: int
     overrides: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
-    timeout: float | None = None
-    stall_timeout: float | None = None
-    memory: int | None = None
-    log_limit: int = LOG_LIMIT
-    isolation: Isolation = "fork"
-    launcher: Launcher = "auto"
-    nproc: int | None = None
-    elastic: ElasticOptions = DEFAULTS
+    execution: Execution = field(default_factory=Execution)
+    limits: Limits = field(default_factory=Limits)
     collect: tuple[str, ...] = ()
 
     @property
@@ -87,7 +67,7 @@ class TrialSpec:
 
     def fingerprint(self, source_digest: str, config: Mapping[str, Any], nproc: int) -> str:
         """Digest of what decides a trial's outcome: the workload's source, options, environment, variables, ranks."""
-        environment = self.environment
+        environment, execution, memory = self.environment, self.execution, self.limits.memory
         request: dict[str, Any] = {
             "workload": [self.workload.name, source_digest],
             "config": dict(config),
@@ -100,12 +80,12 @@ class TrialSpec:
             ],
             "mitigations": list(self.mitigations),
             "variables": dict(self.overlay),
-            "ranks": [self.launcher, nproc],
-            "isolation": self.isolation,
+            "ranks": [execution.launcher, nproc],
+            "isolation": execution.isolation,
             "trial": self.trial_index,
         }
-        if self.elastic != DEFAULTS:
-            request["elastic"] = {**self.elastic.to_plain(), **dict.fromkeys(_PLACES)}
-        if self.memory is not None:
-            request["memory"] = self.memory
+        if execution.elastic != DEFAULTS:
+            request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
+        if memory is not None:
+            request["memory"] = memory
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()

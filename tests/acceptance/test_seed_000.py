@@ -42,7 +42,7 @@ import pytest
 from acceptance_stage import Finished, Stage, make_venv, torchrun_command
 
 import pytest_aorta
-from pytest_aorta import RunRequest, TrialResult, run_trials
+from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
@@ -483,7 +483,7 @@ def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> 
 
 def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
     parts = ["raises", "returns_false", "hangs", "segfaults", "setup_raises", "passes"]
-    request = RunRequest("plays", len(parts), timeout=2, config_overrides={"script": ".".join(parts)})
+    request = RunRequest("plays", len(parts), limits=Limits(timeout=2), config_overrides={"script": ".".join(parts)})
     statuses = [result.exit_status for result in run_trials(request)]
     failed = "workload_failed"
     assert statuses == [failed, failed, "timeout", failed, "infrastructure_failed", "ok"]
@@ -492,7 +492,7 @@ def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
 
 def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LaunchModeError, match="workload pair requires WORLD_SIZE >= 2"):
-        run_trials(RunRequest("pair", 1, launcher="external"))
+        run_trials(RunRequest("pair", 1, execution=Execution(launcher="external")))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LaunchModeError, match="workload solo is single_process; do not wrap with torchrun"):
         run_trials(RunRequest("solo", 1))

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.launch_mode import (
-    Launch,
     LaunchModeError,
+    LaunchPlan,
     own_rank,
     resolve_launch,
     under_launcher,
     world_size,
 )
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.spec import TrialSpec
 
 SINGLE = {"launch_mode": "single_process", "min_world_size": 1}
@@ -30,7 +31,7 @@ def rank_of(size: int | str, rank: int = 0) -> dict[str, str]:
     return {"WORLD_SIZE": str(size), "RANK": str(rank)}
 
 
-def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields: Any) -> Launch:
+def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields: Any) -> LaunchPlan:
     spec = TrialSpec(
         workload=WorkloadEntry("w", "m:W", "test"),
         environment=Environment("local", source_package="test"),
@@ -39,9 +40,9 @@ def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields
         environment_index=0,
         mitigation_index=0,
         trial_index=0,
-        **fields,
+        execution=Execution(**fields),
     )
-    return resolve_launch(spec, description, environ)
+    return resolve_launch(spec, description["launch_mode"], description["min_world_size"], environ)
 
 
 # The four rules.
@@ -49,7 +50,7 @@ def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields
 
 @pytest.mark.parametrize("environ", [{}, {"WORLD_SIZE": "1"}, rank_of(1)], ids=str)
 def test_a_single_process_workload_in_a_single_process_is_launched(environ: dict[str, str]) -> None:
-    assert resolve(SINGLE, environ) == Launch("single")
+    assert resolve(SINGLE, environ) == LaunchPlan("single")
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -62,7 +63,7 @@ def test_a_single_process_workload_under_torchrun_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize(("minimum", "size"), [(1, 1), (2, 2), (2, 8)])
 def test_a_distributed_workload_among_enough_ranks_is_one_of_them(minimum: int, size: int) -> None:
-    assert resolve(distributed(minimum), rank_of(size, rank=size - 1)) == Launch("external", size)
+    assert resolve(distributed(minimum), rank_of(size, rank=size - 1)) == LaunchPlan("external", size)
 
 
 @pytest.mark.parametrize(("minimum", "size"), [(2, 1), (8, 2)])
@@ -113,15 +114,15 @@ def test_a_rank_has_a_number_and_a_world(environ: dict[str, str], under: bool) -
 @pytest.mark.parametrize(
     ("fields", "launch"),
     [
-        ({}, Launch("elastic", 2)),
-        ({"nproc": 4}, Launch("elastic", 4)),
-        ({"launcher": "elastic"}, Launch("elastic", 2)),
-        ({"launcher": "torchrun", "nproc": 3}, Launch("torchrun", 3)),
-        ({"isolation": "spawn"}, Launch("elastic", 2)),
+        ({}, LaunchPlan("elastic", 2)),
+        ({"nproc": 4}, LaunchPlan("elastic", 4)),
+        ({"launcher": "elastic"}, LaunchPlan("elastic", 2)),
+        ({"launcher": "torchrun", "nproc": 3}, LaunchPlan("torchrun", 3)),
+        ({"isolation": "spawn"}, LaunchPlan("elastic", 2)),
     ],
     ids=str,
 )
-def test_without_a_launcher_the_ranks_are_started_here(fields: dict[str, Any], launch: Launch) -> None:
+def test_without_a_launcher_the_ranks_are_started_here(fields: dict[str, Any], launch: LaunchPlan) -> None:
     assert resolve(distributed(2), {}, **fields) == launch
 
 
@@ -155,9 +156,9 @@ def test_what_cannot_be_launched_is_refused_with_what_to_type(
 
 
 def test_a_single_process_workload_may_be_given_one_process() -> None:
-    assert resolve(SINGLE, {}, nproc=1) == Launch("single")
+    assert resolve(SINGLE, {}, nproc=1) == LaunchPlan("single")
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 def test_a_rank_may_have_any_isolation(isolation: str) -> None:
-    assert resolve(distributed(2), rank_of(2), isolation=isolation) == Launch("external", 2)
+    assert resolve(distributed(2), rank_of(2), isolation=isolation) == LaunchPlan("external", 2)

@@ -10,14 +10,17 @@ from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.lifecycle import failure_of, result_to_plain
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import ExitStatus, Phase, TrialResult
+from pytest_aorta.trials.result import ExitStatus, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
-Event = dict[str, Any]
+Event = Any  # as it comes through a channel
 
 SPEC = TrialSpec(
     workload=WorkloadEntry("w", "module:Class", "test"),
@@ -28,7 +31,16 @@ SPEC = TrialSpec(
     mitigation_index=0,
     trial_index=0,
 )
-DESCRIPTION = {"source_digest": "digest", "config": {"lr": float("nan")}}
+INFO = WorkloadInfo(
+    launch_mode="single_process",
+    min_world_size=1,
+    result_scope="global",
+    timeout_sec=None,
+    source=None,
+    source_digest="digest",
+    config={"lr": float("nan")},
+)
+CELL = PreparedCell(INFO, LaunchPlan("single"))
 
 errors = st.sampled_from(
     [ValueError("x"), KeyboardInterrupt(), SystemExit(3), SystemExit("no licence"), SystemExit(10**5000), OSError(28)]
@@ -64,7 +76,7 @@ def lives(draw: st.DrawFn) -> list[Event]:
         said.append({"type": "prepared"})
     said.append({"type": "env", "env": {"env_vars": {}}})
 
-    def phase(name: str, **news: Any) -> bool:
+    def phase(name: Phase, **news: Any) -> bool:
         failure = draw(st.none() | errors)
         end = {"failure": failure_of(failure, name)} if failure is not None else news
         said.extend([{"type": "begin", "phase": name}, *progress, {"type": "end", "phase": name, "sec": 0.5, **end}])
@@ -76,7 +88,7 @@ def lives(draw: st.DrawFn) -> list[Event]:
         phase("cleanup")
     if draw(st.booleans()):
         ranks = [{"rank": 0, "pid": 1}, {"rank": 1, "exit_code": 1, "collateral": True}]
-        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures)})
+        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures), "cleanup": None})
     return [*said, {"type": "lived"}]
 
 
@@ -92,7 +104,7 @@ def observe(life: list[Event], heard: int, deadline: int | None) -> Observed:
 def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
     """The record, which goes to JSON and back without loss, and its status."""
     status, failure = conclude(seen)
-    record = build_record(SPEC, seen, DESCRIPTION, started_at="now")
+    record = build_record(SPEC, seen, CELL, started_at="now")
     data = json.loads(json.dumps(record.to_dict(), allow_nan=False))
 
     assert TrialResult.from_dict(data).to_dict() == record.to_dict()

@@ -9,7 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_aorta.launch.host.runner import TrialRunner
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.host.allocation import Allocation
+from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.process_trial import ProcessTrial
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -63,13 +66,13 @@ class Leaves(Base):
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[TrialRunner]:
-    runner = TrialRunner(grace=1.0)
-    yield runner
-    runner.close()
+def zygotes() -> Iterator[CellZygotes]:
+    zygotes = CellZygotes()
+    yield zygotes
+    zygotes.close()
 
 
-def live(runner: TrialRunner, folder: Path, name: str) -> TrialResult:
+def live(zygotes: CellZygotes, folder: Path, name: str) -> TrialResult:
     """One trial of a class of the file above."""
     source = folder / "workloads.py"
     source.write_text(WORKLOADS)
@@ -82,7 +85,9 @@ def live(runner: TrialRunner, folder: Path, name: str) -> TrialResult:
         mitigation_index=0,
         trial_index=0,
     )
-    return runner.launch(spec, folder / name / "trial_0").finish()
+    trial = ProcessTrial(spec, folder / name / "trial_0", zygotes)
+    trial.start(Inherited.now(), Allocation())
+    return trial.finish()
 
 
 @pytest.mark.parametrize(
@@ -96,9 +101,9 @@ def live(runner: TrialRunner, folder: Path, name: str) -> TrialResult:
     ],
 )
 def test_the_record_of_a_real_trial_fits_the_schema_and_comes_back(
-    runner: TrialRunner, tmp_path: Path, name: str, status: str, failure: tuple[str, str] | None
+    zygotes: CellZygotes, tmp_path: Path, name: str, status: str, failure: tuple[str, str] | None
 ) -> None:
-    record = live(runner, tmp_path, name)
+    record = live(zygotes, tmp_path, name)
 
     text = json.dumps(record.to_dict(), allow_nan=False)
     jsonschema.validate(json.loads(text), SCHEMA)
@@ -108,15 +113,15 @@ def test_the_record_of_a_real_trial_fits_the_schema_and_comes_back(
     assert (None if record.failure is None else (record.failure.phase, record.failure.kind)) == failure
 
 
-def test_a_nan_and_the_text_nan_stay_apart_on_the_way_to_the_file(runner: TrialRunner, tmp_path: Path) -> None:
-    record = live(runner, tmp_path, "Passes")
+def test_a_nan_and_the_text_nan_stay_apart_on_the_way_to_the_file(zygotes: CellZygotes, tmp_path: Path) -> None:
+    record = live(zygotes, tmp_path, "Passes")
 
     assert record.to_dict()["result"]["metrics"] == {"loss": "NaN", "label": "\\NaN"}
     assert record.env["env_vars"]["AORTA_TEST_VARIABLE"] == "1"
 
 
-def test_what_could_not_be_kept_is_said_in_the_record(runner: TrialRunner, tmp_path: Path) -> None:
-    result = live(runner, tmp_path, "Odd").result
+def test_what_could_not_be_kept_is_said_in_the_record(zygotes: CellZygotes, tmp_path: Path) -> None:
+    result = live(zygotes, tmp_path, "Odd").result
 
     assert result.metrics["1_"] == "b"
     assert result.failure_count == 0
@@ -126,9 +131,9 @@ def test_what_could_not_be_kept_is_said_in_the_record(runner: TrialRunner, tmp_p
 
 
 def test_a_rank_that_the_kernel_kills_is_the_cause_and_its_peers_are_ended_at_once(
-    runner: TrialRunner, tmp_path: Path
+    zygotes: CellZygotes, tmp_path: Path
 ) -> None:
-    record = live(runner, tmp_path, "RankIsKilled")
+    record = live(zygotes, tmp_path, "RankIsKilled")
 
     assert record.exit_status == "workload_failed"
     assert record.failure is not None

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import OPTIONS, Option, OptionError, is_mentioned, read_selection
 from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.limits import Limits
 
 NOBODY: Mapping[str, str] = {}
 
@@ -75,20 +77,12 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         config={"size": "64", "dtype": "float32"},
         collect=("rocprof", "numerics"),
         results_dir=Path("out"),
-        timeout=1.5,
-        stall_timeout=0.5,
-        grace=0.0,
-        memory=3 * 2**29,
-        log_limit=4096,
         resume=True,
-        isolation="spawn",
-        launcher="torchrun",
-        nproc=2,
         order="random",
         registry_files=(Path("/a.json"),),
-        slots=3,
-        devices=(0, 2, 3),
-        hosts=("popen", "popen", "ssh=gpu7"),
+        execution=Execution(isolation="spawn", launcher="torchrun", nproc=2),
+        limits=Limits(timeout=1.5, stall_timeout=0.5, grace=0.0, memory=3 * 2**29, log_limit=4096),
+        resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7")),
     )
 
 

@@ -283,9 +283,9 @@ def test_beside_other_ways_to_run_several(hosts: Bench, monkeypatch: pytest.Monk
 def test_run_trials(hosts: Bench) -> None:
     hosts.write(
         script="""
-        from pytest_aorta import RunRequest, run_trials
+        from pytest_aorta import Resources, RunRequest, run_trials
 
-        first, second = run_trials(RunRequest("meets", 2, hosts=("2*popen",)))
+        first, second = run_trials(RunRequest("meets", 2, resources=Resources(hosts=("2*popen",))))
         assert first.exit_status == second.exit_status == "ok"
         assert (first.trial_index, second.trial_index) == (0, 1)
         """

@@ -320,10 +320,10 @@ def test_trials_of_tests(counts: Bench) -> None:
 def test_run_trials(counts: Bench, isolation: str) -> None:
     counts.write(
         script=f"""
-        from pytest_aorta import RunRequest, run_trials
+        from pytest_aorta import Execution, RunRequest, run_trials
 
-        first = run_trials(RunRequest("counts", 3, isolation="{isolation}"))
-        again = run_trials(RunRequest("counts", 4, isolation="{isolation}", resume=True))
+        first = run_trials(RunRequest("counts", 3, execution=Execution(isolation="{isolation}")))
+        again = run_trials(RunRequest("counts", 4, execution=Execution(isolation="{isolation}"), resume=True))
         assert again[:3] == first
         assert len(again) == 4
         """

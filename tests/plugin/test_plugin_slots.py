@@ -57,9 +57,9 @@ def test_trials_run_at_the_same_time(beside: Bench) -> None:
 def test_so_do_those_of_run_trials(beside: Bench) -> None:
     beside.write(
         script="""
-        from pytest_aorta import RunRequest, run_trials
+        from pytest_aorta import Resources, RunRequest, run_trials
 
-        records = run_trials(RunRequest("meets", 4, slots=2))
+        records = run_trials(RunRequest("meets", 4, resources=Resources(slots=2)))
         assert [record.exit_status for record in records] == ["ok"] * 4
         assert [record.trial_index for record in records] == [0, 1, 2, 3]
         """

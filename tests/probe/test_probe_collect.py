@@ -19,7 +19,6 @@ from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_end, collect_env,
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
 from pytest_aorta.probe.guard import Guard, describe
-from pytest_aorta.probe.process import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,11 +184,6 @@ def test_an_exception_that_cannot_be_printed_is_still_a_reason() -> None:
     guard = Guard()
     assert guard.fact("probe", mute, None) is None
     assert guard.reasons == ["probe: Mute: (no message)"]
-
-
-@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_processors_are_written_as_ranges(numbers: set[int], text: str) -> None:
-    assert ranges(numbers) == text
 
 
 def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:

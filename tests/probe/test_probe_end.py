@@ -17,8 +17,8 @@ import pytest
 from pytest_aorta.probe import EndSnapshot, EnvSnapshot, collect_end, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.imported_modules import imported_modules
 from pytest_aorta.probe.libraries import mapped_objects
-from pytest_aorta.probe.modules import imported_modules
 from pytest_aorta.probe.packages import Installed, Owner
 from pytest_aorta.probe.torch_state import torch_state
 

@@ -16,15 +16,15 @@ import pytest
 from pytest_aorta.probe import cpu
 from pytest_aorta.probe.cpu import clock_is_cheap, clock_mhz, cpu_caches, cpu_frequency, cpu_topology
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.host import kernel_command_line
-from pytest_aorta.probe.memory import (
+from pytest_aorta.probe.host_memory import (
     memory_policy,
     memory_state,
     numa_balancing,
     numa_nodes,
     transparent_huge_pages,
 )
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.machine import kernel_command_line
+from pytest_aorta.probe.process_state import process
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -61,7 +61,7 @@ def test_a_double_of_a_hybrid_processor_has_the_larger_of_both(tmp_path: Path) -
 def test_the_topology_of_this_machine_has_its_cores() -> None:
     found = cpu_topology()
     if found["sockets"] is None:
-        pytest.skip("the kernel does not tell the topology")
+        pytest.skip("the kernel does not show it the topology")
     assert found["sockets"] * found["cores_per_socket"] >= (psutil.cpu_count(logical=False) or 0)
     assert found["sockets"] * found["cores_per_socket"] * found["threads_per_core"] >= len(os.sched_getaffinity(0))
 
@@ -194,7 +194,7 @@ INTERLEAVE = 3
 def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
     code = f"""
 import ctypes, sys
-from pytest_aorta.probe.memory import memory_policy
+from pytest_aorta.probe.host_memory import memory_policy
 before = memory_policy()
 libc = ctypes.CDLL(None, use_errno=True)
 mask = ctypes.c_ulong(1)
@@ -214,7 +214,7 @@ def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
     code = """
 import json, os
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.process_state import process
 os.nice(3)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 guard = Guard()
@@ -240,7 +240,7 @@ def test_this_process_is_described_by_the_kernel() -> None:
 
 
 def test_without_proc_only_what_it_tells_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_aorta.probe import process as module
+    from pytest_aorta.probe import process_state as module
 
     monkeypatch.setattr(module, "memory_state", lambda: memory_state(tmp_path))
     monkeypatch.setattr(module, "_status", dict)

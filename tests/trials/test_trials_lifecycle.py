@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
-from pytest_aorta.trials.lifecycle import Event, Lifecycle, NotAResult, report_progress_to, result_to_plain
+from pytest_aorta.trials.lifecycle import Lifecycle, NotAResult, report_progress_to, result_to_plain
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import ResultRecord
 
@@ -41,13 +41,13 @@ def workload(**methods: Any) -> type[Any]:
     return type("Sample", (), {name: method for name, method in given.items() if method is not None})
 
 
-def live(cls: type[Any], config: Any = None) -> list[Event]:
-    events: list[Event] = []
+def live(cls: type[Any], config: Any = None) -> list[Any]:
+    events: list[Any] = []
     Lifecycle(cls, config, events.append).run_all()
     return events
 
 
-def story(events: list[Event]) -> list[str]:
+def story(events: list[Any]) -> list[str]:
     """``setup ok``, ``run failed``, ... for every phase that has ended."""
     ends = [event for event in events if event["type"] == "end"]
     return [f"{event['phase']} {'failed' if 'failure' in event else 'ok'}" for event in ends]
@@ -177,7 +177,7 @@ def test_a_workload_needs_no_cleanup() -> None:
 
 
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
-    events: list[Event] = []
+    events: list[Any] = []
     life = Lifecycle(workload(run=raising(RuntimeError("boom"))), None, events.append)
     life.setup(reraise=True)
 
@@ -219,7 +219,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_steps_in_quick_succession_are_not_all_told(clock: Clock) -> None:
-    events: list[Event] = []
+    events: list[Any] = []
     thing = SimpleNamespace()
     report_progress_to(thing, events.append)
 
@@ -234,7 +234,7 @@ def test_steps_in_quick_succession_are_not_all_told(clock: Clock) -> None:
 
 
 def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
-    events: list[Event] = []
+    events: list[Any] = []
     thing = SimpleNamespace()
     report_progress_to(thing, events.append)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.trials.events import EndEvent, FailureData, FailureKind, Phase, TrialEvent
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observed, conclude, signal_name
-from pytest_aorta.trials.result import ExitStatus, Failure, FailureKind, Phase
+from pytest_aorta.trials.result import ExitStatus, Failure
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-TOLD = ("setup", "run", "cleanup")
+TOLD: tuple[Phase, ...] = ("setup", "run", "cleanup")
 
 
 def reached(phase: Phase, *, passed: bool = True) -> Observed:
@@ -26,8 +27,10 @@ def reached(phase: Phase, *, passed: bool = True) -> Observed:
         return seen
     for each in TOLD[: TOLD.index(phase)]:
         seen.see({"type": "begin", "phase": each})
-        result = {"result": {"passed": passed}} if each == "run" else {}
-        seen.see({"type": "end", "phase": each, "sec": 0.5, **result})
+        end: EndEvent = {"type": "end", "phase": each, "sec": 0.5}
+        if each == "run":
+            end["result"] = {"passed": passed}
+        seen.see(end)
     seen.see({"type": "begin", "phase": phase})
     return seen
 
@@ -69,8 +72,9 @@ def ends_well(seen: Observed) -> None:
 
 
 def rank_fails(seen: Observed) -> None:
-    failure = {"phase": seen.phase, "kind": "signal", "signal": "SIGSEGV", "rank": 1, "message": "rank 1: SIGSEGV"}
-    seen.see({"type": "ranks", "ranks": [{"rank": 0}, {"rank": 1}], "failure": failure})
+    message = "rank 1: SIGSEGV"
+    failure: FailureData = {"phase": seen.phase, "kind": "signal", "signal": "SIGSEGV", "rank": 1, "message": message}
+    seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
     seen.see({"type": "lived"})
     seen.returncode = 0
 
@@ -276,8 +280,9 @@ def test_a_trial_of_which_nothing_was_seen_is_judged_as_well() -> None:
 def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
     seen = reached("run")
     ends_well(seen)
-    failure = {"phase": "run", "kind": "result", "rank": 1, "message": "rank 1: run() returned passed=False"}
-    seen.see({"type": "ranks", "ranks": [], "failure": failure})
+    message = "rank 1: run() returned passed=False"
+    failure: FailureData = {"phase": "run", "kind": "result", "rank": 1, "message": message}
+    seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
 
     assert conclude(seen) == ("workload_failed", failure)
 
@@ -296,7 +301,9 @@ def test_a_phase_has_failed_when_the_trial_did_not_get_through_it(phase: Phase, 
     assert reached(phase).failed_in(waited) is failed
 
 
-told = st.sampled_from(
+RANK_FAILURE: FailureData = {"phase": "run", "kind": "rank", "rank": 1, "message": "rank 1"}
+
+told: st.SearchStrategy[TrialEvent] = st.sampled_from(
     [
         {"type": "begin", "phase": "setup"},
         {"type": "begin", "phase": "run"},
@@ -307,7 +314,7 @@ told = st.sampled_from(
         {"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}},
         {"type": "end", "phase": "cleanup", "sec": 1.0, "failure": failure_of(OSError(), "cleanup")},
         {"type": "progress", "step": 3, "total": None},
-        {"type": "ranks", "ranks": [], "failure": {"phase": "run", "kind": "rank", "rank": 1}},
+        {"type": "ranks", "ranks": [], "failure": RANK_FAILURE, "cleanup": None},
         {"type": "failed", "error": {"type": "ImportError", "message": "no", "traceback": ""}},
         {"type": "lived"},
     ]
@@ -316,7 +323,7 @@ told = st.sampled_from(
 
 @given(st.lists(told, max_size=6), st.sampled_from([None, 0, 3, -9]), st.integers(0, 6) | st.none())
 def test_whatever_was_seen_there_is_a_verdict(
-    events: list[dict[str, Any]], returncode: int | None, deadline: int | None
+    events: list[TrialEvent], returncode: int | None, deadline: int | None
 ) -> None:
     seen = Observed()
     for index, event in enumerate(events):

@@ -16,16 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.result import (
-    ExecutionEnv,
-    ExitStatus,
-    Failure,
-    FailureKind,
-    Phase,
-    RankRecord,
-    ResultRecord,
-    TrialResult,
-)
+from pytest_aorta.trials.events import FailureKind, Phase
+from pytest_aorta.trials.result import ExecutionEnv, ExitStatus, Failure, RankRecord, ResultRecord, TrialResult
 from pytest_aorta.trials.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "trial_result.schema.json"

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 any_text = st.text(alphabet=st.characters(codec=None), max_size=20)
@@ -74,7 +75,7 @@ def test_a_fingerprint_can_be_taken_of_whatever_names_and_values_there_are(memor
         environment_index=0,
         mitigation_index=0,
         trial_index=0,
-        memory=memory,
+        limits=Limits(memory=memory),
     )
     config = {"loss": float("nan"), "label": "NaN", "deep": [{"\udce9": None}]}
 

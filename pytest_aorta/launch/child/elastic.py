@@ -20,13 +20,14 @@ from pytest_aorta.launch.child.event_log import Relay, story
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import live_as_rank
+from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_agent import Agent
-from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.launch.nodes.addressing import endpoint, has_several, node_rank
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.lifecycle import Send
+from pytest_aorta.trials.events import AttemptReason, RankData, Send
 
 #: Seconds between two looks of the agent at its ranks.
 _MONITOR_INTERVAL = 0.01
@@ -45,10 +46,10 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
     logs = RankLogs(folder, options.redirects, options.tee)
     relay = Relay(send)
 
-    def records() -> list[dict[str, Any]]:
+    def records() -> list[RankData]:
         return records_of_attempt(folder, logs.attempt, nproc, agent.ends(), local=agent.ranks())
 
-    def before_restart(reason: str) -> None:
+    def before_restart(reason: AttemptReason) -> None:
         look()
         ranks = records()
         failure = root_cause(ranks) if reason == "failure" else None
@@ -88,8 +89,8 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
 
 
 def _of_all_nodes(
-    payload: dict[str, Any], options: ElasticOptions, agent: Agent, own: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    payload: dict[str, Any], options: ElasticOptions, agent: Agent, own: list[RankData]
+) -> list[RankData]:
     """On node 0, the records of the other nodes' ranks as well; there, tell node 0."""
     if not has_several(options):
         return own

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.trials.lifecycle import Event
+from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.outcome import Observed
 
 
@@ -16,11 +15,11 @@ def story(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.events"
 
 
-def teller(folder: Path, rank: int, relay: Callable[[Event], None] | None = None) -> Callable[[Event], None]:
+def teller(folder: Path, rank: int, relay: Send | None = None) -> Send:
     """A ``send`` for a rank: into its story, and through ``relay`` where it has one."""
     fd = os.open(story(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def send(event: Event) -> None:
+    def send(event: TrialEvent) -> None:
         os.write(fd, json.dumps(event).encode() + b"\n")
         if relay is not None:
             relay(event)
@@ -31,7 +30,7 @@ def teller(folder: Path, rank: int, relay: Callable[[Event], None] | None = None
 class Relay:
     """Sends what a rank has told, attempt after attempt, from its stories."""
 
-    def __init__(self, send: Callable[[Event], None]) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         #: Bytes that were sent of each story.
         self._told: dict[Path, int] = {}

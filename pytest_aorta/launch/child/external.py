@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child.event_log import story
-from pytest_aorta.launch.host.rank_results import rank_records
+from pytest_aorta.launch.child.rank_records import rank_records
+from pytest_aorta.trials.events import RankData
 
 #: Seconds that rank 0 waits for the other ranks' endings after its own.
 _PATIENCE = 30.0
@@ -66,7 +67,7 @@ def tell_the_end(folder: Path, rank: int, returncode: int | None, overdue: float
 
 def gather(
     folder: Path, returncode: int | None, overdue: float | None = None, patience: float = _PATIENCE
-) -> list[dict[str, Any]]:
+) -> list[RankData]:
     """The records of all ranks of this host, for rank 0, whose own end the arguments tell.
 
     Ranks of other hosts are not heard; what they break shows in rank 0's own collectives.

@@ -11,7 +11,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.workload_main import live, prepare
 from pytest_aorta.launch.diagnosis.flight_recorder import serve_flight_recorder
 from pytest_aorta.runtime.zygotes.task_main import arm
-from pytest_aorta.trials.lifecycle import Send
+from pytest_aorta.trials.events import Send
 
 
 def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:

@@ -11,13 +11,14 @@ from typing import Any
 
 from pytest_aorta.launch.child.event_log import story
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
+from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.script_events import read_ends
 from pytest_aorta.launch.child.torchrun import OUTLIVED, failure_of_torchrun
-from pytest_aorta.launch.host.rank_results import ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.trials.lifecycle import Send
+from pytest_aorta.trials.events import RankData, ResultData, Send
 
 #: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
 TARGET = "pytest_aorta.launch.child.script:run_script"
@@ -78,8 +79,8 @@ def run_script(payload: dict[str, Any], send: Send) -> None:
     if own is not None and (code < 0 or event["failure"] is None):
         event["failure"] = own
     elif ready is not None:
-        done = {"type": "end", "phase": "run", "sec": time.monotonic() - ready}
-        send({**done, "result": {"passed": code == 0, "metrics": {"returncode": code}}})
+        result: ResultData = {"passed": code == 0, "metrics": {"returncode": code}}
+        send({"type": "end", "phase": "run", "sec": time.monotonic() - ready, "result": result})
     (folder / _ORDER).unlink(missing_ok=True)
     send(event)
     send({"type": "lived", "at": time.time()})
@@ -111,7 +112,7 @@ def _tell_ready(sec: float, send: Send) -> None:
     send({"type": "begin", "phase": "run"})
 
 
-def _records(folder: Path, attempt: int, nproc: int) -> list[dict[str, Any]]:
+def _records(folder: Path, attempt: int, nproc: int) -> list[RankData]:
     ends = read_ends(folder, attempt)
     records = records_of_attempt(folder, attempt, nproc, ends)
     for record in records:

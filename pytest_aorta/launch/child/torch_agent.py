@@ -6,14 +6,15 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from pytest_aorta.launch.child.rank_logs import RankLogs
+from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
 
-Tell = Callable[[dict[str, Any]], object]
+Tell = Callable[[GroupEvent], object]
 
 
 class ToldGroup(WorkerGroup):
@@ -59,7 +60,7 @@ class Agent(LocalElasticAgent):
         exit_barrier_timeout: float,
         grace: float,
         tell: Tell,
-        before_restart: Callable[[str], None],
+        before_restart: Callable[[AttemptReason], None],
         look: Callable[[], None],
     ) -> None:
         super().__init__(
@@ -140,19 +141,19 @@ class Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # torch restarts a group that is healthy for the sake of nodes that wait to take part.
-        reason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
+        reason: AttemptReason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
         self._stop_workers(worker_group)
         self._before_restart(reason)
         super()._restart_workers(worker_group)
 
 
-def state_event(agent: LocalElasticAgent, state: WorkerState, attempt: int) -> dict[str, Any]:
+def state_event(agent: LocalElasticAgent, state: WorkerState, attempt: int) -> GroupEvent:
     """A state of an agent's worker group as data."""
     group = getattr(agent, "_worker_group", None)
     size = group.workers[0].world_size if group is not None and group.workers else -1
     return {
         "type": "group",
-        "state": state.name,
+        "state": cast(GroupStateName, state.name),
         "at": time.time(),
         "attempt": max(0, attempt),
         "world_size": None if size == -1 else size,

@@ -15,9 +15,10 @@ import psutil
 from pytest_aorta.launch.child.event_log import Relay, read_story, story
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import live_as_rank
-from pytest_aorta.launch.host.rank_results import mark_outlived, ranks_event, records_of_attempt, root_cause
+from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
+from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
 from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.lifecycle import Send
+from pytest_aorta.trials.events import FailureData, Phase, Send
 from pytest_aorta.trials.outcome import signal_name
 
 _PAYLOAD = "torchrun.json"
@@ -77,9 +78,9 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     send(event)
 
 
-def failure_of_torchrun(code: int, ready: bool) -> dict[str, Any] | None:
+def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
     """What torchrun's own end says; before the ranks were ``ready``, nothing about the workload."""
-    phase = "run" if ready else "setup"
+    phase: Phase = "run" if ready else "setup"
     if code < 0:
         name = signal_name(-code)
         message = f"torchrun was ended by {name}"

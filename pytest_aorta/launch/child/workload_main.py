@@ -14,7 +14,8 @@ from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import resolve_config
-from pytest_aorta.trials.lifecycle import Lifecycle, Send
+from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
 
 _static: StaticEnv | None = None

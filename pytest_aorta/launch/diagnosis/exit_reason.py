@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.trials.outcome import signal_name
 
 #: Bytes read from the end of a log.
@@ -56,7 +57,7 @@ def _recorded(error_file: dict[str, Any] | None) -> dict[str, str] | None:
 
 def _printed(stderr: Path | None) -> dict[str, str] | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends."""
-    lines = _PREFIX.sub("", _tail(stderr)).splitlines() if stderr is not None else []
+    lines = _PREFIX.sub("", read_tail(stderr, _TAIL)).splitlines() if stderr is not None else []
     starts = [number for number, line in enumerate(lines) if line == _HEADING]
     if not starts:
         return None
@@ -72,13 +73,3 @@ def _type_and_message(line: str) -> dict[str, str]:
         return {"message": line}
     rest = line[found.end("type") :].removeprefix(": ")
     return {"type": found["type"].rpartition(".")[2], "message": rest}
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective, last_collective
 from pytest_aorta.launch.diagnosis.stacks import Whereabouts, read_dump, whereabouts
+from pytest_aorta.trials.events import RankData
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_collectives(folder: Path) -> dict[int, LastCollective]:
 
 
 def report_hang(
-    records: list[dict[str, Any]],
+    records: list[RankData],
     stacks: Callable[[int], Path | None],
     source: str | None,
     collectives: Mapping[int, LastCollective] = MappingProxyType({}),
@@ -93,7 +93,7 @@ def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
     return sorted(rank for rank, last in collectives.items() if last.number < most)
 
 
-def _end_of(record: dict[str, Any]) -> str:
+def _end_of(record: RankData) -> str:
     """How a rank ended that has told no stack."""
     failure = record["failure"]
     if failure is None:

@@ -2,113 +2,113 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child import external
-from pytest_aorta.launch.child.event_log import pids_of_ranks
-from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.script_events import read_ends
-from pytest_aorta.launch.diagnosis import flight_recorder
-from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
-from pytest_aorta.launch.diagnosis.stacks import read_dump, whereabouts
-from pytest_aorta.launch.environment import Seat
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
+from pytest_aorta.launch.host.allocation import Allocation
+from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read
+from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
-from pytest_aorta.launch.host.rank_results import combined_result, mark_outlived, ranks_event, records_of_attempt
-from pytest_aorta.launch.launch_mode import Launch, own_rank
-from pytest_aorta.launch.nodes.addressing import has_several
-from pytest_aorta.launch.record import build_record, utc_now
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
-from pytest_aorta.trials.outcome import Observed, signal_name
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.events import parse_event
+from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
-#: Seconds between two looks at what a running trial writes.
+#: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
 
-#: In a trial's folder: where its process writes its stacks when asked to.
-_STACKS = "stacks.log"
-
-#: Processes that are told by name when they outlive their trial.
+#: Processes that are named when they outlive their trial.
 _NAMED = 10
 
-#: Order of a trial's phases as ``wait`` knows them.
 _ORDER = ("launch", "import", "setup", "run", "cleanup")
 
 
 class ProcessTrial:
     """A trial in a process of its own. One thread follows it; any may ``interrupt``."""
 
-    def __init__(self, spec: TrialSpec, folder: Path, grace: float) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes) -> None:
         self.spec = spec
         self.seen = Observed()
-        #: Processes of it that nobody could end.
+        #: Its processes that cannot be ended.
         self.stuck: list[str] = []
         self._folder = folder
-        self._grace = grace
+        self._zygotes = zygotes
         self._started_at = utc_now()
         self._start = time.monotonic()
-        self._wall: float | None = None
-        self._description: dict[str, Any] = {}
-        self._launch = Launch("single")
+        self._cell: PreparedCell | None = None
+        self._evidence: Evidence | None = None
         self._server: Server | None = None
         self._task: Task | None = None
-        self._fresh = False
-        self._give_back: Callable[[Server, bool], None] = lambda server, fresh: None
         self._deadline: float | None = None
         #: When it will have made no progress for too long.
         self._stalls_at: float | None = None
+        #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
-        self._logs = LogLimit(folder, spec.log_limit)
+        self._logs = LogLimit(folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
         self._record: TrialResult | None = None
 
-    def describe(self, description: dict[str, Any], launch: Launch, timeout: float | None) -> None:
-        """Take in what is known before the start."""
-        self._description = description
-        self._launch = launch
-        for limit in (timeout, self.spec.timeout, description["timeout_sec"]):
-            if limit is not None:
-                self.seen.timeout = float(limit)
-                break
+    def start(self, inherited: Inherited, allocation: Allocation, timeout: float | None = None) -> None:
+        """Hand the trial to a zygote. Never raises for what is the trial's own fault.
 
-    def start(self, server: Server, fresh: bool, seat: Seat, give_back: Callable[[Server, bool], None]) -> None:
-        """Hand the trial to a zygote; the deadline counts from here, or from the end of a fresh import.
-
-        ``give_back`` takes the zygote when the trial is over.
+        Args:
+            inherited: what it has of the process that asks for it.
+            allocation: where it runs.
+            timeout: deadline in seconds that overrides the spec's; counts from here, or from the end of a fresh import.
         """
-        self._server, self._fresh, self._give_back = server, fresh, give_back
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation)
+            self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
+            limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
+            self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
+            self._server = self._zygotes.acquire(self.spec, inherited, allocation)
+            logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
+            self._task = self._server.submit(
+                self._payload(cell), **logs, cores=allocation.cores, descriptors=allocation.descriptors
+            )
+        except ZygoteError as error:
+            self._lose(error)
+        except (EnvironmentUnusable, ConfigError, LaunchModeError) as error:
+            self._lose(ZygoteError(str(error)))
+        else:
+            if self._server.spec.fresh:
+                self.seen.phase = "import"
+                self._deadline = time.monotonic() + STARTUP_TIMEOUT
+            else:
+                self._start_clock()
+
+    def _payload(self, cell: PreparedCell) -> dict[str, Any]:
         spec = self.spec
-        payload = {
+        return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
             "overlay": sorted(spec.overlay),
-            "mode": self._launch.mode,
-            "nproc": self._launch.nproc,
+            "mode": cell.plan.mode,
+            "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
             "folder": str(self._folder.absolute()),
-            "grace": self._grace,
-            "memory": spec.memory,
-            "elastic": spec.elastic.to_plain(),
-            "launcher_pid": os.getppid() if self._launch.mode == "external" else None,
+            "grace": spec.limits.grace,
+            "memory": spec.limits.memory,
+            "elastic": spec.execution.elastic.to_plain(),
+            "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
-        logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
-        self._task = server.submit(payload, **logs, cores=seat.cores, descriptors=seat.descriptors)
-        if fresh:
-            self.seen.phase = "import"
-            self._deadline = time.monotonic() + STARTUP_TIMEOUT
-        else:
-            self._start_clock()
 
     def _start_clock(self) -> None:
         self.seen.phases_sec["launch"] = time.monotonic() - self._start
@@ -117,18 +117,14 @@ class ProcessTrial:
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.spec.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
-            self._stalls_at = time.monotonic() + self.spec.stall_timeout
+        if self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
+            self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
-    def lose(self, error: ZygoteError) -> None:
-        """It could not start, or the process that hosted it died."""
+    def _lose(self, error: ZygoteError) -> None:
+        """It could not start, or its zygote died."""
         if self._task is None:
             self.seen.phase = error.phase  # type: ignore[assignment]
-        self.seen.lost = {
-            "phase": self.seen.phase,
-            **ending(error.returncode),
-            **(error.error or {"message": str(error)}),
-        }
+        self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
         """End it now."""
@@ -136,11 +132,11 @@ class ProcessTrial:
         self._deadline = self._stalls_at = None
         task = self._task
         if task is not None and task.ended is None:
-            task.kill(grace=min(self._grace, 1.0))
+            task.kill(grace=min(self.spec.limits.grace, 1.0))
 
     def wait(self, phase: str) -> None:
         """Block until ``phase`` has ended, or the trial has, or its deadline has passed."""
-        distributed = self._launch.mode != "single"
+        distributed = self._cell is not None and self._cell.plan.mode != "single"
         while self._task is not None:
             # What the other ranks did is known only when all of them have ended.
             passed_by = _ORDER.index(self.seen.phase) > _ORDER.index(phase) and not (distributed and phase == "run")
@@ -154,7 +150,7 @@ class ProcessTrial:
                 pass
             if self._server is not None:
                 server, self._server = self._server, None
-                self._give_back(server, self._fresh)
+                self._zygotes.release(server)
             self._record = self._build()
         return self._record
 
@@ -173,123 +169,53 @@ class ProcessTrial:
                 self._next_look = now + _LOOK_INTERVAL
             return True
         except ZygoteError as error:
-            self.lose(error)
+            self._lose(error)
             self._task = None
             return False
         if event is None:
-            ended = self._task.ended
-            assert ended is not None
-            self.seen.returncode = ended["returncode"]
-            self._note_leftovers(ended)
-            self._task.close()
-            self._task = None
-            self._learn_the_rest()
+            self._end(self._task)
             return False
-        if event["type"] == "prepared":
-            self._start_clock()
-        else:
-            self.seen.see(event)
-            if event["type"] in ("begin", "progress", "attempt"):
-                self._note_progress()
-            elif event["type"] == "ranks":
-                self._combine_results()
+        self._receive(event)
         return True
 
+    def _receive(self, message: Message) -> None:
+        assert self._evidence is not None
+        if message.get("type") == "prepared":
+            self._start_clock()
+            return
+        try:
+            event = parse_event(message)
+        except ValueError:
+            return  # ``done``, or what the workload has written to the channel
+        self.seen.see(event)
+        if event["type"] in ("begin", "progress", "attempt"):
+            self._note_progress()
+        elif event["type"] == "ranks":
+            self._evidence.combine_results()
+
+    def _end(self, task: Task) -> None:
+        """Its process has ended."""
+        assert task.ended is not None
+        assert self._evidence is not None
+        self.seen.returncode = task.ended["returncode"]
+        self._note_leftovers(task.ended)
+        task.close()
+        self._task = None
+        self._evidence.read(self._overdue)
+
     def _end_overdue(self, *, stalled: bool) -> None:
-        """Its deadline has passed, or it is ``stalled``: have its stacks taken, and end it."""
+        """Its deadline has passed, or it has ``stalled``: have its stacks taken, and end it."""
         assert self._task is not None
+        assert self._evidence is not None
         self.seen.timed_out = True
         self._overdue = time.time()
         if stalled:
-            self.seen.stalled = self.spec.stall_timeout
+            self.seen.stalled = self.spec.limits.stall_timeout
         elif self.seen.phase == "import":
             self.seen.timeout = STARTUP_TIMEOUT
         self._deadline = self._stalls_at = None
-        if self._launch.mode in ("elastic", "torchrun"):
-            self._ask_flight_recorders()
-        self._task.kill(self._grace)
-
-    def _ask_flight_recorders(self) -> None:
-        """Before they are ended: which collectives the ranks have entered."""
-        folder = attempt_folder(self._folder, last_attempt(self._folder))
-        for rank, pid in pids_of_ranks(folder).items():
-            recorded = flight_recorder.ask(pid)
-            if recorded is not None and recorded.get("entries"):
-                with contextlib.suppress(OSError):
-                    (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(recorded))
-
-    def _learn_the_rest(self) -> None:
-        """After its end: what its processes have left in files."""
-        if self._launch.mode == "external":
-            self._exchange_endings()
-        elif self._overdue is None:
-            if self._launch.mode == "elastic" and self.seen.lost is None and not self.seen.ranks:
-                self._see_orphans()
-        elif self._launch.mode == "single":
-            where = whereabouts(read_dump(self._folder / _STACKS), self._source)
-            self.seen.whereabouts = None if where is None else where.text
-        else:
-            self._read_stories(self._overdue)
-
-    @property
-    def _source(self) -> str | None:
-        return self._description.get("source")
-
-    def _exchange_endings(self) -> None:
-        """Tell rank 0 how this rank ended; on rank 0, hear the others."""
-        if own_rank() == 0:
-            records = external.gather(self._folder, self.seen.returncode, self._overdue)
-            self._see_ranks(records, lambda rank: external.rank_folder(self._folder, rank) / _STACKS)
-        else:
-            with contextlib.suppress(OSError):
-                external.tell_the_end(self._folder, own_rank(), self.seen.returncode, self._overdue)
-
-    def _see_orphans(self) -> None:
-        """The agent was killed, and its ranks with it."""
-        code = self.seen.returncode
-        if code is None or code >= 0 or has_several(self.spec.elastic):  # whose own ranks only the agent knew
-            return
-        records = self._records_from_stories()
-        mark_outlived(records, "the agent ended before this rank did")
-        failure = {"phase": self.seen.phase, **ending(code), "rank": None}
-        failure["message"] = f"the agent was ended by {signal_name(-code)} in {self.seen.phase}()"
-        self.seen.see({**ranks_event(records), "failure": failure})
-
-    def _read_stories(self, overdue: float) -> None:
-        """Learn from the ranks' own stories what their agent, which was ended with them, could not tell any more."""
-        records = self._records_from_stories(overdue)
-        found = {record["rank"]: record["stacks"] for record in records}
-        self._see_ranks(records, lambda rank: self._folder.parent / found[rank] if found[rank] else None)
-
-    def _records_from_stories(self, overdue: float | None = None) -> list[dict[str, Any]]:
-        """Of the ranks of the last attempt, from their own stories; ``overdue``: when the deadline passed."""
-        nproc = self._launch.nproc
-        attempt = last_attempt(self._folder)
-        ends = {} if overdue is None else read_ends(self._folder, attempt, before=overdue)
-        late = {} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in ends}
-        return records_of_attempt(self._folder, attempt, nproc, ends, overdue=late, stalled=self.seen.stalled)
-
-    def _note_membership(self) -> None:
-        """A worker group that has become smaller or larger says so."""
-        sizes = [(state["attempt"], state["world_size"]) for state in self.seen.states if state["state"] == "HEALTHY"]
-        for (_, before), (attempt, after) in itertools.pairwise(sizes):
-            if before != after:
-                self.seen.notes.append({"note": f"from attempt {attempt} on, {after} ranks instead of {before}"})
-
-    def _see_ranks(self, records: list[dict[str, Any]], stacks: Callable[[int], Path | None]) -> None:
-        if self._overdue is not None:
-            folder = attempt_folder(self._folder, last_attempt(self._folder))
-            report = report_hang(records, stacks, self._source, read_collectives(folder))
-            self.seen.whereabouts, self.seen.hung_rank = report.text, report.rank
-        self.seen.see(ranks_event(records))
-        self._combine_results()
-
-    def _combine_results(self) -> None:
-        """Where every rank speaks for itself, what they say together is the result; else what rank 0 says."""
-        if self._description["result_scope"] == "rank_local":
-            self.seen.result = combined_result(self.seen.ranks) or self.seen.result
-        elif has_several(self.spec.elastic):  # whose rank 0 may be on any of them
-            self.seen.result = next((rank["result"] for rank in self.seen.ranks if rank["rank"] == 0), self.seen.result)
+        self._evidence.save_collectives()
+        self._task.kill(self.spec.limits.grace)
 
     def _note_leftovers(self, ended: dict[str, Any]) -> None:
         self.stuck = ended["unkillable"]
@@ -299,60 +225,26 @@ class ProcessTrial:
                 names.append(f"{len(ended[key]) - _NAMED} more")
             self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
+    def _note_membership(self) -> None:
+        """Note every change of the worker group's size."""
+        sizes = [(state["attempt"], state["world_size"]) for state in self.seen.states if state["state"] == "HEALTHY"]
+        for (_, before), (attempt, after) in itertools.pairwise(sizes):
+            if before != after:
+                self.seen.notes.append({"note": f"from attempt {attempt} on, {after} ranks instead of {before}"})
+
     def _build(self) -> TrialResult:
-        self._wall = time.monotonic() - self._start
-        for folder in self._folder.glob("attempt_*"):
-            for pid in pids_of_ranks(folder).values():
-                flight_recorder.forget(pid)
+        wall = time.monotonic() - self._start
+        if self._evidence is not None:
+            self._evidence.forget_flight_recorders()
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
-        artifacts = self._artifacts()
+        artifacts = collect_artifacts(self._folder)
         return build_record(
             self.spec,
             self.seen,
-            self._description,
-            nproc=self._launch.nproc,
+            self._cell,
             started_at=self._started_at,
-            wall=self._wall,
+            wall=wall,
             artifacts=artifacts,
-            stacks=self._stacks(artifacts),
-            launcher=None if self._launch.mode == "single" else self._launch.mode,
+            stacks=stacks_to_read(self.seen, artifacts),
         )
-
-    def _stacks(self, artifacts: dict[str, str]) -> str | None:
-        """The dump to look at first: that of the rank that the others waited for or that failed, where it is known."""
-        rank = self.seen.hung_rank if self.seen.rank_failure is None else self.seen.rank_failure.get("rank")
-        for record in self.seen.ranks:
-            if record["rank"] == rank and record["stacks"] in artifacts.values():
-                return str(record["stacks"])
-        return artifacts.get("stacks")
-
-    def _artifacts(self) -> dict[str, str]:
-        found = {}
-        with contextlib.suppress(OSError):
-            for stacks in [self._folder / _STACKS, *self._folder.glob("attempt_*/rank_*.stacks.log")]:
-                if stacks.exists() and stacks.stat().st_size == 0:
-                    stacks.unlink()
-            if own_rank() == 0:  # another rank's is still to be read
-                stories = [*self._folder.glob("rank_*.events"), *self._folder.glob("attempt_*/rank_*.events")]
-                for leftover in [*stories, *self._folder.glob("torchrun.json")]:
-                    leftover.unlink()
-            kept = (path for kind in ("*.log", "*error.json", "*collectives.json") for path in self._folder.rglob(kind))
-            for path in sorted(kept):
-                name = path.relative_to(self._folder).with_suffix("").as_posix()
-                found[name] = path.relative_to(self._folder.parent).as_posix()
-        return found
-
-
-def ending(returncode: int | None) -> dict[str, Any]:
-    """Kind of a failure, and what belongs to it: by how a process ended, where that is what went wrong."""
-    if returncode is None:
-        return {"kind": "exception"}
-    if returncode < 0:
-        return {"kind": "signal", "signal": signal_name(-returncode)}
-    return {"kind": "exit_code", "exit_code": returncode}
-
-
-def interruption(phase: str, why: str) -> dict[str, Any]:
-    """The failure of a trial that was ended in ``phase`` by whoever had asked for it."""
-    return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}

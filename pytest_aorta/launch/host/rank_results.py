@@ -1,161 +1,18 @@
-"""How the ranks of a trial ended, from what they told and what was seen of them; and what that says together."""
+"""The result of a trial whose ranks each return one."""
 
 from __future__ import annotations
 
-import re
-import signal
-import socket
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from pytest_aorta.launch.child.event_log import pid_of, read_story
-from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
-from pytest_aorta.trials.lifecycle import Event
-from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
-
-#: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure is somebody else's, who may be
-#: short of memory.
-_AT_ONCE = 2
-
-#: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
-_FOLLOWERS = {signal.SIGABRT}
-
-#: How backends tell that the rank at the other end has gone.
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Read error|Socket closed|remote process exited", re.I
-)
+from pytest_aorta.trials.events import RankData, ResultData
 
 
-def rank_records(
-    folder: Callable[[int], Path],
-    nproc: int,
-    endings: Mapping[int, Mapping[str, Any]],
-    logs: Callable[[int, str], str | None],
-    overdue: Mapping[int, float] = MappingProxyType({}),
-    stalled: float | None = None,
-    errors: Callable[[int], Path | None] = lambda rank: None,
-    local: Mapping[int, int] | None = None,
-) -> list[dict[str, Any]]:
-    """One plain ``RankRecord`` per rank.
-
-    Args:
-        folder: where a rank's story is.
-        nproc: number of ranks.
-        endings: of the ranks whose end was seen: ``pid``, ``exitcode`` (negative for a signal), ``at`` (seconds of
-            ``time.time()``). torch's agents see the first that fail, and may end the others unseen.
-        logs: path of a rank's ``stdout``, ``stderr`` or ``stacks``, relative to the trial file's folder; ``None`` where
-            there is none.
-        overdue: ranks that were ended because of the deadline unless they had finished, and when it passed (seconds of
-            ``time.time()``).
-        stalled: the seconds without progress that were too many, where it was not the deadline.
-        errors: a rank's error file.
-        local: global to local ranks, where these are not all ranks, or not the same numbers.
-    """
-    local = {rank: rank for rank in range(nproc)} if local is None else local
-    failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
-    some_failed = bool(failed_at)
-    records = []
-    for rank in sorted(local):
-        seen = read_story(folder(rank), rank)
-        ending = endings.get(rank)
-        code = None if ending is None else int(ending["exitcode"])
-        failure = next((seen.failures[phase] for phase in ("setup", "run", "cleanup") if phase in seen.failures), None)
-        collateral = False
-        late = rank in overdue and not (seen.finished and seen.finished_at <= overdue[rank])
-        if late and (failure is None or failure.get("at", 0) > overdue[rank]):
-            # What it tells after the deadline is not what it would have told.
-            seen.phase = seen.phase if failure is None else failure["phase"]
-            seen.stalled = stalled
-            failure = timeout_failure(seen)
-        elif failure is None and code is None and not seen.finished and some_failed:
-            message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
-            failure, collateral = {"phase": seen.phase, "kind": "signal", "message": message}, True
-        elif failure is None and (code or not seen.finished):
-            failure = _how_it_ended(seen, code or 0)
-            late = ending is not None and ending.get("at", 0) - min(failed_at, default=0) > _AT_ONCE
-            told_to = ending is not None and ending.get("told_to", False)
-            collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and (late or told_to))
-        elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
-            # Rank 0's own verdict is the trial's result already.
-            failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
-        if code is None and not some_failed and (failure is None or failure["kind"] not in ("timeout", "stall")):
-            code = 0
-        records.append(
-            {
-                "rank": rank,
-                "local_rank": local[rank],
-                "host": socket.gethostname(),
-                "pid": pid_of(seen) if ending is None else ending.get("pid"),
-                "exit_code": code if code is not None and code >= 0 else None,
-                "signal": signal_name(-code) if code is not None and code < 0 else None,
-                "passed": None if seen.result is None else seen.result["passed"],
-                "failure": None if failure is None else {**failure, "rank": rank},
-                "collateral": collateral,
-                "error_file": read_error_file(errors(rank)),
-                "result": seen.result,
-                "stdout": logs(rank, "stdout"),
-                "stderr": logs(rank, "stderr"),
-                "stacks": logs(rank, "stacks"),
-            }
-        )
-    return records
-
-
-def records_of_attempt(
-    folder: Path,
-    attempt: int,
-    nproc: int,
-    endings: Mapping[int, Mapping[str, Any]],
-    *,
-    overdue: Mapping[int, float] = MappingProxyType({}),
-    stalled: float | None = None,
-    local: Mapping[int, int] | None = None,
-) -> list[dict[str, Any]]:
-    """``rank_records`` of ranks that an agent has started, of an attempt below a trial's artifacts ``folder``."""
-    return rank_records(
-        lambda _: attempt_folder(folder, attempt),
-        nproc,
-        endings,
-        lambda rank, name: find_log(folder, attempt, rank, name),
-        overdue,
-        stalled,
-        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
-        local=local,
-    )
-
-
-def _how_it_ended(seen: Observed, code: int) -> dict[str, Any]:
-    if code < 0:
-        name = signal_name(-code)
-        return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
-    message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
-    return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
-
-
-def ranks_event(records: list[dict[str, Any]]) -> Event:
-    """What the records of all ranks say together, as an event of their trial."""
-    return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}
-
-
-def mark_outlived(records: list[dict[str, Any]], message: str) -> None:
-    """Nobody has seen how ranks ended that had not when their agent did."""
-    for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["kind"] == "exit_code":
-            failure |= {"kind": "signal", "exit_code": None, "message": message}
-            record |= {"exit_code": None, "collateral": True}
-
-
-def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+def combined_result(records: list[RankData]) -> ResultData | None:
     """The result of a trial whose ranks speak for themselves; ``None`` unless all of them have returned one.
 
     Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
     is rank 0's.
     """
-    results = [record["result"] for record in records]
-    if not results or None in results:
+    results = [record["result"] for record in records if record["result"] is not None]
+    if not results or len(results) < len(records):
         return None
     firsts = [result.get("first_failure_iteration") for result in results]
     return {
@@ -165,47 +22,7 @@ def combined_result(records: list[dict[str, Any]]) -> dict[str, Any] | None:
         "first_failure_iteration": min((first for first in firsts if first is not None), default=None),
         "failure_details": [
             {"rank": record["rank"], **detail}
-            for record in records
-            for detail in record["result"].get("failure_details", [])
+            for record, result in zip(records, results, strict=True)
+            for detail in result.get("failure_details", [])
         ],
     }
-
-
-def cleanup_failure(records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What went wrong in the cleanup of the first rank that has not only been ended because of another one."""
-    for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["phase"] == "cleanup" and not record["collateral"]:
-            return {**failure, "message": f"rank {failure['rank']}: {failure['message']}"}
-    return None
-
-
-def root_cause(records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The failure that the others follow from, or ``None``.
-
-    A fatal signal, a hang, or an end of its own accord before the result, beats an exception, because the peers of a
-    rank that is gone fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that
-    an exception that tells of a lost connection; a rank that was ended because of another one counts only when there
-    is nothing else. Among equals the earliest, then the lowest rank.
-    A failure in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
-    """
-
-    def order(record: dict[str, Any]) -> tuple[int, float, int]:
-        failure = record["failure"]
-        if record["collateral"]:
-            weight = 5 if record["signal"] is not None else 6
-        elif failure["kind"] == "signal":
-            weight = 2 if failure["signal"] in {number.name for number in _FOLLOWERS} else 0
-        elif failure["kind"] == "exception" and _PEER_LOST.search(failure["message"]):
-            weight = 4
-        else:
-            weight = {"exit_code": 0, "timeout": 0, "exception": 1}.get(failure["kind"], 3)
-        return weight, failure.get("at", 0.0), record["rank"]
-
-    failed = sorted((record for record in records if record["failure"] is not None), key=order)
-    causes = [record for record in failed if record["failure"]["phase"] != "cleanup"]
-    if not causes or (causes[0]["collateral"] and not failed[0]["collateral"]):
-        return None
-    failure = dict(causes[0]["failure"])
-    failure["message"] = f"rank {failure['rank']}: {failure['message']}"
-    return failure

@@ -1,133 +1,148 @@
-"""What the trials of one host share: the runner with its warm zygotes, the devices, a place for files."""
+"""The jobs that run on the slots of a host, and what they share: zygotes, cores and devices, a folder."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.launch.environment import Seat
-from pytest_aorta.launch.host.runner import TrialRunner
-from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
+from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.process_trial import ProcessTrial
+from pytest_aorta.launch.job_messages import FilePiece, PhaseEnded, TrialOrder, WarningIssued
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.resources.devices import Devices, choose_devices, device_variables, devices_text, find_devices
-from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
-from pytest_aorta.trials.spec import GRACE
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.job_slot import JobContext, Slot
+    from pytest_aorta.runtime.endpoints.job_slot import JobContext
 
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: Bytes of a trial's files that travel in one message.
+_CHUNK = 2**20
+
+_PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
 
 
-class DevicesQuarantined(Exception):
-    """Processes that cannot be ended hold so many devices that too few are left."""
+@dataclass(frozen=True)
+class HostOptions:
+    """Options of a ``HostService``.
+
+    Attributes:
+        slots: trials at a time.
+        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
+    """
+
+    slots: int
+    devices: tuple[int, ...] | None
+    node_port: int | None = None
 
 
-class TrialService:
-    """Made once per host, closed at the end of the run."""
+class HostService:
+    """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
 
-    def __init__(
-        self, *, slots: int, devices: tuple[int, ...] | None, grace: float, node_store: int | None = None
-    ) -> None:
-        self.runner = TrialRunner(grace, slots)
-        self.found: Devices | None = None
-        self.leases: Leases | None = None
-        #: Devices that a trial takes, by workload; known once a cell of it has been prepared.
-        self.needs: dict[str, int] = {}
-        #: Devices that a process holds which cannot be ended, and that process.
-        self.quarantined: dict[int, str] = {}
-        self._folder: str | None = None
-        self._node_store = None if node_store is None else NodeStore(node_store)
-        if devices is not None:
-            self.found = find_devices()
-        if devices and self.found is not None:
-            try:
-                self.leases = Leases(choose_devices(devices, self.found))
-            except (ValueError, LeaseError, OSError) as error:
-                raise LaunchModeError(f"--aorta-devices {devices_text(devices)}: {error}") from None
+    def __init__(self, options: HostOptions) -> None:
+        self.allocator = Allocator(options.devices)
+        self.zygotes = CellZygotes(options.slots)
+        #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
+        self.ranks: dict[str, int] = {}
+        self._folder: Path | None = None
+        self._node_store = None if options.node_port is None else NodeStore(options.node_port)
 
     @property
     def folder(self) -> Path:
         """For files of trials whose results belong to another host."""
         if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="pytest-aorta-")
-        return Path(self._folder)
-
-    def check_need(self, name: str, need: int) -> None:
-        """Raise ``LaunchModeError`` when there are fewer devices than a trial of workload ``name`` needs."""
-        there = self.leases.devices if self.leases is not None else ()
-        if there and need > len(there):
-            raise LaunchModeError(
-                f"workload {name} needs {need} devices, one per rank, but --aorta-devices {devices_text(there)} "
-                f"gives {len(there)}"
-            )
-
-    @contextlib.contextmanager
-    def seat(self, job: JobContext, need: int) -> Iterator[Seat]:
-        """Cores and devices for one trial; waits until ``need`` devices are free, of this and of other runs.
-
-        Raises:
-            LeaseCancelled: the trial was not wanted any more before that.
-            DevicesQuarantined: there will never be so many again.
-        """
-        slot = job.slot
-        if self.found is None:
-            yield Seat(cores=slot.cores, threads=_threads(slot))
-            return
-        if self.leases is None:  # --aorta-devices none
-            yield Seat(cores=slot.cores, threads=_threads(slot), devices=device_variables([], self.found))
-            return
-        with self._lease(self.leases, job, need) as lease:
-            yield Seat(
-                cores=slot.cores,
-                threads=_threads(slot),
-                devices=device_variables(lease.devices, self.found),
-                device_ids=lease.devices,
-                descriptors=tuple(lease.descriptors),
-            )
-
-    def _lease(self, leases: Leases, job: JobContext, need: int) -> Lease:
-        def too_few() -> bool:
-            return need > len(set(leases.devices) - set(self.quarantined))
-
-        if not too_few():
-            try:
-                return leases.acquire(need, cancelled=lambda: job.cancelled or too_few())
-            except LeaseCancelled:
-                if job.cancelled or not too_few():
-                    raise
-        held = "; ".join(f"device {device} is held by {stuck}" for device, stuck in sorted(self.quarantined.items()))
-        raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")
-
-    def quarantine(self, seat: Seat, stuck: Sequence[str]) -> None:
-        """Processes of the trial on this seat cannot be ended. Their locks keep its devices from other runs as well."""
-        self.quarantined |= dict.fromkeys(seat.device_ids, ", ".join(stuck))
-        if self.leases is not None:  # those processes may end after all, and nobody knows what they have left there
-            self.leases = Leases([device for device in self.leases.devices if device not in self.quarantined])
+            self._folder = Path(tempfile.mkdtemp(prefix="pytest-aorta-"))
+        return self._folder
 
     def close(self) -> None:
         """End all processes."""
-        self.runner.close()
+        self.zygotes.close()
         if self._node_store is not None:
             self._node_store.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def make_service(argument: dict[str, Any]) -> TrialService:
-    """The service of a host worker; ``argument``: ``slots``, ``devices``, ``grace``, ``node_store``."""
-    devices = argument["devices"]
-    return TrialService(
-        slots=argument["slots"],
-        devices=None if devices is None else tuple(devices),
-        grace=argument.get("grace", GRACE),
-        node_store=argument.get("node_store"),
-    )
+class CellBroken(Exception):
+    """The trials of a cell cannot be started. ``details`` says in which phase that showed, and how."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
+        self.details: dict[str, Any] = {
+            "kind": type(error).__name__,
+            "message": str(error),
+            "phase": lost.phase,
+            "error": lost.error,
+            "returncode": lost.returncode,
+        }
 
 
-def _threads(slot: Slot) -> dict[str, str]:
-    return {} if slot.threads is None else {name: str(slot.threads) for name in _THREADS}
+def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
+    """A job: import the workload in the zygote of a cell, and plan how its trials start.
+
+    Returns a ``PreparedCell`` as JSON.
+
+    Raises:
+        CellBroken: they cannot be started.
+    """
+    service: HostService = job.service
+    spec, inherited = order.spec, order.inherited or Inherited.now()
+    try:
+        with service.allocator.allocate(job, 1) as allocation:
+            job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
+            cell = service.zygotes.prepare(spec, inherited, allocation)
+        service.allocator.check_need(spec.workload.name, cell.plan.nproc)
+        service.ranks[spec.workload.name] = cell.plan.nproc
+    except Exception as error:
+        raise CellBroken(error) from error
+    return cell.to_plain()
+
+
+def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
+    """A job: run one trial; its record as plain data.
+
+    Emits ``PhaseEnded`` after setup and run, ``WarningIssued``, and ``FilePiece`` for a trial of another host.
+    """
+    service: HostService = job.service
+    spec, inherited = order.spec, order.inherited or Inherited.now()
+    local = order.folder.is_absolute()
+    # The folder's name is the one that it will have at home: records name files by it.
+    folder = order.folder if local else Path(tempfile.mkdtemp(dir=service.folder)) / order.folder.name
+    try:
+        # One device per rank.
+        with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
+            job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
+            trial = ProcessTrial(spec, folder, service.zygotes)
+            trial.start(inherited, allocation, order.timeout)
+            job.on_cancel(trial.interrupt)
+            for text in service.zygotes.take_warnings():
+                job.emit(WarningIssued(type="warning", text=text))
+            for phase in _PHASES:
+                trial.wait(phase)
+                job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))
+            record = trial.finish().to_dict()
+            if trial.stuck:
+                service.allocator.quarantine(allocation, trial.stuck)
+    except DevicesQuarantined as error:
+        raise CellBroken(error) from error
+    if not local:
+        _send_files(job, folder)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+    return record
+
+
+def _send_files(job: JobContext, folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            name = path.relative_to(folder).as_posix()
+            with path.open("rb") as file:
+                while True:
+                    data = file.read(_CHUNK)
+                    job.emit(FilePiece(type="file", name=name, data=data))
+                    if len(data) < _CHUNK:
+                        break

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
+
+from pytest_aorta.trials.events import RankData
 
 #: Seconds that node 0 waits for what the other nodes have to tell, once its own ranks have ended.
 _PATIENCE = 5.0
@@ -20,11 +21,11 @@ class NodeExchange:
         client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))  # type: ignore[attr-defined]
         self._store = dist.PrefixStore(f"aorta/{trial}", client)  # type: ignore[attr-defined]
 
-    def tell(self, node: int, records: list[dict[str, Any]]) -> None:
+    def tell(self, node: int, records: list[RankData]) -> None:
         """Leave the records of a node's ranks."""
         self._store.set(f"node/{node}", json.dumps(records))
 
-    def gather(self, nodes: int, expected: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def gather(self, nodes: int, expected: int, own: list[RankData]) -> list[RankData]:
         """The records of all ranks, in their order; without those of nodes that have gone without a word.
 
         Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +20,14 @@ class State(enum.Enum):
 
 
 UNSTARTED = frozenset({State.BUILDING, State.PENDING, State.READY})
-SETTLED = frozenset({State.COMPLETED, State.FAILED, State.CONSUMED})
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node; only its graph changes anything but ``payload`` and ``slab``, which belong to whoever added it."""
+    """A node; only its graph changes anything but ``payload``, which belongs to the code that added it."""
 
     id: int
-    run: Hashable
+    run: Any
     label: str = ""
     state: State = State.BUILDING
     #: Producers that are not done.
@@ -44,14 +42,8 @@ class Node:
     #: The node whose failure is the reason for this one's; None if it has failed itself.
     poisoned_by: Node | None = field(default=None, repr=False)
     payload: Any = field(default=None, repr=False)
-    slab: Any = field(default=None, repr=False)
 
     @property
     def failed(self) -> bool:
         """Whether it has failed, consumed or not."""
         return self.error is not None
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is over, one way or the other."""
-        return self.state in SETTLED

@@ -18,9 +18,7 @@ from pytest_aorta.runtime.hosts.code_digest import first_difference
 from pytest_aorta.runtime.hosts.framing import Joiner, Message, encode, pieces_of
 from pytest_aorta.runtime.hosts.gateway import Transport
 from pytest_aorta.runtime.hosts.host_main import BOOTSTRAP
-from pytest_aorta.runtime.hosts.specs import expand_specs, kind_of, parse_spec, without_values
-
-__all__ = ["HostError", "HostLink", "expand_specs"]
+from pytest_aorta.runtime.hosts.specs import kind_of, parse_spec, without_values
 
 #: Seconds between two looks at the process and at its signs of life.
 _TICK = 0.2
@@ -35,11 +33,11 @@ _END = object()
 _numbers = itertools.count()
 
 
-class HostError(Exception):
+class HostError(OSError):
     """A host cannot be reached, runs other code, or died; the message names it and says what to do."""
 
 
-class HostLink:
+class HostConnection:
     """A service on a host: start it, send to it, close it; or learn that it died.
 
     Messages are mappings of str to str, int, float, bool, None, bytes, and lists and mappings of them.
@@ -50,8 +48,8 @@ class HostLink:
         service: ``module:function``, called there as ``function(argument, host_channel)`` in the main thread of the
             process, which ends when it returns. It should return when ``host_channel.receive()`` gives ``None``.
         argument: plain data.
-        identity: name -> SHA-256 of all files that must be the same there, from :func:`.identity.code_identity`.
-        on_message: called with every message, one at a time, in order, in a thread of the link.
+        identity: name -> SHA-256 of all files that must be the same there, from :func:`.code_digest.code_identity`.
+        on_message: called with every message, one at a time, in order, in a thread of the connection.
         on_death: called once, in the same thread, when the service has ended and nobody had called ``close``. The host
             is gone by then, and all its messages have been delivered.
         startup_timeout: seconds for ``start``.
@@ -231,7 +229,7 @@ class HostLink:
 
     # Talking.
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send to the service; may be called from any thread.
 
         Raises:
@@ -347,6 +345,10 @@ class HostLink:
         except (EOFError, OSError):
             pass
         return ""
+
+    def kill(self, grace: float) -> None:
+        """``close`` on another thread, because the caller's may be one that ``close`` waits for."""
+        threading.Thread(target=self.close, args=(grace,), name=f"{self._spec.id}-kill", daemon=True).start()
 
     def close(self, grace: float = 10.0) -> None:
         """Ask the service to end, give it ``grace`` seconds, kill it. Twice is harmless.

@@ -15,7 +15,7 @@ from typing import IO, Any
 import execnet
 from execnet.gateway_base import ThreadExecModel
 
-from pytest_aorta.runtime.zygotes.errors import exit_text
+from pytest_aorta.runtime.zygotes.zygote_error import exit_text
 
 #: Seconds that the kernel may take to end a process that was sent SIGKILL.
 _KILL_LIMIT = 5.0

@@ -9,10 +9,10 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
 from pytest_aorta.runtime.hosts.framing import Joiner, Message, decode, encode, pieces_of
 from pytest_aorta.runtime.zygotes.task_main import load
@@ -63,7 +63,7 @@ class HostChannel:
         self._joiner = Joiner()
         self.gone = threading.Event()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send plain data.
 
         Raises:
@@ -100,7 +100,7 @@ class HostChannel:
 
 
 def serve(channel: execnet.Channel) -> None:
-    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostLink`; returns when the service has."""
+    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostConnection`; returns when the service has."""
     question = channel.receive()
     if question["redirect"]:
         # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.

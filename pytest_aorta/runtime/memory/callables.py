@@ -7,11 +7,12 @@ import hashlib
 import importlib.machinery
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
+
+from pytest_aorta.common.import_target import import_target
 
 #: Callables that one worker may have registered at a time.
 MAX_CALLABLES = 64
@@ -54,11 +55,7 @@ class Definition:
     def load(self) -> Any:
         """The callable itself, in this process."""
         if self.kind == "import":
-            module, _, qualname = self.content.partition(":")
-            found: Any = import_module(module)
-            for name in qualname.split("."):
-                found = getattr(found, name)
-            return found
+            return import_target(self.content)
         import cloudpickle
 
         return cloudpickle.loads(base64.b64decode(self.content))
@@ -137,6 +134,23 @@ def _pickled(target: Any, module: str | None) -> bytes:
     return data
 
 
+@dataclass(frozen=True)
+class CallableTable:
+    """What a ``Callables`` holds, at one moment.
+
+    Attributes:
+        owner: the worker whose callables they are.
+        owners: that worker and those above it.
+        definitions: of all callables that are known to it.
+        handles: digests by serial, of the handles that ``owner`` gave.
+    """
+
+    owner: str
+    owners: frozenset[str]
+    definitions: tuple[Definition, ...]
+    handles: Mapping[int, str]
+
+
 class Callables:
     """The callables of one worker: definitions by digest, counted by the handles that are alive."""
 
@@ -174,31 +188,26 @@ class Callables:
         del self.definitions[handle.digest]
         return handle.digest
 
-    def to_plain(self) -> dict[str, Any]:
-        """JSON values, for the process of a worker below."""
-        return {
-            "owner": self.owner,
-            "owners": sorted(self.owners),
-            "definitions": [definition.to_plain() for definition in self.definitions.values()],
-            "handles": [[serial, digest] for (_, serial), digest in self._handles.items()],
-        }
+    def table(self, above: CallableTable | None = None) -> CallableTable:
+        """For the process of this worker, which also knows what the worker ``above`` knows."""
+        inherited = () if above is None else above.definitions
+        definitions = {**self.definitions, **{definition.digest: definition for definition in inherited}}
+        return CallableTable(
+            self.owner,
+            frozenset(self.owners if above is None else self.owners | above.owners),
+            tuple(definitions.values()),
+            {serial: digest for (_, serial), digest in list(self._handles.items())},
+        )
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Callables:
-        """The reverse of ``to_plain``."""
-        made = cls(plain["owner"])
-        made.owners.update(plain["owners"])
-        for definition in plain["definitions"]:
-            made.accept(Definition(*definition))
-        made._handles = {(made.owner, serial): digest for serial, digest in plain["handles"]}
-        made._serials = itertools.count(1 + max((serial for serial, _ in plain["handles"]), default=-1))
+    def from_table(cls, table: CallableTable) -> Callables:
+        """The reverse of ``table``."""
+        made = cls(table.owner)
+        made.owners.update(table.owners)
+        made.definitions = {definition.digest: definition for definition in table.definitions}
+        made._handles = {(made.owner, serial): digest for serial, digest in table.handles.items()}
+        made._serials = itertools.count(1 + max(table.handles, default=-1))
         return made
-
-    def inherit(self, above: Callables) -> None:
-        """Know of what the worker above knows."""
-        self.owners |= above.owners
-        for definition in above.definitions.values():
-            self.accept(definition)
 
     def count(self, digest: str) -> int:
         """How many handles of a callable are alive."""

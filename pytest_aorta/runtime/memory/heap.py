@@ -25,10 +25,11 @@ class Heap:
         self._lock = threading.Lock()
         self._storages: dict[int, Any] = {}
 
-    def allocate(self, shape: Sequence[int], dtype: Any, depth: int) -> tuple[torch.Tensor, Slab]:
-        """A tensor whose content is undefined; blocks while the ring is full."""
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
+        """A tensor whose content is undefined (default: float32); blocks while the ring is full."""
         import torch
 
+        dtype = dtype or torch.float32
         count = 1
         for length in shape:
             count *= length

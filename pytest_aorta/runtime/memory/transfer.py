@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +176,7 @@ class Receiver:
         for number in list(self._storages) if numbers is None else numbers:
             self._storages.pop(number, None)
 
-    def decode(self, message: Message | None) -> SlotArgs:
+    def decode(self, message: Mapping[str, Any] | None) -> SlotArgs:
         """Arguments whose tensors are views of the sender's memory, or copies, when that is another host's."""
         if message is None:
             return NOTHING

@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.zygotes.zygote import Zygote

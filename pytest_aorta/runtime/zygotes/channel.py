@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from typing import Any
 
@@ -59,7 +59,7 @@ class Channel:
             raise OSError("the channel is closed")
         return fd
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
         self.send_text(json.dumps(message), descriptors)
 

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, ZygoteUnwanted
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 #: Warm zygotes per pool. One that has imported torch holds some 200 MB; its branches share them.
 MAX_WARM = 8

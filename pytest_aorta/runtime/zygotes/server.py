@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, Message
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+    from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 #: Seconds that a task may take to end when nobody waits for it any more: longer than its zygote tries.
 _ABANDON = 15.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message, wait
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.zygotes.server import Server
@@ -117,7 +118,7 @@ class Task:
         except ZygoteError as error:
             self._lost = error  # told once the child's own last words have been heard
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Speak to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
         self._open_channel().send(message, descriptors)
 

@@ -10,7 +10,7 @@ import traceback
 from importlib import import_module
 from typing import Any
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, Message
 

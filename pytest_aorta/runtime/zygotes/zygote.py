@@ -13,10 +13,10 @@ from pytest_aorta._version import __version__
 from pytest_aorta.runtime.zygotes import process_tags
 from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 __all__ = ["STARTUP_TIMEOUT", "Task", "Zygote", "ZygoteError", "ZygoteSpec", "exit_text"]
 

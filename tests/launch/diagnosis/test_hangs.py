@@ -10,7 +10,8 @@ import pytest
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective
 from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
-from pytest_aorta.launch.host.rank_results import root_cause
+from pytest_aorta.launch.diagnosis.root_cause import root_cause
+from pytest_aorta.trials.events import RankData
 
 WAITS = """\
 Current thread 0x1 (most recent call first):
@@ -29,12 +30,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def record(rank: int, failure: dict[str, Any] | None, exit_code: int | None = None) -> dict[str, Any]:
+def record(rank: int, failure: dict[str, Any] | None, exit_code: int | None = None) -> Any:
     failure = None if failure is None else {"phase": "run", "message": "m", "rank": rank, **failure}
     return {"rank": rank, "failure": failure, "exit_code": exit_code, "signal": None, "collateral": False}
 
 
-def report(folder: Path, records: list[dict[str, Any]], dumps: dict[int, str]) -> tuple[str, int | None]:
+def report(folder: Path, records: list[RankData], dumps: dict[int, str]) -> tuple[str, int | None]:
     for rank, text in dumps.items():
         (folder / f"{rank}").write_text(text)
     found = report_hang(records, lambda rank: folder / f"{rank}", None)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_aorta.runtime.hosts.connection import HostError, HostLink
+from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
 
 #: In the environment of every process that a bench has started.
 MARK = "AORTA_TEST_HOSTS"
@@ -32,7 +32,7 @@ class Host:
         self.died = threading.Event()
         given: dict[str, Any] = {"identity": {}, "on_message": self.messages.put, **options}
         name = service if ":" in service else f"host_services:{service}"
-        self.link = HostLink(spec, name, argument, on_death=self._on_death, **given)
+        self.link = HostConnection(spec, name, argument, on_death=self._on_death, **given)
 
     def _on_death(self, error: HostError) -> None:
         self.deaths.append(error)

@@ -142,7 +142,7 @@ def test_the_death_of_one_host_is_none_of_another(bench: HostBench) -> None:
 
 PARENT = """
     import signal, sys, time
-    from pytest_aorta.runtime.hosts.connection import HostLink
+    from pytest_aorta.runtime.hosts.connection import HostConnection
 
     def on_message(message):
         print("pid", message.get("pid"), flush=True) if "pid" in message else print(message, flush=True)
@@ -151,7 +151,7 @@ PARENT = """
         print("died", str(error).replace("\\n", " "), flush=True)
 
     signal.signal(signal.SIGINT, lambda *_: link.send({"interrupted": True}))
-    link = HostLink(
+    link = HostConnection(
         "popen", sys.argv[1], sys.argv[2], identity={}, on_message=on_message, on_death=on_death, silence=3.0
     )
     link.start()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Failure, Orchestrator, Outcome, TaskRef
-from pytest_aorta.runtime.engine.engine import Engine
-from pytest_aorta.runtime.engine.tasks import Dispatch, Kind
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher
+from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.records import Completion
@@ -17,10 +18,10 @@ from pytest_aorta.runtime.records import Completion
 class FakeEndpoint:
     """Takes tasks, and does nothing with them."""
 
-    def __init__(self, kind: Kind, identity: int, started: list[str]) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: TaskKind, identity: int, started: list[str]) -> None:
+        self.kind = kind
         self.id = identity
-        self.name = f"{kind} {identity}"
+        self.name = f"{kind.name.split('_')[0].lower()} {identity}"
         self.capacity = 1
         self.busy = 0
         self.gone: Failure | None = None
@@ -45,12 +46,12 @@ class Desk:
 
     def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
         self.started: list[str] = []
-        self.engine = Engine("desk", 3, grace)
-        self.next = [FakeEndpoint("next", number, self.started) for number in range(nexts)]
-        self.sub = [FakeEndpoint("sub", number, self.started) for number in range(subs)]
+        self.engine = Dispatcher("desk", 3, grace)
+        self.next = [FakeEndpoint(TaskKind.NEXT_LEVEL, number, self.started) for number in range(nexts)]
+        self.sub = [FakeEndpoint(TaskKind.SUB, number, self.started) for number in range(subs)]
         for endpoint in (*self.next, *self.sub):
             self.engine.placement.add(endpoint)
-        self.run = self.engine.open_run(fail_fast=False)
+        self.run = self.engine.open_run(GraphRun())
         self.eligible: dict[str, frozenset[int]] = {}
         self.orch = Orchestrator(self.engine, self.run, cast(Heap, None), self._resolve)
 
@@ -85,7 +86,7 @@ class Desk:
         return news
 
     def close(self) -> None:
-        self.engine.reactor.close()
+        self.engine.loop.close()
 
 
 def _handle(name: str) -> CallableHandle:

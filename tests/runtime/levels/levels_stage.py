@@ -13,7 +13,8 @@ import levels_tasks
 import psutil
 import pytest
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker, staff
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import child_processes
 
 #: Longest time in seconds that anything here is waited for; nothing is measured.
 PATIENCE = 30.0
@@ -31,7 +32,7 @@ def scalars(*values: int | float | bool | str) -> TaskArgs:
 def no_torch() -> Iterator[None]:
     """For modules that import it: workers start in a tenth of the time, although other tests have imported torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staff, "expects_tensors", lambda: False)
+        patch.setattr(child_processes, "expects_tensors", lambda: False)
         yield
 
 

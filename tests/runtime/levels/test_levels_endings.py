@@ -24,7 +24,7 @@ from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.engine.engine import EngineClosed
+from pytest_aorta.runtime.engine.dispatcher import WorkerClosed
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_close_waits_for_the_runs_that_were_accepted_and_rejects_new_ones(host: 
         wait_until(lambda: worker._engine.closing, "the beginning of close")
         try:
             worker.run(lambda orch, args, config: None)
-        except EngineClosed as error:
+        except WorkerClosed as error:
             refused.append(error)
         host.gates.open()
 
@@ -94,7 +94,7 @@ def test_close_that_has_waited_in_vain_can_be_called_again(host: Host, monkeypat
         with pytest.raises(TimeoutError, match=r"have not ended within 0\.05 s; close can be called again"):
             host.worker.close()
     assert not host.handle.done
-    with pytest.raises(EngineClosed):
+    with pytest.raises(WorkerClosed):
         host.worker.run(lambda orch, args, config: None)
 
     host.gates.open()

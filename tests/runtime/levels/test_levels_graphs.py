@@ -12,6 +12,7 @@ from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
+from pytest_aorta.runtime.engine.tasks import TaskKind
 
 
 def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:
@@ -139,4 +140,4 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
     assert handle.records == []
     wait_until(lambda: not engine.runs, "the end of the run")
     assert engine.graph.live == 0
-    assert all(endpoint.busy == 0 for endpoint in engine.placement.pools["sub"].values())
+    assert all(endpoint.busy == 0 for endpoint in engine.placement.pools[TaskKind.SUB].values())

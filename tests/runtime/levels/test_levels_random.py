@@ -11,7 +11,8 @@ import pytest
 from levels_stage import PATIENCE, nothing_left, scalars
 from levels_stage import no_torch as no_torch
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker, linked
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import life_cycle
 
 #: What tasks do, how they end, and how often.
 DEEDS = {
@@ -28,7 +29,7 @@ DEEDS = {
 @pytest.mark.statement(29)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked, "MAX_DEATHS", 1_000)
+    monkeypatch.setattr(life_cycle, "MAX_DEATHS", 1_000)
     dice = random.Random(seed)
     deeds: list[str] = []
     before: list[list[int]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from levels_stage import no_torch as no_torch
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.worker_spec import read_manifest, write_manifest
 
 
 @pytest.fixture
@@ -230,16 +230,18 @@ def test_a_worker_can_be_started_where_another_has_failed() -> None:
             assert run_sub(worker, worker.register(levels_tasks.nothing)).ok
 
 
-def test_a_manifest_is_all_that_another_process_needs() -> None:
+def test_a_spec_is_all_that_another_process_needs() -> None:
     top = Worker(4, num_sub_workers=1, grace=1.5)
     child = Worker(3, device_ids=[2, 3], heap_ring_size=4096, startup_timeout_s=7, prepare=levels_tasks.prepare_by_hand)
     handle = child.register(levels_tasks.nothing, workers=[1])
     top.add_worker(child)
     top.add_worker(Worker(3, slots=[Slot(0), Slot(1)], service="a:b", service_argument={"c": (1, 2)}))
 
-    again = read_manifest(write_manifest(top))
+    spec = top.spec()
 
-    assert write_manifest(again) == write_manifest(top)
+    again = Worker.from_spec(pickle.loads(pickle.dumps(spec)))
+
+    assert again.spec() == spec
     same, jobs = (worker for worker, _ in again.children)
     assert same.device_ids == (2, 3)
     assert same.prepare == child.prepare

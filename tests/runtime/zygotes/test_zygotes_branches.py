@@ -27,9 +27,9 @@ from nursery import (
 )
 
 from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 #: Tells pids, and leaves an orphan behind: forked only ("fork"), or executed with an environment of its own ("bare").
 #: Ends when the file ``payload["until"]`` is there.

@@ -15,10 +15,10 @@ import pytest
 from nursery import PATIENCE, Nursery, finish, message_of, nursery_at, pool_of, wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 ECHO = """
     import os

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from pytest_aorta.probe.cpu import cpu_caches, cpu_frequency, cpu_topology
-from pytest_aorta.probe.files import first_line
-from pytest_aorta.probe.memory import numa_balancing, numa_nodes, transparent_huge_pages
+from pytest_aorta.probe.host_memory import numa_balancing, numa_nodes, transparent_huge_pages
+from pytest_aorta.probe.kernel_files import first_line
 from pytest_aorta.probe.redaction import redacted_command_line
 
 if TYPE_CHECKING:

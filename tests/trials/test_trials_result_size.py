@@ -7,11 +7,17 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.limits import bounded
+from pytest_aorta.trials.events import ResultData
+from pytest_aorta.trials.result_size import bounded
 
 
 def test_a_result_of_usual_size_stays_as_it_is() -> None:
-    result = {"passed": True, "metrics": {"a": 1}, "step_times_ms": [1.0], "failure_details": [{"detail": 1}]}
+    result: ResultData = {
+        "passed": True,
+        "metrics": {"a": 1},
+        "step_times_ms": [1.0],
+        "failure_details": [{"detail": 1}],
+    }
 
     assert bounded(result) == result
 

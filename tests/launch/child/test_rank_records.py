@@ -6,7 +6,6 @@ import itertools
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,31 +13,33 @@ from hypothesis import strategies as st
 
 from pytest_aorta.launch.child import external
 from pytest_aorta.launch.child.event_log import read_story, story, teller
-from pytest_aorta.launch.host.rank_results import rank_records, root_cause
+from pytest_aorta.launch.child.rank_records import rank_records
+from pytest_aorta.launch.diagnosis.root_cause import root_cause
+from pytest_aorta.trials.events import FailureData, Phase, RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
 
-SETUP_DONE: list[dict[str, Any]] = [
+SETUP_DONE: list[TrialEvent] = [
     {"type": "begin", "phase": "setup"},
     {"type": "end", "phase": "setup", "sec": 0.1},
     {"type": "begin", "phase": "run"},
 ]
-CLEANED_UP: list[dict[str, Any]] = [
+CLEANED_UP: list[TrialEvent] = [
     {"type": "begin", "phase": "cleanup"},
     {"type": "end", "phase": "cleanup", "sec": 0.1},
     {"type": "lived"},
 ]
 
 
-def returned(passed: bool) -> list[dict[str, Any]]:
+def returned(passed: bool) -> list[TrialEvent]:
     """The whole story of a rank whose run() returned."""
     return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
 
 
-def raised(message: str, at: float = 0.0, phase: str = "run") -> list[dict[str, Any]]:
+def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEvent]:
     """The whole story of a rank of which a phase raised."""
-    failure = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
+    failure: FailureData = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
     begin = SETUP_DONE if phase == "run" else []
-    end: list[dict[str, Any]] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
+    end: list[TrialEvent] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
     if phase == "cleanup":
         return [*returned(True)[:4], {"type": "begin", "phase": "cleanup"}, *end, {"type": "lived"}]
     return [*begin, *end, *CLEANED_UP]
@@ -46,10 +47,10 @@ def raised(message: str, at: float = 0.0, phase: str = "run") -> list[dict[str, 
 
 def records_of(
     folder: Path,
-    stories: list[list[dict[str, Any]]],
+    stories: list[list[TrialEvent]],
     codes: dict[int, int] | None = None,
     at: dict[int, int] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[RankData]:
     """Records of ranks with these stories; ``codes`` as torch's agent saw them."""
     for rank, events in enumerate(stories):
         tell = teller(folder, rank)
@@ -65,7 +66,7 @@ def records_of(
     return records
 
 
-def cause_of(records: list[dict[str, Any]]) -> str | None:
+def cause_of(records: list[RankData]) -> str | None:
     failure = root_cause(records)
     if failure is None:
         return None
@@ -73,11 +74,15 @@ def cause_of(records: list[dict[str, Any]]) -> str | None:
     return str(failure["message"])
 
 
-# Stories.
+def message_of(record: RankData) -> str | None:
+    return None if record["failure"] is None else record["failure"]["message"]
+
+
+# Event logs.
 
 
 def test_a_story_is_what_was_told(tmp_path: Path) -> None:
-    relayed: list[dict[str, Any]] = []
+    relayed: list[TrialEvent] = []
     tell = teller(tmp_path, 3, relayed.append)
     for event in returned(True):
         tell(event)
@@ -173,7 +178,7 @@ def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, c
 def test_the_exception_that_a_rank_told_of_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
 
-    assert records[1]["failure"]["message"] == "boom"
+    assert message_of(records[1]) == "boom"
     assert records[1]["exit_code"] == 1
 
 
@@ -182,7 +187,7 @@ def test_a_rank_that_the_agent_ended_unseen_is_collateral(tmp_path: Path) -> Non
 
     assert [record["collateral"] for record in records] == [True, False]
     assert records[0]["exit_code"] is None
-    assert records[0]["failure"]["message"] == "ended in run(), before it was done, because another rank had failed"
+    assert message_of(records[0]) == "ended in run(), before it was done, because another rank had failed"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_a_rank_that_told_of_a_failure_is_not_collateral_however_it_ended(tmp_pa
 
 PASSED, UNDONE = returned(True), SETUP_DONE
 
-CAUSES: list[tuple[str, list[list[dict[str, Any]]], dict[int, int], int | None]] = [
+CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
     ("a fatal signal beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -11}, 1),
     ("a kill for memory beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -9}, 1),
     ("an early exit beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: 3}, 1),
@@ -243,7 +248,7 @@ CAUSES: list[tuple[str, list[list[dict[str, Any]]], dict[int, int], int | None]]
 
 @pytest.mark.parametrize(("stories", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
 def test_the_failure_that_the_others_follow_from(
-    tmp_path: Path, stories: list[list[dict[str, Any]]], codes: dict[int, int], rank: int | None
+    tmp_path: Path, stories: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
 ) -> None:
     failure = root_cause(records_of(tmp_path, stories, codes))
 
@@ -259,15 +264,16 @@ codes = st.sampled_from([None, 0, 1, 3, -6, -9, -11, -15])
 
 @given(st.lists(st.tuples(kinds, codes), min_size=1, max_size=5))
 def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
-    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[dict[str, Any]], int | None]]
+    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[TrialEvent], int | None]]
 ) -> None:
     folder = tmp_path_factory.mktemp("ranks")
     endings = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
 
     records = records_of(folder, [events for events, _ in ranks], endings)
 
-    failed = [record for record in records if record["failure"] is not None]
     cause = root_cause(records)
-    assert (cause is None) <= all(record["failure"]["phase"] == "cleanup" or record["collateral"] for record in failed)
+    for record in records:
+        if cause is None and (failure := record["failure"]) is not None:
+            assert failure["phase"] == "cleanup" or record["collateral"]
     for record, (events, _) in zip(records[1:], ranks[1:], strict=True):
         assert record["failure"] is not None or events == PASSED

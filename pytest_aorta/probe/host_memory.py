@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.files import first_line, keyed_lines
+from pytest_aorta.probe.kernel_files import first_line, keyed_lines
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts
@@ -40,7 +40,7 @@ def _chosen(line: str | None) -> str | None:
 def memory_state(root: Path = Path("/")) -> Facts:
     """``available_bytes``: what can be allocated without swapping; ``huge_pages``: the pool of explicit ones, in pages.
 
-    Both ``None`` where the kernel does not tell.
+    Both ``None`` where the kernel does not show it.
     """
     lines = keyed_lines(root / "proc/meminfo")
     pool = None

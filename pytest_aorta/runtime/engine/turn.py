@@ -1,23 +1,21 @@
-"""Turns: what is changed in an engine is changed under its lock, and followed up before the lock is given back."""
+"""Turns: a change is made under the dispatcher's lock, and followed up before the lock is released."""
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
-
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
 
 class Turn:
-    """See ``Engine.turn``. One object serves for all turns, because there are very many."""
+    """A reentrant lock that calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, mutex: threading.RLock, finish: Callable[[], None]) -> None:
+        self._mutex = mutex
+        self._finish = finish
         self._deferred: list[Callable[[], None]] = []
         self._depth = 0
 
@@ -26,8 +24,8 @@ class Turn:
         self._deferred.append(call)
 
     def __enter__(self) -> None:
-        INTERRUPTS.hold()
-        self._engine.mutex.acquire()
+        SIGINT_GUARD.hold()
+        self._mutex.acquire()
         self._depth += 1
 
     def __exit__(
@@ -37,16 +35,16 @@ class Turn:
         try:
             try:
                 if kind is None and self._depth == 1:
-                    self._engine.start_all()
+                    self._finish()
             finally:
                 self._depth -= 1
                 if self._deferred and not self._depth:
                     deferred, self._deferred = self._deferred, deferred
-                self._engine.mutex.release()
+                self._mutex.release()
             for call in deferred:
                 try:
                     call()
                 except Exception:
-                    traceback.print_exc()  # whoever made this turn has nothing to do with it
+                    traceback.print_exc()  # not an error of the caller that happened to take this turn
         finally:
-            INTERRUPTS.release()
+            SIGINT_GUARD.release()

@@ -1,0 +1,48 @@
+"""How a trial is executed, and on which resources the trials of a run are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
+
+Isolation = Literal["fork", "spawn", "none"]
+Launcher = Literal["auto", "elastic", "torchrun", "external"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the processes of a trial are started.
+
+    Attributes:
+        isolation: ``fork`` from a prepared process, ``spawn`` of a fresh interpreter, ``none`` for this very process.
+        launcher: of the ranks of a distributed workload.
+        nproc: number of ranks, ``None`` for the workload's minimum.
+        elastic: options of the agent that starts the ranks.
+    """
+
+    isolation: Isolation = "fork"
+    launcher: Launcher = "auto"
+    nproc: int | None = None
+    elastic: ElasticOptions = DEFAULTS
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the trials of a run share.
+
+    Attributes:
+        slots: number of trials at a time, on each host.
+        devices: ids that are leased to trials; empty hides all devices, ``None`` leaves them alone.
+        hosts: execnet specifications; none for this host.
+    """
+
+    slots: int = 1
+    devices: tuple[int, ...] | None = None
+    hosts: tuple[str, ...] = field(default=(), repr=False)  # a specification may set variables
+
+    @property
+    def total_slots(self) -> int:
+        """Number of trials at a time, on all hosts."""
+        return self.slots * max(1, len(self.hosts))
