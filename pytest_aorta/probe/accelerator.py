@@ -30,6 +30,9 @@ _ROCM_COMPONENTS = (
     "amd_comgr",
 )
 
+# Characters of cuda.h in which its version is defined; the whole file has a million.
+_HEAD_OF_HEADER = 65536
+
 
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
@@ -77,9 +80,11 @@ def cuda_toolkit(home: Path) -> Facts | None:
     if old.exists():
         return {"path": home, "version": old.read_text(encoding="utf-8").strip().removeprefix("CUDA Version ")}
     header = home / "include/cuda.h"  # where only parts of it have been installed
-    found = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(encoding="utf-8")) if header.exists() else None
-    if found is not None:
-        return {"path": home, "version": f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}"}
+    if header.exists():
+        with header.open(encoding="utf-8", errors="replace") as lines:
+            found = re.search(r"#define CUDA_VERSION (\d+)", lines.read(_HEAD_OF_HEADER))
+        if found is not None:
+            return {"path": home, "version": f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}"}
     return None
 
 
