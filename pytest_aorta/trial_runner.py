@@ -100,7 +100,7 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import check_here
 
             return check_here(spec)
-        return self.engine.checked(spec)
+        return self.engine.check(spec)
 
     def find(self, spec: TrialSpec, paths: TrialPaths) -> ReplayedTrial | None:
         """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request."""

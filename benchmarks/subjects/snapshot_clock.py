@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_aorta.probe import collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 
 
 def in_a_fork(measure: Callable[[], dict[str, float]]) -> dict[str, float]:

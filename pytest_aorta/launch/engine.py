@@ -102,7 +102,7 @@ class TrialEngine:
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 
     def check(self, spec: TrialSpec) -> PreparedCell | None:
-        """Prepare a cell, and find out what would prevent each of its trials.
+        """Prepare a cell once, and find out what would prevent each of its trials.
 
         ``None`` where that is no mistake of the request: then every trial has it in its record.
 
@@ -112,6 +112,9 @@ class TrialEngine:
             EngineUnusable: no trial can be run.
         """
         preparation = self._preparation(self._order(spec))
+        key = (preparation.key, spec.execution.nproc)
+        if key in self._cells:
+            return self._cells[key]
         # Urgent, because the caller waits, while trials that were launched ahead may wait for a slot.
         record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
         details = record.failure.details if record.failure is not None else {}
@@ -121,14 +124,8 @@ class TrialEngine:
             raise LaunchModeError(details["message"])
         if record.outcome is not Outcome.SUCCESS:
             return None
-        cell = PreparedCell.from_plain(record.payload)
-        self._cells[preparation.key, spec.execution.nproc] = cell
-        return cell
-
-    def checked(self, spec: TrialSpec) -> PreparedCell | None:
-        """As ``check``, with the result kept for all trials of a cell."""
-        key = self._preparation(self._order(spec)).key
-        return self._cells.get((key, spec.execution.nproc)) or self.check(spec)
+        self._cells[key] = PreparedCell.from_plain(record.payload)
+        return self._cells[key]
 
     def launch(
         self,

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_end, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Guard, describe
+from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.static import StaticEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +76,9 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
 
 def test_a_zygote_that_only_collected_the_static_part_has_imported_everything() -> None:
     code = (
-        "import sys; from pytest_aorta.probe import collect_static; s = collect_static(); before = set(sys.modules);"
-        "from pytest_aorta.probe import collect_end, collect_env; collect_env(s); collect_end(s);"
+        "import sys; from pytest_aorta.probe.collect import collect_static; s = collect_static();"
+        "before = set(sys.modules);"
+        "from pytest_aorta.probe.collect import collect_end, collect_env; collect_env(s); collect_end(s);"
         "print(sorted(set(sys.modules) - before))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

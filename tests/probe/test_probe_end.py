@@ -14,18 +14,19 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_aorta.probe import EndSnapshot, EnvSnapshot, collect_end, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.imported_modules import imported_modules
 from pytest_aorta.probe.libraries import mapped_objects
 from pytest_aorta.probe.packages import Installed, Owner
+from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 from pytest_aorta.probe.torch_state import torch_state
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
     """What ``code`` prints, as JSON."""
-    setup = "import json, os, sys\nfrom pytest_aorta.probe import collect_end, collect_static\n"
+    setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_static\n"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     command = [sys.executable, "-c", setup + code]
     done = subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, check=True)

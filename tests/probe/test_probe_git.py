@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.probe import collect_env, collect_static
 from pytest_aorta.probe import git as git_module
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.git import git_state, git_state_now
 from pytest_aorta.probe.guard import Facts, Guard
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from pytest_aorta.probe import EndSnapshot, EnvSnapshot, collect_env, collect_static
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 
 
 def test_a_snapshot_survives_json_without_loss() -> None:

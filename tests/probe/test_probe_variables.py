@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.probe import collect_env, collect_static
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.redaction import REDACTED, redacted_command_line
 from pytest_aorta.probe.variables import recorded_variables
 
