@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.nodes.addressing import has_several, part
+from pytest_aorta.launch.nodes.addressing import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.trial_store import TrialStore
@@ -39,7 +39,7 @@ class TrialRunner:
         stamp: str | None = None,
         before_use: Callable[[], None] = lambda: None,
     ) -> None:
-        kind, number = part(selection.execution.elastic, selection.resources.hosts)
+        kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
         self.store = TrialStore(results, stamp or history.stamp(), resume=selection.resume, number=number, kind=kind)
         self.plans: list[Plan] = []
@@ -86,7 +86,7 @@ class TrialRunner:
             devices=resources.devices,
             hosts=resources.hosts,
             grace=self.selection.limits.grace,
-            elastic=elastic if has_several(elastic) else None,
+            elastic=elastic if is_multi_node(elastic) else None,
             identity=_code_identity(self.plans) if resources.hosts else None,
         )
 

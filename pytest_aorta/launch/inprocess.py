@@ -1,4 +1,4 @@
-"""A trial in this very process, for debugging with ``--pdb``: no isolation, no deadline, no logs."""
+"""A trial in pytest's process, for debugging with ``--pdb``: no isolation, no deadline, no logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
-from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.outcome import Observed, conclude, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -60,7 +60,7 @@ class InProcessTrial:
         return not self.seen.failed_in(phase)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
         return phase in self.seen.phases_sec and not self.seen.failed_in(phase)
 
     def failed(self) -> bool:
@@ -85,8 +85,8 @@ class InProcessTrial:
             self._lifecycle.run(reraise=True)
 
     def interrupt(self, why: str) -> None:
-        """Note that it cannot be judged."""
-        self.seen.lost = {"phase": self.seen.phase, "kind": "signal", "message": f"interrupted: {why}"}
+        """Note the reason."""
+        self.seen.lost = interruption(self.seen.phase, why)
 
     def finish(self) -> TrialResult:
         """Clean up, where there is something to clean up; the record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -70,7 +71,7 @@ def build_record(
 
 
 def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
-    """The record of a trial that was not started, or whose process died without a word; ``lost`` is its failure."""
+    """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
     return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 
@@ -85,3 +86,8 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
             "launcher_variables": seen.launcher_variables,
         }
     )
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    """The logs of a trial whose processes are gone, as ``artifacts`` of its record."""
+    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, under_launcher
-from pytest_aorta.launch.nodes.addressing import has_several
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.discovery import workload_classes
@@ -132,7 +132,7 @@ def check_nodes(config: pytest.Config) -> None:
         pytest.UsageError: naming the option that runs them in parallel.
     """
     selection = run_of(config).selection
-    if has_several(selection.execution.elastic):
+    if is_multi_node(selection.execution.elastic):
         for given, option in ((is_controller(config), "-n"), (selection.resources.slots > 1, "--aorta-slots")):
             if given:
                 raise pytest.UsageError(

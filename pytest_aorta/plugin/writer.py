@@ -61,8 +61,7 @@ class TrialWriter:
         found = self._find(nodeid)
         if found is None:
             return  # no trial
-        from pytest_aorta.launch.record import lost_record
-        from pytest_aorta.launch.submitted import logs_in
+        from pytest_aorta.launch.record import logs_in, lost_record
 
         spec, paths = found
         self.store.make_room(paths)

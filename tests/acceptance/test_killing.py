@@ -204,7 +204,7 @@ def test_two_pytests_at_once(stage: Stage) -> None:
     processes = []
     for name in ("left", "right"):
         (stage.path / name).mkdir()
-        command = ("simple_workloads.py", "-k", "Tells", "--aorta-trials", "20")
+        command = ("simple_workloads.py", "-k", "Tells", "--aorta-trials", "8")
         variables = {"NAME": name}
         options = ("--aorta-config", "show=NAME", "--aorta-results-dir", f"{name}/results")
         processes.append(stage.start(*command, *options, env=variables))
@@ -212,5 +212,5 @@ def test_two_pytests_at_once(stage: Stage) -> None:
         assert process.wait(120) == 0
     for name in ("left", "right"):
         trials = stage.trials(f"{name}/results")
-        assert len(trials) == 20
+        assert len(trials) == 8
         assert {trial["result"]["metrics"]["variables"]["NAME"] for trial in trials.values()} == {name}

@@ -91,9 +91,12 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("name", "options", "may_differ"),
     [
-        ("again", (), MAY_DIFFER),
+        pytest.param("again", (), MAY_DIFFER, marks=pytest.mark.slow),
         ("xdist", ("-n", "2"), MAY_DIFFER),
-        ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+        pytest.param(
+            *("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_files_are_the_same(
@@ -110,6 +113,7 @@ def test_the_files_are_the_same(
         assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path
 
 
+@pytest.mark.slow
 def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
     found = {}
     for isolation in ("fork", "spawn"):

@@ -231,7 +231,7 @@ def test_mitigation_injection_end_to_end(simple: Stage) -> None:
 
 
 def test_there_is_no_option_for_several_images(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "tells", "--aorta-dockers", "a,b")
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-dockers", "a,b")
     assert done.ret == 4
     assert "unrecognized arguments: --aorta-dockers" in done.stderr.str()
     assert not simple.results.exists()
@@ -282,7 +282,7 @@ def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen:
 )
 def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, listed: list[str]) -> None:
     workload = () if option == "--aorta-workload" else ("--aorta-workload", "tells")
-    done = simple.run(*workload, option, "not_a_real_thing")
+    done = simple.run_here(*workload, option, "not_a_real_thing")
     assert done.ret == 4
     message = next(line for line in done.stderr.str().splitlines() if "not_a_real_thing" in line)
     assert message.startswith("ERROR: unknown ")
@@ -305,7 +305,7 @@ def test_unknown_names_raise_in_python(here: Stage) -> None:
 
 
 def test_names_of_workloads_are_case_sensitive(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "Tells")
+    done = simple.run_here("--aorta-workload", "Tells")
     assert done.ret == 4
     assert "unknown workload 'Tells'" in done.stderr.str()
     assert "did you mean 'tells'?" in done.stderr.str()
@@ -372,7 +372,7 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
 
 
 def test_collect_env_is_the_one_probe_and_no_command() -> None:
-    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "living.py")
+    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "child" / "workload_main.py")
     for path in (PACKAGE / "launch").rglob("*.py"):
         assert "pytest_aorta.probe.tool" not in imports_of(path), path
         assert "pytest-aorta env" not in path.read_text(), path
@@ -400,7 +400,7 @@ def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> Non
 
 @pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
 def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
-    assert simple.run("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
+    assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
     assert not simple.results.exists()
 
 
@@ -417,7 +417,7 @@ def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.
 
 
 def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
     assert done.ret == 4
     assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr.str()
     assert not simple.results.exists()
@@ -513,7 +513,6 @@ def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:
 
 def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
     message = "workload solo is single_process; do not wrap with torchrun"
-    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
     done = simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
     refused(simple, done, message)
     assert done.ret == 4
@@ -527,7 +526,6 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
             f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
         )
 
-    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message("quartet", 4, 2))
     done = simple.run("--aorta-workload", "pair", "--aorta-launcher", "external")
     refused(simple, done, message("pair", 2, 1))
     assert done.ret == 4
@@ -535,6 +533,14 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
     refused(simple, done, message("pair", 2, 1))
     done = simple.run("--aorta-workload", "quartet", "--aorta-nproc", "2")
     refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_counted(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
+    message = "workload quartet requires WORLD_SIZE >= 4 (got 2); launch with torchrun --nproc_per_node=4 -m pytest "
+    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message + "--aorta-workload quartet")
 
 
 def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
@@ -545,6 +551,7 @@ def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -
     assert simple.trial("solo/trial_0.json")["ranks"] == []
 
 
+@pytest.mark.slow
 def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
     """As the seed has it: no rendezvous of its own, so on torchrun's static port, but a free one."""
     with socket.socket() as probe:
@@ -629,7 +636,7 @@ def test_that_package_imports_nothing_of_ours() -> None:
 
 def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
     for option, kind in (("--aorta-environment", "environment"), ("--aorta-mitigations", "mitigation")):
-        done = stage.run("--aorta-workload", "gemm", option, "plugin_env")
+        done = stage.run_here("--aorta-workload", "gemm", option, "plugin_env")
         assert done.ret == 4
         assert f"unknown {kind} 'plugin_env'" in done.stderr.str()
     for path in PACKAGE.rglob("*.py"):

@@ -159,7 +159,7 @@ def test_small_trials_pass_a_big_one_that_waits(devices: Stage) -> None:
     assert devices.statuses() == {"pair/trial_0.json": "ok", "tells/trial_0.json": "ok"}
 
 
-@pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")])
+@pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")], ids=" ".join)
 def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Stage, others: tuple[str, ...]) -> None:
     result = devices.run(*workloads("tells", "pair"), "--aorta-devices", "0", *others)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -187,7 +187,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_values(devices: Stage, name: str) -> None:
     arguments, message = BAD[name]
-    result = devices.run(*workloads("tells"), *arguments)
+    result = devices.run_here(*workloads("tells"), *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0].startswith(f"ERROR: {message}")
     assert devices.files() == []

@@ -232,7 +232,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_host_is_one_message_before_anything_starts(hosts: Stage, name: str) -> None:
     spec, message = BAD[name]
-    result = hosts.run(*workloads("tells"), *ONE, "--aorta-host", spec)
+    result = hosts.run_here(*workloads("tells"), *ONE, "--aorta-host", spec)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
     result.stderr.fnmatch_lines([message])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from support.stage import Stage
 
@@ -138,23 +136,6 @@ def test_exit_in_a_fixture_ends_the_run(waits: Stage, monkeypatch: pytest.Monkey
     assert [statuses[f"Waits/trial_{index}.json"] for index in range(2)] == ["ok", "ok"]
     assert "Waits/trial_3.json" not in statuses
     assert waits.left_running() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
-def test_nothing_survives_the_end_of_pytest(waits: Stage, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    process = waits.start("waits.py", "--aorta-trials", "5")
-    waits.wait_until((waits.path / "waiting").exists)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    waits.wait_until(lambda: not waits.left_running())
-    # Whatever is there is complete.
-    assert waits.statuses().items() >= {"Waits/trial_0.json": "ok", "Waits/trial_1.json": "ok"}.items()
-    assert not [path for path in waits.everything() if path.endswith(".tmp")]
-    # And the next run puts things in order.
-    (waits.path / "waiting").unlink()
-    waits.run("waits.py", "--aorta-trials", "5").assert_outcomes(passed=5)
-    assert set(waits.statuses().values()) == {"ok"}
 
 
 #: Interrupts pytest while the engine is imported, in text that is executed, as in the making of a dataclass.

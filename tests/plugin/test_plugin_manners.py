@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
-#: Slow to import, and of no use before a trial's result is there.
-HEAVY = {"torch", "pydantic", "numpy"}
 
 GEMM = ("--aorta-workload", "gemm")
 
@@ -38,41 +34,6 @@ def simple(stage: Stage) -> Stage:
     )
     stage.register(simple="simple:Simple")
     return stage
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--version",),
-        ("-VV",),
-        ("--help", *GEMM),
-        ("--markers",),
-        ("--fixtures", "test_other.py"),
-        ("test_other.py",),
-        ("test_other.py", "--collect-only"),
-        ("--collect-only", "-q", "simple.py"),
-        ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
-        ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),
-    ],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported_and_no_file_is_made(simple: Stage, arguments: tuple[str, ...]) -> None:
-    before = {path for path in simple.path.rglob("*") if not _scratch(path)}
-    command = (sys.executable, "-X", "importtime", "-m", "pytest", "-p", "no:hypothesispytest")
-    result = simple.command(*command, *arguments)
-    assert result.ret == pytest.ExitCode.OK
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
-    assert "pytest" in imported
-    assert imported & HEAVY == set()
-    assert {path for path in simple.path.rglob("*") if not _scratch(path)} == before
-    if "10000" in arguments:
-        result.stdout.fnmatch_lines(["aorta::gemm?local-none-0?", "aorta::gemm?local-none-9999?", "10000 tests *"])
-        assert sum(line.startswith("aorta::gemm[") for line in result.outlines) == 10_000
-
-
-def _scratch(path: Path) -> bool:
-    """Written by pytest, Python or pytester themselves."""
-    return not {"__pycache__", ".pytest_cache", "stdout", "stderr"}.isdisjoint(path.parts)
 
 
 def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
@@ -106,15 +67,6 @@ def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result = simple.run("-p", "no:aorta", *GEMM)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*unrecognized arguments: --aorta-workload*"])
-
-
-def test_unused_it_is_not_to_be_seen(simple: Stage) -> None:
-    result = simple.run_here("-v", "test_other.py")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("aorta: *")
-    result.stdout.no_fnmatch_line("*= trials =*")
-    assert not simple.results.exists()
-    assert simple.left_running() == []
 
 
 def test_header_and_table(simple: Stage) -> None:
@@ -156,48 +108,6 @@ def test_with_a_workload_and_no_path_only_trials_are_collected(simple: Stage) ->
     result.stdout.fnmatch_lines(
         ["*collected 2 items", "", "test_other.py::test_other PASSED*", "aorta::simple*PASSED*"]
     )
-
-
-def test_junit_file(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.write(
-        slow="""
-        import time
-
-        class Slow:
-            def __init__(self, config): pass
-            def setup(self): time.sleep(0.3)
-            def run(self):
-                time.sleep(0.6)
-                print("said in run")
-                return {"passed": True}
-            def cleanup(self): time.sleep(0.3)
-        """
-    )
-    names = ("Passes", "ReturnsFalse", "RaisesInSetup", "HangsInRun", "RaisesInCleanup")
-    stage.run_here("--junitxml", "out.xml", "slow.py", *(f"faulty_workloads.py::{name}" for name in names))
-    suite = ET.parse(stage.path / "out.xml").getroot()[0]
-    counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
-    assert counts == {"failures": "2", "errors": "2", "skipped": "0"}
-    seen: dict[str, tuple[list[str], str | None]] = {}
-    for case in suite.iter("testcase"):
-        kinds = [child.tag for child in case if child.tag != "properties"]
-        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        assert case.get("classname") in ("slow", "faulty_workloads")
-        # The last one counts: some versions of pytest have a case of its own for an error of the teardown.
-        seen[case.get("name") or ""] = (kinds, properties.get("aorta_exit_status"))
-        assert properties["aorta_trial_id"] == f"{properties['aorta_workload']}_d0_m0_t0"
-        assert (properties["aorta_environment"], properties["aorta_mitigations"]) == ("local", "none")
-        for child in case:
-            assert child.tag == "properties" or (child.get("message") and child.text)
-    assert seen == {
-        "Slow[local-none-0]": ([], "ok"),
-        "Passes[local-none-0]": ([], "ok"),
-        "ReturnsFalse[local-none-0]": (["failure"], "workload_failed"),
-        "RaisesInSetup[local-none-0]": (["error"], "infrastructure_failed"),
-        "HangsInRun[local-none-0]": (["failure"], "timeout"),
-        "RaisesInCleanup[local-none-0]": (["error"], "ok"),
-    }
 
 
 def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:

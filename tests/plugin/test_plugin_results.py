@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +81,6 @@ def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
     assert len(stage.trial("Long/trial_0.json")["result"]["metrics"]["text"]) == 1_000_000
 
 
-def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.run_here("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
-    expected = []
-    for name in ("Passes", "SegfaultsInRun"):
-        for index in range(2):
-            expected += [f"{name}/trial_{index}.json"]
-            expected += [f"{name}/trial_{index}/{stream}.log" for stream in ("stderr", "stdout")]
-    assert stage.everything() == sorted(expected)
-    assert {(stage.results / path).stat().st_mode & 0o777 for path in stage.files()} == {0o644}
-
-
 def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> None:
     echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json"]
@@ -108,22 +95,6 @@ def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> N
     # Which of several cells is chosen does not change where its files lie.
     echo.run_here("--aorta-workload", "other", *cells, "other[default-none-0]")
     assert echo.earlier() == ["other/default-none/trial_0.json"]
-
-
-def test_earlier_results_move_to_the_history(echo: Stage) -> None:
-    run = ("--aorta-workload", "echo", "--aorta-trials", "2")
-    echo.run_here(*run, "--aorta-config", "run=1")
-    assert echo.earlier() == []
-    echo.run_here(*run, "--aorta-config", "run=2")
-    echo.run_here(*run, "--aorta-config", "run=3")
-    assert [trial["config"] for trial in echo.trials().values()] == [{"run": 3}] * 2
-    kept = {path.name: path for path in sorted((echo.results / ".history").iterdir())}
-    assert len(kept) == 2
-    for number, folder in enumerate(kept.values(), start=1):
-        for index in range(2):
-            old = json.loads((folder / "echo" / f"trial_{index}.json").read_text())
-            assert old["config"] == {"run": number}
-            assert (folder / "echo" / f"trial_{index}" / "stdout.log").exists()
 
 
 def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> None:
@@ -202,16 +173,6 @@ def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
     assert "\x1b[31m" not in result.stdout.str()
 
 
-def test_artifacts_exist(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.run_here("faulty_workloads.py", "-k", "Passes or Segfaults or HangsInRun", "--aorta-mitigations", "none")
-    for path, trial in stage.trials().items():
-        assert {"stdout", "stderr"} <= trial["artifacts"].keys()
-        for name, relative in trial["artifacts"].items():
-            assert ((stage.results / path).parent / relative).is_file(), (path, name)
-        assert ("stacks" in trial["artifacts"]) == (trial["exit_status"] == "timeout")
-
-
 def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     echo.write_registry(mitigations={"mine": {"OMP_NUM_THREADS": "3"}}, environments={"here": {"env": {"HERE": "1"}}})
     echo.run_here(
@@ -229,28 +190,6 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     assert trial["env"]["env_vars"].items() >= overlay.items()
     assert list(trial["phases_sec"]) == ["launch", "setup", "run", "cleanup"]
     assert (trial["schema_version"], trial["trial_index"], trial["failure"], trial["ranks"]) == ("0.1", 0, None, [])
-
-
-def test_same_request_has_the_same_fingerprint_and_another_has_not(echo: Stage) -> None:
-    def fingerprint(*arguments: str) -> str:
-        echo.run_here("--aorta-workload", "echo", *arguments).assert_outcomes(passed=1)
-        found = echo.trials().popitem()[1]["request_fingerprint"]
-        assert isinstance(found, str)
-        return found
-
-    first = fingerprint()
-    assert fingerprint() == first
-    assert fingerprint("--aorta-timeout", "50", "--aorta-results-dir", "results") == first
-    different = {
-        first,
-        fingerprint("--aorta-steps", "3"),
-        fingerprint("--aorta-mitigations", "omp_1"),
-        fingerprint("--aorta-extra-env", "OMP_NUM_THREADS=1"),
-        fingerprint("--aorta-isolation", "spawn"),
-    }
-    (echo.path / "echo.py").write_text(ECHO + "\n# changed\n")
-    different.add(fingerprint())
-    assert len(different) == 6
 
 
 SECRETS = {

@@ -27,6 +27,9 @@ class Counts:
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2")}
 
+#: What is shown at length is the same in all of them.
+SOME_WAYS = [pytest.param(way, marks=() if way == "plain" else pytest.mark.slow) for way in WAYS]
+
 HOST = {"host": ("--aorta-host", "popen")}
 
 
@@ -75,7 +78,7 @@ def test_without_the_option_everything_does(counts: Stage) -> None:
     assert len(counts.earlier()) == 4
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SOME_WAYS)
 def test_what_is_missing_runs(counts: Stage, way: str) -> None:
     run(counts)
     before = contents(counts)
@@ -104,7 +107,7 @@ ALL_STATUSES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SOME_WAYS)
 def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
     stage.copy(FAULTY)
     stage.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
@@ -144,6 +147,7 @@ def test_ranks_show_as_they_did(stage: Stage) -> None:
     again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
 
 
+@pytest.mark.slow
 def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(stage: Stage) -> None:
     stage.write(
         ranks="""
@@ -245,7 +249,7 @@ def test_so_does_a_torn_file(counts: Stage) -> None:
     assert set(counts.statuses().values()) == {"ok"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SOME_WAYS)
 def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     run(counts)
@@ -267,7 +271,7 @@ def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) 
     assert contents(counts) == after
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SOME_WAYS)
 def test_so_does_one_of_a_file(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     counts.run("counts.py", *WAYS[way]).assert_outcomes(passed=1)

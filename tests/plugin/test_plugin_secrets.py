@@ -69,7 +69,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way in ("spawn", "slots") else ()) for way in WAYS]
+)
 def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: str) -> None:
     result = holder.run(
         *("spilling_workloads.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
@@ -87,7 +89,7 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: s
     check(holder, result)
 
 
-@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
     holder.copy(HERE / "spilling_ranks.py")
     broken = ["RaisesOnRank1"] if launcher == "torchrun" else ["RaisesOnRank1", "AbortsOnRank1"]
@@ -132,7 +134,7 @@ WRONG = {
 
 
 def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) -> None:
-    result = holder.run("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
+    result = holder.run_here("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
@@ -143,9 +145,9 @@ def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) 
 def test_a_mistake_in_the_extra_variables_is_told_without_them(
     holder: Stage, monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
-    typed = holder.run("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
+    typed = holder.run_here("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
     monkeypatch.setenv("PYTEST_AORTA_EXTRA_ENV", given[-1])
-    exported = holder.run("spilling_workloads.py")
+    exported = holder.run_here("spilling_workloads.py")
 
     for result in (typed, exported):
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -172,7 +174,7 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
     holder.write_registry(**sections)
     chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
 
-    result = holder.run("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
+    result = holder.run_here("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
 
     # The workload is there, but nothing can be made of it: for pytest, an error of collection.
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -269,7 +271,7 @@ def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Stage, v
         """
     )
 
-    result = holder.run("spilling_workloads.py::Passes", "-vv")
+    result = holder.run_here("spilling_workloads.py::Passes", "-vv")
 
     result.assert_outcomes(errors=1)
     check(holder, result)

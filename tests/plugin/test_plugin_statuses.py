@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,22 +64,66 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize(
-    ("workloads", "arguments"),
-    [(tuple(TABLE), ()), (SOME, ("--aorta-isolation", "spawn", "-n", "2")), (SOME, ("-n", "2"))],
-    ids=["fork", "spawn-xdist", "fork-xdist"],
-)
-def test_every_ending_has_its_status_and_its_word(
-    stage: Stage, workloads: tuple[str, ...], arguments: tuple[str, ...]
-) -> None:
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
+    """One run of one trial of each workload."""
+    stage = Stage(tmp_path_factory.mktemp("every"))
     stage.copy(FAULTY)
-    result = stage.run_here("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
+    return stage, stage.run("-v", "--junitxml", "out.xml", *(f"faulty_workloads.py::{name}" for name in TABLE))
+
+
+def check_endings(stage: Stage, result: pytest.RunResult, workloads: tuple[str, ...]) -> None:
+    """Every workload's trial has the status of the table, and shows as the table says."""
     seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}
     shown = shown_in(stage, result)
     expected = {name: TABLE[name] for name in workloads}
     assert {name: Seen(*found, shown[f"{name}[local-none-0]"]) for name, found in seen.items()} == expected
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert stage.left_running() == []
+
+
+def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.RunResult]) -> None:
+    check_endings(*every, tuple(TABLE))
+
+
+@pytest.mark.parametrize(
+    "isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], ids=lambda isolation: f"{isolation}-xdist"
+)
+def test_endings_under_xdist(stage: Stage, isolation: str) -> None:
+    stage.copy(FAULTY)
+    names = (f"faulty_workloads.py::{name}" for name in SOME)
+    check_endings(stage, stage.run("-v", "--aorta-isolation", isolation, "-n", "2", *names), SOME)
+
+
+def test_artifacts_exist(every: tuple[Stage, pytest.RunResult]) -> None:
+    stage, _ = every
+    for path, trial in stage.trials().items():
+        assert {"stdout", "stderr"} <= trial["artifacts"].keys()
+        for name, relative in trial["artifacts"].items():
+            assert ((stage.results / path).parent / relative).is_file(), (path, name)
+        assert ("stacks" in trial["artifacts"]) == ("timeout" in failure_of(trial))
+
+
+def test_junit_file(every: tuple[Stage, pytest.RunResult]) -> None:
+    stage, result = every
+    suite = ET.parse(stage.path / "out.xml").getroot()[0]
+    outcomes = result.parseoutcomes()
+    counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
+    assert counts == {"failures": str(outcomes["failed"]), "errors": str(outcomes["errors"]), "skipped": "0"}
+    seen: dict[str, tuple[list[str], str | None]] = {}
+    for case in suite.iter("testcase"):
+        kinds = [child.tag for child in case if child.tag != "properties"]
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        assert case.get("classname") == "faulty_workloads"
+        # The last one counts: some versions of pytest have a case of its own for an error of the teardown.
+        seen[(case.get("name") or "").removesuffix("[local-none-0]")] = (kinds, properties.get("aorta_exit_status"))
+        assert properties["aorta_trial_id"] == f"{properties['aorta_workload']}_d0_m0_t0"
+        assert (properties["aorta_environment"], properties["aorta_mitigations"]) == ("local", "none")
+        for child in case:
+            assert child.tag == "properties" or (child.get("message") and child.text)
+    tags = {FAILED: ["failure"], ERROR: ["error"], UNCLEAN: ["error"], PASSED: []}
+    tags |= {"TIMEOUT in FAILURES": ["failure"], "TIMEOUT in ERRORS at setup": ["error"]}
+    assert seen == {name: (tags[row.shown], row.status) for name, row in TABLE.items()}
 
 
 def test_letters_and_totals(stage: Stage) -> None:
@@ -167,34 +212,6 @@ def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: 
     # The crash shows where it happened.
     result.stdout.fnmatch_lines(['*File "*segfaults.py", line 1 in <module>*'])
     assert stage.left_running() == []
-
-
-def test_one_bad_trial_does_not_touch_its_neighbours(stage: Stage) -> None:
-    stage.write(
-        flaky="""
-        import os
-        from pathlib import Path
-
-        class Flaky:
-            timeout_sec = 20
-
-            def __init__(self, config): pass
-            def setup(self):
-                self.index = len(list(Path.cwd().glob("seen_*")))
-                Path(f"seen_{self.index}").touch()
-            def run(self):
-                if self.index == 1:
-                    os.kill(os.getpid(), 9)
-                if self.index == 3:
-                    raise ValueError(self.index)
-                return {"passed": True, "metrics": {"index": self.index}}
-        """
-    )
-    result = stage.run_here("flaky.py", "--aorta-trials", "6")
-    result.assert_outcomes(passed=4, failed=2)
-    assert list(stage.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
-    assert stage.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
-    assert stage.trial("Flaky/trial_1.json")["failure"]["signal"] == "SIGKILL"
 
 
 def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
@@ -16,6 +15,7 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.zygotes.channel import Message
@@ -94,7 +94,7 @@ class ProcessTrial:
             else:
                 self._start_clock()
 
-    def _payload(self, cell: PreparedCell) -> dict[str, Any]:
+    def _payload(self, cell: PreparedCell) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,

@@ -55,7 +55,7 @@ def bell(loop: EventLoop) -> Iterator[Bell]:
     made.close()
 
 
-def test_a_lone_waiting_thread_hears_of_it_itself(loop: EventLoop, bell: Bell) -> None:
+def test_a_single_waiting_thread_polls_itself(loop: EventLoop, bell: Bell) -> None:
     done, heard_on = threading.Event(), []
 
     def heard() -> None:
@@ -69,7 +69,7 @@ def test_a_lone_waiting_thread_hears_of_it_itself(loop: EventLoop, bell: Bell) -
     assert heard_on == [threading.get_ident()]
 
 
-def test_the_thread_serves_while_nobody_waits(loop: EventLoop, bell: Bell) -> None:
+def test_the_loops_thread_polls_while_no_other_does(loop: EventLoop, bell: Bell) -> None:
     for _ in range(3):
         visited, done = threading.Event(), threading.Event()
         bell.heard = visited.set
@@ -90,7 +90,7 @@ def test_the_thread_comes_back_after_a_long_visit(loop: EventLoop, bell: Bell) -
     assert done.wait(PATIENCE)
 
 
-def test_of_several_waiting_threads_each_hears_of_its_own(loop: EventLoop) -> None:
+def test_several_waiting_threads_each_get_their_event(loop: EventLoop) -> None:
     lost: list[int] = []
 
     def work(number: int) -> None:
@@ -112,7 +112,7 @@ def test_of_several_waiting_threads_each_hears_of_its_own(loop: EventLoop) -> No
     assert lost == []
 
 
-def test_who_serves_hears_of_an_event_that_no_callback_sets(loop: EventLoop, bell: Bell) -> None:
+def test_the_polling_thread_sees_an_event_that_no_callback_sets(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
 
     def elsewhere() -> None:
@@ -127,7 +127,7 @@ def test_who_serves_hears_of_an_event_that_no_callback_sets(loop: EventLoop, bel
     thread.join()
 
 
-def test_waiting_within_a_callback_serves_the_others(loop: EventLoop, bell: Bell) -> None:
+def test_waiting_within_a_callback_calls_the_others(loop: EventLoop, bell: Bell) -> None:
     inner, outer = threading.Event(), threading.Event()
     served: list[bool] = []
 
@@ -170,7 +170,7 @@ def test_cancelled_timers_do_not_pile_up(loop: EventLoop, bell: Bell) -> None:
     assert loop.run_until(done, PATIENCE)
 
 
-def test_a_timer_of_another_thread_reaches_who_serves(loop: EventLoop, bell: Bell) -> None:
+def test_a_timer_of_another_thread_reaches_the_polling_thread(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
     thread = threading.Timer(0.05, lambda: loop.call_at(time.monotonic() + 0.01, done.set))
     thread.start()
@@ -198,7 +198,7 @@ def test_a_callback_that_raises_stops_nothing(loop: EventLoop, bell: Bell, capfd
     assert "trouble of a callback" in capfd.readouterr().err
 
 
-def test_closing_lets_go_of_who_serves() -> None:
+def test_closing_ends_the_wait_of_the_polling_thread() -> None:
     loop = EventLoop("test")
     bell = Bell(loop, lambda: None)
     thread = threading.Thread(target=loop.run_until, args=(threading.Event(), None))

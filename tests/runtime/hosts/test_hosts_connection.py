@@ -126,6 +126,7 @@ def test_a_module_in_the_working_directory_shadows_nothing(bench: HostBench, tmp
     assert bench.start("echo", spec=f"popen//chdir={folder}").next()["cwd"] == str(folder)
 
 
+@pytest.mark.slow
 def test_a_callback_that_waits_is_no_silence_of_the_host(bench: HostBench) -> None:
     arrived, seen = threading.Event(), []
 

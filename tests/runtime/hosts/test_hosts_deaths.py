@@ -212,6 +212,7 @@ def test_ctrl_c_reaches_the_parent_alone() -> None:
 
 
 @pytest.mark.usefixtures("bench")
+@pytest.mark.slow
 def test_a_stop_of_the_parent_is_no_silence_of_the_host() -> None:
     with parent_of("echo", "x") as (parent, host):
         parent.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Doubles: an engine whose endpoints do nothing, so that a test says when each task ends, and how."""
+"""Doubles: a dispatcher whose endpoints do nothing, so that a test says when each task ends, and how."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class FakeEndpoint:
         self.stopped.append(f"{dispatch.node.label}: {why}")
 
 
-class Desk:
-    """An engine with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
+class DispatcherBench:
+    """A dispatcher with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
 
     def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
         self.started: list[str] = []
-        self.engine = Dispatcher("desk", 3, grace)
+        self.dispatcher = Dispatcher("bench", 3, grace)
         self.next = [FakeEndpoint(TaskKind.NEXT_LEVEL, number, self.started) for number in range(nexts)]
         self.sub = [FakeEndpoint(TaskKind.SUB, number, self.started) for number in range(subs)]
         for endpoint in (*self.next, *self.sub):
-            self.engine.placement.add(endpoint)
-        self.run = self.engine.open_run(GraphRun())
+            self.dispatcher.placement.add(endpoint)
+        self.run = self.dispatcher.open_run(GraphRun())
         self.eligible: dict[str, frozenset[int]] = {}
-        self.orch = Orchestrator(self.engine, self.run, cast(Heap, None), self._resolve)
+        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), self._resolve)
 
     def _resolve(self, handle: CallableHandle, workers: Any) -> tuple[Definition, frozenset[int] | None]:
         return Definition("import", handle.name, handle.name), self.eligible.get(handle.name)
@@ -73,11 +73,11 @@ class Desk:
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
         failure = None if outcome is Outcome.SUCCESS else TaskFailure("Broken", why)
-        self.engine.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
+        self.dispatcher.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
-        with self.engine.turn():
+        with self.dispatcher.turn():
             endpoint.gone = TaskFailure("ProcessDied", "out of service")
 
     def news(self) -> list[str]:
@@ -86,7 +86,7 @@ class Desk:
         return news
 
     def close(self) -> None:
-        self.engine.loop.close()
+        self.dispatcher.loop.close()
 
 
 def _handle(name: str) -> CallableHandle:

@@ -1,4 +1,4 @@
-"""Ends: in order, after exceptions and interrupts, and when somebody is killed."""
+"""Ends: in order, after exceptions and interrupts, and when a process is killed."""
 
 from __future__ import annotations
 

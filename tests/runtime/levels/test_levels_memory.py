@@ -1,4 +1,4 @@
-"""Memory that the runtime owns: it comes back, it runs out, and it is kept while somebody needs it."""
+"""Memory that the runtime owns: it comes back, it runs out, and it is kept while a task needs it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_eight_runs_that_allocate_leave_nothing(host: Host) -> None:
 
 
 @pytest.mark.statement(33)
-def test_memory_that_nobody_uses_is_free_at_the_end_of_its_scope(host: Host) -> None:
+def test_memory_that_no_task_uses_is_free_at_the_end_of_its_scope(host: Host) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         orch.alloc((3,))
         with orch.scope():
@@ -204,7 +204,7 @@ def test_with_fail_fast_no_memory_is_given_out_after_a_failure(host: Host) -> No
 
 
 def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
-    """Nobody else gets it, so that what it finds there is what was written for it."""
+    """No other task gets it, so that what it finds there is what was written for it."""
     results = share(torch.zeros(3))
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
@@ -264,7 +264,7 @@ def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
 
 
 def test_the_largest_size_is_used_page_by_page() -> None:
-    """A gibibyte per ring costs nothing as long as nobody writes there."""
+    """A gibibyte per ring costs nothing as long as it is not written."""
     with Worker(3, num_sub_workers=1) as worker:
         fill = worker.register(levels_tensor_tasks.fill)
 

@@ -143,7 +143,7 @@ def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host)
         )
         assert record.started is None
     assert not run_next(host.worker, host.nothing).ok
-    host.worker.register(levels_tasks.echo)  # and nobody waits for it
+    host.worker.register(levels_tasks.echo)  # which no test waits for
 
 
 def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> None:
@@ -202,7 +202,7 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
             assert set(payload["threads"].values()) == {str(threads_of(payload["cores"]))}
 
 
-def test_whoever_sets_a_number_of_threads_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_threads_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     with Worker(3, num_sub_workers=1) as worker:
         payload = run_sub(worker, worker.register(levels_tasks.threads_and_cores)).payload

@@ -183,7 +183,7 @@ def test_a_preparation_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 @pytest.mark.statement(36)
-def test_a_deadline_that_nobody_can_meet_is_kept() -> None:
+def test_a_deadline_that_no_start_can_meet_is_kept() -> None:
     with pytest.raises(StartupError, match="not ready in time"):
         Worker(3, num_sub_workers=1, startup_timeout_s=1e-6).init()
 

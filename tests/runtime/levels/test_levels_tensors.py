@@ -75,7 +75,7 @@ def test_what_a_task_writes_is_seen_by_the_next_one_and_here(host: Host) -> None
     assert (a.tolist(), b.tolist(), c.tolist()) == ([2] * 4, [3] * 4, [6] * 4)
 
 
-def test_a_reader_waits_for_its_writers_and_for_nobody_else(host: Host, gates: Gates) -> None:
+def test_a_reader_waits_for_its_writers_and_for_no_other_task(host: Host, gates: Gates) -> None:
     x, y = shared(2, 4), shared(4)
     refs: dict[str, TaskRef] = {}
 

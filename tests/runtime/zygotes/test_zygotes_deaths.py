@@ -28,6 +28,10 @@ ECHO = """
 """
 
 
+#: Where parents find nursery.py and the package ``support``.
+HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
     with nursery_at(tmp_path) as nursery:
@@ -190,7 +194,7 @@ def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery
 _PARENT = """
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from nursery import Nursery
 nursery = Nursery(Path({folder!r}))
 {body}
@@ -255,7 +259,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("when", PARENTS)
 def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> None:
-    script = _PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
+    script = _PARENT.format(tests=HERE, folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
     with nursery_at(tmp_path) as nursery:
         with subprocess.Popen(
             [sys.executable, "-c", script],
