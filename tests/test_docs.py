@@ -25,6 +25,7 @@ def test_every_option_has_a_row() -> None:
     assert rows == [option.flag for option in OPTIONS]
 
 
+@pytest.mark.slow
 def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
     for block in blocks("workloads.md", "python"):
         name = block.splitlines()[0].removeprefix("# ")

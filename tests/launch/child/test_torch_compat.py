@@ -133,6 +133,23 @@ def test_the_hooked_methods_of_contexts_are_called() -> None:
     assert ["look", False, [0]] in calls
 
 
+def test_attempts_need_not_share_a_store() -> None:
+    """``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``: else the ranks of a restart read the addresses of dead ones."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    shared: Any = DynamicRendezvousHandler.use_agent_store
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in shared.fget.__code__.co_consts
+
+
+def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``TORCHELASTIC_USE_AGENT_STORE``: else trials under ``torchrun -m pytest`` share one store."""
+    from torch.distributed.rendezvous import _torchelastic_use_agent_store
+
+    for value in (True, False):
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(value))
+        assert _torchelastic_use_agent_store() is value
+
+
 SERVED = """
 import json, os, torch
 import torch.distributed as dist

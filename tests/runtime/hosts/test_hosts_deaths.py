@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_bench import HostBench, host_bench_at, is_gone, wait_until
+from host_bench import HostBench, host_bench_at
+from support.processes import is_gone, wait_until
 
 from pytest_aorta.runtime.hosts.connection import HostError
 
@@ -211,6 +212,7 @@ def test_ctrl_c_reaches_the_parent_alone() -> None:
 
 
 @pytest.mark.usefixtures("bench")
+@pytest.mark.slow
 def test_a_stop_of_the_parent_is_no_silence_of_the_host() -> None:
     with parent_of("echo", "x") as (parent, host):
         parent.send_signal(signal.SIGSTOP)

@@ -14,17 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from nursery import (
-    MARK,
-    Nursery,
-    deadline,
-    finish,
-    is_gone,
-    message_of,
-    nursery_at,
-    wait_until,
-    wait_until_gone,
-)
+from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
 from pytest_aorta.runtime.zygotes.server import Server
@@ -66,6 +57,10 @@ SOURCE = """
                 time.sleep(0.005)
         print("out of", os.getpid())
 """
+
+
+#: Where parents find nursery.py and the package ``support``.
+HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 
 @pytest.fixture
@@ -340,7 +335,7 @@ def test_a_branch_that_is_stopped_is_closed_all_the_same(nursery: Nursery, root:
 _PARENT = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from nursery import Nursery
 from pytest_aorta.runtime.zygotes.branch import start_branch
 nursery = Nursery(Path({folder!r}))
@@ -355,7 +350,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("first", [0, 1, 4])
 def test_nothing_survives_a_parent_that_is_killed_with_branches(tmp_path: Path, first: int) -> None:
-    script = _PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), source=SOURCE, first=first)
+    script = _PARENT.format(tests=HERE, folder=str(tmp_path), source=SOURCE, first=first)
     with nursery_at(tmp_path) as nursery:
         environ = {**os.environ, MARK: nursery.mark}
         with subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as parent:

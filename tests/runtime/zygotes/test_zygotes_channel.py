@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from nursery import PATIENCE, is_gone, wait_until, wait_until_gone
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import PATIENCE, Nursery, finish, message_of, nursery_at, pool_of, wait_until
+from nursery import Nursery, finish, message_of, nursery_at, pool_of
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool

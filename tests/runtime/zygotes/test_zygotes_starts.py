@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, nursery_at, wait_until
+from nursery import Nursery, nursery_at
+from support.processes import wait_until
 
 import pytest_aorta
 from pytest_aorta.runtime.zygotes.zygote import Zygote
