@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.spec import TrialSpec
@@ -96,19 +97,20 @@ def zygote_spec(
     Raises:
         EnvironmentUnusable: the environment names something that is not there.
     """
+    argument: PrepareArgument = {
+        "target": spec.workload.target,
+        "overrides": dict(spec.overrides),
+        "steps": spec.steps,
+        "launcher": spec.execution.launcher,
+    }
     return ZygoteSpec(
         command=command(spec.environment),
         environ=environ(spec.environment, spec.overlay, inherited.variables, threads, devices),
-        prepare="pytest_aorta.launch.child.main:prepare",
-        argument={
-            "target": spec.workload.target,
-            "overrides": dict(spec.overrides),
-            "steps": spec.steps,
-            "launcher": spec.execution.launcher,
-        },
-        run="pytest_aorta.launch.child.main:run",
+        prepare="pytest_aorta.launch.child.trial_main:prepare",
+        argument=argument,
+        run="pytest_aorta.launch.child.trial_main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
         fresh=fresh,
-        rehearse="pytest_aorta.launch.child.workload_main:rehearse",
+        rehearse="pytest_aorta.launch.child.workload_main:warm_up",
     )

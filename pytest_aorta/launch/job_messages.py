@@ -1,12 +1,14 @@
-"""What an engine sends to the jobs on its hosts, and what a job emits."""
+"""What an engine sends to the jobs on its hosts, what a job emits, and what it raises."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.runtime.records import TaskRecord
+from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -51,3 +53,22 @@ class FilePiece(TypedDict):
 
 
 JobEvent = PhaseEnded | WarningIssued | FilePiece
+
+
+class BrokenCell(TypedDict):
+    """Why the trials of a cell cannot be started.
+
+    ``kind`` is the name of an exception; ``phase``, ``error`` and ``returncode`` are those of a ``ZygoteError``.
+    """
+
+    kind: str
+    message: str
+    phase: Phase
+    error: dict[str, str] | None
+    returncode: int | None
+
+
+def broken_cell(record: TaskRecord) -> BrokenCell | None:
+    """What a job has raised as ``host.service.CellBroken``."""
+    details = record.failure.details if record.failure is not None else {}
+    return cast(BrokenCell, details) if "returncode" in details else None

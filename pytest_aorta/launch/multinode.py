@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes.addressing import has_several
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.result import TrialResult
@@ -78,7 +78,7 @@ class MultiNodePlan:
 
 def plan_nodes(options: ElasticOptions | None, hosts: Sequence[str]) -> MultiNodePlan | None:
     """The plan of trials whose nodes are ``hosts``; ``None`` where each trial runs on one host."""
-    return MultiNodePlan(options, hosts) if options is not None and hosts and has_several(options) else None
+    return MultiNodePlan(options, hosts) if options is not None and hosts and is_multi_node(options) else None
 
 
 def _endpoint_on(host: str) -> str:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.guard import Facts, Guard, describe
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.process_state import process
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.probe.static import StaticEnv, gather_static
 from pytest_aorta.probe.variables import recorded_variables

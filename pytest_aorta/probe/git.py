@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SEC = 5.0
 
-# No lock in the repository of somebody who is working in it, no question on the terminal, no fetch of missing objects.
+# No lock in a repository that is being worked in, no question on the terminal, no fetch of missing objects.
 _ENVIRON = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 
 
@@ -40,10 +40,10 @@ def git_state(source: Path | None, guard: Guard) -> Facts | None:
         "git",
         {
             "root": lambda: root,
-            "commit": lambda: _said(command, "rev-parse", "--verify", "--quiet", "HEAD"),
-            "branch": lambda: _said(command, "symbolic-ref", "--quiet", "--short", "HEAD"),
-            "dirty": lambda: bool(_said(command, "status", "--porcelain", "--untracked-files=no")),
-            "source_tracked": lambda: bool(_said(command, "ls-files", "--cached", "--", str(source))),
+            "commit": lambda: _output(command, "rev-parse", "--verify", "--quiet", "HEAD"),
+            "branch": lambda: _output(command, "symbolic-ref", "--quiet", "--short", "HEAD"),
+            "dirty": lambda: bool(_output(command, "status", "--porcelain", "--untracked-files=no")),
+            "source_tracked": lambda: bool(_output(command, "ls-files", "--cached", "--", str(source))),
         },
     )
 
@@ -54,7 +54,7 @@ def _root(source: Path) -> Path | None:
     return next((folder for folder in folders if (folder / ".git").exists()), None)
 
 
-def _said(command: list[str], *question: str) -> str | None:
+def _output(command: list[str], *question: str) -> str | None:
     """What git printed; ``None`` when it quietly said no (exit status 1)."""
     answer: Answer = ask([*command, *question], _TIMEOUT_SEC, _ENVIRON)
     if answer.returncode == 1 and not answer.stderr:

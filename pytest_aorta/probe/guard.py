@@ -41,7 +41,7 @@ class Guard:
     def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
         """What ``probe()`` returns; ``default``, and a reason, when it raises.
 
-        KeyboardInterrupt and SystemExit pass: they are somebody's decision, not a failing probe.
+        KeyboardInterrupt and SystemExit pass: they are no failures of a probe.
         """
         try:
             return probe()

@@ -1,6 +1,6 @@
 """Which copies of the libraries that matter are loaded in this process.
 
-A wheel's own RCCL, the system's and a preloaded one all say "RCCL"; the path says which one it is.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RELEVANT = re.compile(
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not tell."""
+    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
     try:
         text = maps.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -49,11 +49,11 @@ def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> 
     unreadable = []
     for distribution in distributions:
         try:
-            told = distribution.metadata
+            fields = distribution.metadata
             # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
-            if "Name" not in told or "Version" not in told:
+            if "Name" not in fields or "Version" not in fields:
                 continue
-            name, version = told["Name"], told["Version"]
+            name, version = fields["Name"], fields["Version"]
         except Exception as error:
             unreadable.append(f"{type(error).__name__}: {error}")
             continue

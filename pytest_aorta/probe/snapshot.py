@@ -77,5 +77,5 @@ class EnvSnapshot(BaseModel):
 
     @classmethod
     def unavailable(cls, reason: str) -> EnvSnapshot:
-        """The snapshot of a trial whose process never got as far as taking one; ``reason`` says why."""
+        """The snapshot of a trial whose process took none, for a ``reason``."""
         return cls(captured_at=utc_now(), partial=True, partial_reasons=[reason])

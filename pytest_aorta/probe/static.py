@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.accelerator import accelerator
-from pytest_aorta.probe.context import runtime_context
 from pytest_aorta.probe.git import git_state
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.host import host
 from pytest_aorta.probe.interpreter import interpreter
 from pytest_aorta.probe.libraries import loaded_libraries
+from pytest_aorta.probe.machine import host
 from pytest_aorta.probe.packages import packages
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.runtime_context import runtime_context
 from pytest_aorta.probe.torch_build import torch_build
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StaticEnv:
-    """What cannot change while a process and its forks live, as plain data that pickles and serialises.
+    """What cannot change during the life of a process and its forks, as plain data that pickles and serialises.
 
     Attributes:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.

@@ -38,7 +38,7 @@ NAMES = words(
 )
 """Single names outside the families: ranks, numerics, and what decides which libraries and allocator are loaded."""
 
-# A family is somebody's naming convention, and people put tokens under it (SLURM_JWT is SLURM's own). Losing a harmless
+# A family is a naming convention, and may have tokens in it (SLURM_JWT is set by SLURM itself). Losing a harmless
 # variable costs a line in a report, publishing a token costs more: so these match anywhere in the name ...
 _SECRET_WORDS = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|API_KEY|ACCESSKEY|PRIVATEKEY|JWT"

@@ -7,10 +7,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
 from pytest_aorta.runtime.endpoints.child_processes import ChildProcesses
 from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
@@ -273,8 +273,7 @@ class Worker:
         try:
             if self.slots:
                 if self.service is not None:
-                    module, _, name = self.service.partition(":")
-                    self._job_service = getattr(import_module(module), name)(self.service_argument)
+                    self._job_service = import_target(self.service)(self.service_argument)
                 for slot in self.slots:
                     self._engine.placement.add(JobSlot(self._engine, slot, self._job_service))
             self._child_processes.start(give_up)

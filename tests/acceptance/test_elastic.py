@@ -1,4 +1,4 @@
-"""Distributed trials on torch's elastic agent: its life, its options, its restarts, and what is told of them."""
+"""Distributed trials on torch's elastic agent: states, options, restarts, and their records."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
 
 
 def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
-    """torch would wait for 30 seconds, whatever it is told; the deadline is earlier than that."""
+    """torch would wait for 30 seconds, whatever its arguments are; the deadline is earlier."""
     options = ("--aorta-grace", "1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")
     trial = run(sums, "IgnoresSigterm", *options)
     assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGKILL")
@@ -303,12 +303,15 @@ def test_torchs_own_rendezvous(sums: Stage) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_what_the_launcher_sets_is_told(sums: Stage, plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
-    trial = plain(launcher)
-    told = trial["elastic"]["launcher_variables"]
-    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
-    assert told.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
-    assert not [name for name in told if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
+def test_variables_of_the_launcher_are_recorded(
+    sums: Stage, plain: Callable[[str], dict[str, Any]], launcher: str
+) -> None:
+    recorded = plain(launcher)["elastic"]["launcher_variables"]
+    assert (
+        recorded.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
+    )
+    assert recorded.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
+    assert not [name for name in recorded if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
     # What the trial itself is given wins.
     trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
@@ -316,19 +319,21 @@ def test_what_the_launcher_sets_is_told(sums: Stage, plain: Callable[[str], dict
 
 
 @pytest.mark.slow
-def test_what_an_outer_launcher_has_set_is_told(sums: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_an_outer_launcher_are_recorded(sums: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "pytest")
     done = sums.command(*command, "-p", "no:hypothesispytest", "sums.py::Sums")
     assert done.ret == 0
     trial = sums.trial("Sums/trial_0.json")
     assert trial["elastic"]["launcher"] == "external"
-    told = trial["elastic"]["launcher_variables"]
-    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
+    recorded = trial["elastic"]["launcher_variables"]
+    assert (
+        recorded.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
+    )
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 
-def test_ranks_that_speak_for_themselves(sums: Stage) -> None:
+def test_ranks_with_local_results(sums: Stage) -> None:
     trial = run(sums, "Judges", "--aorta-nproc", "3")
     assert trial["exit_status"] == "workload_failed"
     result = trial["result"]

@@ -1,4 +1,4 @@
-"""Trials of several nodes, each with a pytest and an agent of its own: here as processes, or in network namespaces."""
+"""Trials of several nodes, each with a pytest and an agent: here as processes, or in network namespaces."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def test_ranks_of_two_nodes_are_one_trial(sums: Stage) -> None:
     other = sums.start(*arguments, *options(1, "2", where))
     first = sums.start(*arguments, *options(0, "2", where))
     said, _ = first.communicate(timeout=110)
-    told, _ = other.communicate(timeout=60)
+    output, _ = other.communicate(timeout=60)
 
     assert first.returncode == 0, said.decode()
     assert b"2 passed" in said
-    assert (other.returncode, told) == (0, b"")
+    assert (other.returncode, output) == (0, b"")
     assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
     for trial in sums.trials().values():
         assert trial["exit_status"] == "ok"
         assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
         assert [(rank["rank"], rank["result"]["metrics"]["rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1)]
         assert [state["state"] for state in trial["elastic"]["states"]] == ["INIT", "HEALTHY", "SUCCEEDED"]
-    # Every node has logs of its own, below the same results directory.
+    # Every node has its logs below the same results directory.
     assert (sums.results / "Sums" / "trial_1.node_1" / "stdout.log").exists()
     assert sums.left_running() == []
 

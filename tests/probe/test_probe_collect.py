@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.guard import Guard, describe
-from pytest_aorta.probe.process import ranges
+from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.static import StaticEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,8 +73,9 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
 
 def test_a_zygote_that_only_collected_the_static_part_has_imported_everything() -> None:
     code = (
-        "import sys; from pytest_aorta.probe import collect_static; s = collect_static(); before = set(sys.modules);"
-        "from pytest_aorta.probe import collect_env; collect_env(s); print(sorted(set(sys.modules) - before))"
+        "import sys; from pytest_aorta.probe.collect import collect_static; s = collect_static();"
+        "before = set(sys.modules);"
+        "from pytest_aorta.probe.collect import collect_env; collect_env(s); print(sorted(set(sys.modules) - before))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
@@ -181,11 +183,6 @@ def test_an_exception_that_cannot_be_printed_is_still_a_reason() -> None:
     guard = Guard()
     assert guard.fact("probe", mute, None) is None
     assert guard.reasons == ["probe: Mute: (no message)"]
-
-
-@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_processors_are_written_as_ranges(numbers: set[int], text: str) -> None:
-    assert ranges(numbers) == text
 
 
 def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 import pydantic
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, collect_env, collect_static
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.snapshot import EnvSnapshot
 
 
 def test_a_snapshot_survives_json_without_loss() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.probe import collect_env, collect_static
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.variables import REDACTED, recorded_variables
 
 CANARY = "canary-9f3b"

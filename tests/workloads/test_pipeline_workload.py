@@ -244,7 +244,7 @@ def test_task_that_raises_says_so_and_leaves_no_process(options: dict[str, Any],
 def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path, hosts: int) -> None:
     folder = str(tmp_path)
 
-    def tell(name: str) -> None:
+    def note(name: str) -> None:
         descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(descriptor, b".")
         os.close(descriptor)
@@ -252,10 +252,10 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
     class Watched(Pipeline):
         @staticmethod
         def multiply(args: SlotArgs) -> None:
-            tell("tasks")
+            note("tasks")
             lock = f"{folder}/block_{args.tensors[2].storage_offset()}"
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL))  # fails when another one is at this block
-            tell(f"process_{os.getpid()}")
+            note(f"process_{os.getpid()}")
             give_up = time.monotonic() + PATIENCE
             while len([name for name in os.listdir(folder) if name.startswith("process_")]) < 2 * max(1, hosts):
                 assert time.monotonic() < give_up, "the other slots never had a product at the same time"
@@ -265,7 +265,7 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
 
         @staticmethod
         def add_up(args: SlotArgs) -> None:
-            tell("tasks")
+            note("tasks")
             add_up(args)
 
     result = run(Watched, hosts=hosts, size=40)

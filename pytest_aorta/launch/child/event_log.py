@@ -1,4 +1,4 @@
-"""What each rank tells of itself while it lives: events, in a file that outlives it."""
+"""The event log of a rank: its events, one JSON line each, in a file that remains when the rank has died."""
 
 from __future__ import annotations
 
@@ -10,51 +10,53 @@ from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.outcome import Observed
 
 
-def story(folder: Path, rank: int) -> Path:
-    """The file in which a rank tells its events, one JSON line each."""
+def event_log(folder: Path, rank: int) -> Path:
+    """The event log of a rank in an attempt's ``folder``."""
     return folder / f"rank_{rank}.events"
 
 
-def teller(folder: Path, rank: int, relay: Send | None = None) -> Send:
-    """A ``send`` for a rank: into its story, and through ``relay`` where it has one."""
-    fd = os.open(story(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+class EventLogWriter:
+    """Appends events to a log, and passes them to ``relay`` as well."""
 
-    def send(event: TrialEvent) -> None:
-        os.write(fd, json.dumps(event).encode() + b"\n")
-        if relay is not None:
-            relay(event)
+    def __init__(self, path: Path, relay: Send | None = None) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._relay = relay
 
-    return send
+    def send(self, event: TrialEvent) -> None:
+        """Append one event."""
+        os.write(self._fd, json.dumps(event).encode() + b"\n")
+        if self._relay is not None:
+            self._relay(event)
 
 
-class Relay:
-    """Sends what a rank has told, attempt after attempt, from its stories."""
+class EventLogRelay:
+    """Sends the events of growing logs."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        #: Bytes that were sent of each story.
-        self._told: dict[Path, int] = {}
+        #: Bytes of each log whose events were sent.
+        self._offsets: dict[Path, int] = {}
 
-    def look(self, path: Path) -> None:
-        """Send the complete lines of a story that were not sent yet."""
-        told = self._told.get(path, 0)
+    def forward(self, path: Path) -> None:
+        """Send the complete lines of a log that were not sent yet."""
+        offset = self._offsets.get(path, 0)
         try:
             with path.open("rb") as file:
-                file.seek(told)
+                file.seek(offset)
                 data = file.read()
         except OSError:
             return
         complete = data[: data.rfind(b"\n") + 1]
         for line in complete.splitlines():
             self._send(json.loads(line))
-        self._told[path] = told + len(complete)
+        self._offsets[path] = offset + len(complete)
 
 
-def read_story(folder: Path, rank: int) -> Observed:
-    """What a rank told before it ended."""
+def read_event_log(folder: Path, rank: int) -> Observed:
+    """What a rank has reported, as far as it got."""
     seen = Observed()
     try:
-        text = story(folder, rank).read_text(errors="replace")
+        text = event_log(folder, rank).read_text(errors="replace")
     except OSError:
         return seen
     for line in text.splitlines():
@@ -65,17 +67,17 @@ def read_story(folder: Path, rank: int) -> Observed:
     return seen
 
 
+def pid_of(seen: Observed) -> int | None:
+    """The process of a rank, from its environment snapshot."""
+    pid = ((seen.env or {}).get("process") or {}).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
 def pids_of_ranks(folder: Path) -> dict[int, int]:
-    """Processes of the ranks that have begun to tell their stories in an attempt's ``folder``."""
+    """The processes of all ranks with an event log in an attempt's ``folder``."""
     found = {}
     for path in folder.glob("rank_*.events"):
         rank = path.stem.partition("_")[2]
-        if rank.isdecimal() and (pid := pid_of(read_story(folder, int(rank)))) is not None:
+        if rank.isdecimal() and (pid := pid_of(read_event_log(folder, int(rank)))) is not None:
             found[int(rank)] = pid
     return dict(sorted(found.items()))
-
-
-def pid_of(seen: Observed) -> int | None:
-    """As the rank's own snapshot of its environment has it."""
-    pid = ((seen.env or {}).get("process") or {}).get("pid")
-    return pid if isinstance(pid, int) else None

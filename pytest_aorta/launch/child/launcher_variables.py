@@ -10,9 +10,9 @@ from pytest_aorta.probe.variables import recorded_variables
 
 
 def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables of this process that ``base``, the process that the launcher was started from, did not have so.
+    """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
 
-    Of those that a trial file may hold. Empty when there is no such process, or nobody may look at it.
+    Of those that a trial file may hold. Empty when there is no such process, or it may not be read.
     """
     if base is None:
         return {}

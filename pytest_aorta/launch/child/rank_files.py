@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: Tells a rank which attempt it belongs to.
+#: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"
 
 #: Bytes that are read of an error file.
@@ -40,7 +40,7 @@ def find_log(folder: Path, attempt: int, rank: int, stream: str) -> str | None:
 
 
 def read_error_file(path: Path | None) -> dict[str, Any] | None:
-    """What torch's ``record``, or a workload itself, has written to a rank's error file; ``None`` without one."""
+    """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
     if path is None:
         return None
     try:

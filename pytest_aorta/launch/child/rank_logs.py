@@ -10,7 +10,7 @@ from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 
 
 class RankLogs(LogsSpecs):
-    """Logs of the ranks at names that can be known in advance, those of every attempt in a folder of their own.
+    """Logs of the ranks at names that are known in advance, with a folder for each attempt.
 
     torch numbers attempts by restarts, and writes over the logs of an attempt that a membership change has ended.
     """
@@ -28,7 +28,7 @@ class RankLogs(LogsSpecs):
         return str(self._folder)
 
     def begin_attempt(self) -> None:
-        """The ranks are about to be started once more."""
+        """Use the folder of the next attempt."""
         self.attempt += 1
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:

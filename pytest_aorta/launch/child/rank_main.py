@@ -1,40 +1,67 @@
-"""The life of a rank that an agent has started: it tells its story, and leaves an error file as torch's do."""
+"""A rank that an agent has started: it writes an event log, and an error file as torch's ranks do."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.child.event_log import teller
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
-from pytest_aorta.launch.child.workload_main import live, prepare
-from pytest_aorta.launch.diagnosis.flight_recorder import serve_flight_recorder
+from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
+from pytest_aorta.launch.child.workload_main import prepare, run_workload
+from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
 
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload
 
-def live_as_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
-    """Live the trial as the rank that ``RANK`` says; whether setup and run succeeded.
+
+def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
+    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
 
     Args:
-        payload: as in ``launch.child.run``.
-        attempt: which one this is.
+        payload: of the trial.
+        attempt: number of the attempt.
         prepared: whether this process has imported the workload.
-        relay: takes the events of the node's first rank as well.
+        relay: receives the events of the node's first rank as well.
     """
     folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
     if not prepared:
         prepare(payload)
-    serve_flight_recorder()
-    tell = teller(folder, rank, relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
-    return live(payload, tell, on_error=_write_error_file)
+    _serve_flight_recorder()
+    log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
+    return run_workload(payload, log.send, on_error=_write_error_file)
+
+
+def _serve_flight_recorder() -> None:
+    """To be called before the rank makes a process group."""
+    path = socket_path(os.getpid())
+    with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
+        path.unlink(missing_ok=True)  # of an earlier process with this number
+        start_worker_server(path)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """The server logs that it listens, which does not belong into the log of a workload."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 def _write_error_file(error: BaseException) -> None:
-    """For the agent, which tells it to whoever asks which rank failed first; at once, as it may end this rank."""
+    """At once, as the agent may end this rank; from the file it learns which rank failed first."""
     if isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

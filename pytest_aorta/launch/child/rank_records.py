@@ -1,132 +1,170 @@
-"""How each rank of a trial ended, from its event log and from what its agent saw."""
+"""How each rank of a trial ended, from its event log and from the exit of its process."""
 
 from __future__ import annotations
 
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from pytest_aorta.launch.child.event_log import pid_of, read_story
+from typing_extensions import Required, TypedDict
+
+from pytest_aorta.launch.child.event_log import pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
 from pytest_aorta.trials.events import FailureData, RankData
-from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
+from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name, timeout_failure
 
-#: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure is somebody else's, who may be
-#: short of memory.
+#: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure comes from elsewhere: the kernel
+#: may be short of memory.
 _AT_ONCE = 2
+
+_NOT_PASSED: FailureData = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
+
+
+class RankExit(TypedDict, total=False):
+    """How the process of a rank ended, as its parent saw it."""
+
+    #: Negative for a signal.
+    exitcode: Required[int]
+    pid: int | None
+    #: Seconds of ``time.time()``.
+    at: float
+    #: Seconds since its start.
+    sec: float
+    #: Whether the agent had asked it to end.
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """Where the files of a trial's ranks are.
+
+    Attributes:
+        event_folder: the folder of a rank's event log.
+        log: path of a rank's ``stdout``, ``stderr`` or ``stacks``, relative to the trial file's folder; ``None`` where
+            there is none.
+        error_file: of a rank, as torch's ``record`` writes it.
+    """
+
+    event_folder: Callable[[int], Path]
+    log: Callable[[int, str], str | None]
+    error_file: Callable[[int], Path | None]
+
+    @classmethod
+    def of_attempt(cls, folder: Path, attempt: int) -> RankFiles:
+        """Below a trial's artifacts ``folder``."""
+        return cls(
+            event_folder=lambda rank: attempt_folder(folder, attempt),
+            log=lambda rank, stream: find_log(folder, attempt, rank, stream),
+            error_file=lambda rank: find_file(folder, attempt, rank, "error.json"),
+        )
 
 
 def rank_records(
-    folder: Callable[[int], Path],
-    nproc: int,
-    endings: Mapping[int, Mapping[str, Any]],
-    logs: Callable[[int, str], str | None],
+    files: RankFiles,
+    ranks: Mapping[int, int],
+    exits: Mapping[int, RankExit],
     overdue: Mapping[int, float] = MappingProxyType({}),
     stalled: float | None = None,
-    errors: Callable[[int], Path | None] = lambda rank: None,
-    local: Mapping[int, int] | None = None,
 ) -> list[RankData]:
-    """One plain ``RankRecord`` per rank.
+    """One record per rank, in the order of the ranks.
 
     Args:
-        folder: where a rank's story is.
-        nproc: number of ranks.
-        endings: of the ranks whose end was seen: ``pid``, ``exitcode`` (negative for a signal), ``at`` (seconds of
-            ``time.time()``). torch's agents see the first that fail, and may end the others unseen.
-        logs: path of a rank's ``stdout``, ``stderr`` or ``stacks``, relative to the trial file's folder; ``None`` where
-            there is none.
+        files: where the ranks have written.
+        ranks: global to local ranks.
+        exits: of the ranks whose exit was seen. torch's agents see the first that fail, and may end the others unseen.
         overdue: ranks that were ended because of the deadline unless they had finished, and when it passed (seconds of
             ``time.time()``).
         stalled: the seconds without progress that were too many, where it was not the deadline.
-        errors: a rank's error file.
-        local: global to local ranks, where these are not all ranks, or not the same numbers.
     """
-    local = {rank: rank for rank in range(nproc)} if local is None else local
-    failed_at = [ending.get("at", 0) for ending in endings.values() if int(ending["exitcode"]) != 0]
-    some_failed = bool(failed_at)
+    first_failure = min((end.get("at", 0.0) for end in exits.values() if end["exitcode"] != 0), default=None)
     records: list[RankData] = []
-    for rank in sorted(local):
-        seen = read_story(folder(rank), rank)
-        ending = endings.get(rank)
-        code = None if ending is None else int(ending["exitcode"])
-        failure = seen.failures.get("setup") or seen.failures.get("run") or seen.failures.get("cleanup")
-        collateral = False
-        late = rank in overdue and not (seen.finished and seen.finished_at <= overdue[rank])
-        if late and (failure is None or failure.get("at", 0) > overdue[rank]):
-            # What it tells after the deadline is not what it would have told.
-            seen.phase = seen.phase if failure is None else failure["phase"]
-            seen.stalled = stalled
-            failure = timeout_failure(seen)
-        elif failure is None and code is None and not seen.finished and some_failed:
-            message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
-            failure, collateral = {"phase": seen.phase, "kind": "signal", "message": message}, True
-        elif failure is None and (code or not seen.finished):
-            failure = _how_it_ended(seen, code or 0)
-            late = ending is not None and ending.get("at", 0) - min(failed_at, default=0) > _AT_ONCE
-            told_to = ending is not None and ending.get("told_to", False)
-            collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and (late or told_to))
-        elif failure is None and seen.result is not None and not seen.result["passed"] and rank != 0:
-            # Rank 0's own verdict is the trial's result already.
-            failure = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
-        if code is None and not some_failed and (failure is None or failure["kind"] not in ("timeout", "stall")):
+    for rank, local_rank in sorted(ranks.items()):
+        seen = read_event_log(files.event_folder(rank), rank)
+        end = exits.get(rank)
+        failure, collateral = _failure_of(rank, seen, end, first_failure, overdue.get(rank), stalled)
+        code = None if end is None else end["exitcode"]
+        if code is None and first_failure is None and (failure is None or failure["kind"] not in ("timeout", "stall")):
             code = 0
         records.append(
             {
                 "rank": rank,
-                "local_rank": local[rank],
+                "local_rank": local_rank,
                 "host": socket.gethostname(),
-                "pid": pid_of(seen) if ending is None else ending.get("pid"),
+                "pid": pid_of(seen) if end is None else end.get("pid"),
                 "exit_code": code if code is not None and code >= 0 else None,
                 "signal": signal_name(-code) if code is not None and code < 0 else None,
                 "passed": None if seen.result is None else seen.result["passed"],
                 "failure": None if failure is None else {**failure, "rank": rank},
                 "collateral": collateral,
-                "error_file": read_error_file(errors(rank)),
+                "error_file": read_error_file(files.error_file(rank)),
                 "result": seen.result,
-                "stdout": logs(rank, "stdout"),
-                "stderr": logs(rank, "stderr"),
-                "stacks": logs(rank, "stacks"),
+                "stdout": files.log(rank, "stdout"),
+                "stderr": files.log(rank, "stderr"),
+                "stacks": files.log(rank, "stacks"),
             }
         )
     return records
+
+
+def _failure_of(
+    rank: int,
+    seen: Observed,
+    end: RankExit | None,
+    first_failure: float | None,
+    deadline: float | None,
+    stalled: float | None,
+) -> tuple[FailureData | None, bool]:
+    """The failure of one rank, and whether it follows from that of another one."""
+    reported = seen.failures.get("setup") or seen.failures.get("run") or seen.failures.get("cleanup")
+    finished = seen.finished and (deadline is None or seen.finished_at <= deadline)
+    if deadline is not None and not finished and (reported is None or reported.get("at", 0.0) > deadline):
+        # What it reported after the deadline is an effect of the signals that ended it.
+        seen.phase = seen.phase if reported is None else reported["phase"]
+        seen.stalled = stalled
+        return timeout_failure(seen), False
+    if reported is not None:
+        return reported, False
+    if end is None and not seen.finished and first_failure is not None:
+        message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
+        return {"phase": seen.phase, "kind": "signal", "message": message}, True
+    code = 0 if end is None else end["exitcode"]
+    if code or not seen.finished:
+        late = end is not None and first_failure is not None and end.get("at", 0.0) - first_failure > _AT_ONCE
+        stopped = end is not None and end.get("stopped", False)
+        collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and (late or stopped))
+        return _exit_failure(seen, code), collateral
+    if rank != 0 and seen.result is not None and not seen.result["passed"]:  # rank 0's result is the trial's
+        return _NOT_PASSED, False
+    return None, False
+
+
+def _exit_failure(seen: Observed, code: int) -> FailureData:
+    message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
+    if code < 0:
+        message = f"ended by {signal_name(-code)} in {seen.phase}()"
+    return exit_failure(seen.phase, code, {"message": message})
 
 
 def records_of_attempt(
     folder: Path,
     attempt: int,
     nproc: int,
-    endings: Mapping[int, Mapping[str, Any]],
+    exits: Mapping[int, RankExit],
     *,
     overdue: Mapping[int, float] = MappingProxyType({}),
     stalled: float | None = None,
     local: Mapping[int, int] | None = None,
 ) -> list[RankData]:
-    """``rank_records`` of ranks that an agent has started, of an attempt below a trial's artifacts ``folder``."""
-    return rank_records(
-        lambda _: attempt_folder(folder, attempt),
-        nproc,
-        endings,
-        lambda rank, name: find_log(folder, attempt, rank, name),
-        overdue,
-        stalled,
-        errors=lambda rank: find_file(folder, attempt, rank, "error.json"),
-        local=local,
-    )
-
-
-def _how_it_ended(seen: Observed, code: int) -> FailureData:
-    if code < 0:
-        name = signal_name(-code)
-        return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
-    message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
-    return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
+    """``rank_records`` of an attempt below a trial's artifacts ``folder``; ``local`` as its ``ranks``, or all."""
+    ranks = {rank: rank for rank in range(nproc)} if local is None else local
+    return rank_records(RankFiles.of_attempt(folder, attempt), ranks, exits, overdue, stalled)
 
 
 def mark_outlived(records: list[RankData], message: str) -> None:
-    """Nobody has seen how ranks ended that had not when their agent did."""
+    """Correct the records of ranks that still ran when their agent ended: their exits are unknown."""
     for record in records:
         failure = record["failure"]
         if failure is not None and failure["kind"] == "exit_code":

@@ -1,4 +1,4 @@
-"""How the agents of a trial find each other."""
+"""The rendezvous of the agents of a trial."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from pytest_aorta.launch.nodes.addressing import endpoint, has_several
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed signs of life, and the others
-#: wait so long for more nodes than they need: seconds, all of them.
+#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed keep-alives, and the nodes wait
+#: last_call_timeout for more than they need; in seconds.
 _OF_NODES: dict[str, Any] = {
     "is_host": "0",
     "last_call_timeout": "5",
@@ -30,11 +30,11 @@ _OF_NODES: dict[str, Any] = {
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """The one that the options ask for: our own for one host, torch's for several."""
+    """The handler for the options: ``OneHost`` for one host, torch's for several."""
     run_id = options.rdzv_id or trial_id
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
         return OneHost(run_id)
-    several = has_several(options)
+    several = is_multi_node(options)
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
         endpoint="{}:{}".format(*endpoint(options)) if several else options.rdzv_endpoint or "localhost:0",
@@ -50,7 +50,7 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """The address at which the other nodes find this one: that of the way to where they meet. A name may be local."""
+    """The address of this node on the route to the endpoint; its host name may be known only to itself."""
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -60,7 +60,7 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 class OneHost(RendezvousHandler):
-    """Rendezvous of a single agent: a store of its own on a free port, at once.
+    """Rendezvous of a single agent: a new store on a free port, at once.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents.
     """
@@ -83,14 +83,14 @@ class OneHost(RendezvousHandler):
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("localhost", store.port))
 
     def is_closed(self) -> bool:
-        """Never; nobody else could join."""
+        """Never; there is no other agent that could join."""
         return False
 
     def set_closed(self) -> None:
         """Nothing to close."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody waits."""
+        """None."""
         return 0
 
     def get_run_id(self) -> str:

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child.event_log import story
+from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_records import records_of_attempt
-from pytest_aorta.launch.child.script_events import read_ends
-from pytest_aorta.launch.child.torchrun import OUTLIVED, failure_of_torchrun
-from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
+from pytest_aorta.launch.child.script_events import read_exits
+from pytest_aorta.launch.child.torchrun import OUTLIVED, POLL_INTERVAL, failure_of_torchrun, poll
+from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.launch.launch_mode import SCRIPT
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.events import RankData, ResultData, Send
@@ -26,13 +27,10 @@ TARGET = "pytest_aorta.launch.child.script:run_script"
 _ORDER = "torchrun.json"
 _LOGS = "torchrun"
 
-#: Seconds between two looks at what torchrun does, and between two of torchrun at its ranks.
-_INTERVAL = 0.02
-
 _static: StaticEnv | None = None
 
 
-def prepare_script(argument: dict[str, Any]) -> dict[str, Any]:
+def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
     """Describe the script as ``trials.loading.describe`` does a workload, without importing it."""
     global _static
     options = dict(argument["overrides"])
@@ -50,30 +48,22 @@ def prepare_script(argument: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_script(payload: dict[str, Any], send: Send) -> None:
-    """Start ``torchrun``, wait for it, tell how the ranks ended. ``payload`` as in ``launch.child.run``."""
+def run_script(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, wait for it, report how the ranks ended."""
     send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
     folder = Path(payload["folder"])
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})
-    process = _start(payload, folder)
-    attempt, ready = 0, None
-    while True:
-        try:
-            code: int | None = process.wait(_INTERVAL)
-        except subprocess.TimeoutExpired:
-            code = None
-        if ready is None and story(attempt_folder(folder, 0), 0).exists():
+    attempt, code, ready = 0, 0, None
+    for returncode in poll(_start(payload, folder)):
+        if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
             ready = time.monotonic()
-            _tell_ready(ready - started, send)
+            _send_ready(ready - started, send)
         while ready is not None and attempt < last_attempt(folder):
-            ranks = _records(folder, attempt, payload["nproc"])
-            failure = root_cause(ranks)
-            send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": ranks, "failure": failure})
-            _tell_ready(ready - started, send)
+            send(attempt_event(attempt, _records(folder, attempt, payload["nproc"])))
+            _send_ready(ready - started, send)
             attempt += 1
-        if code is not None:
-            break
+        code = returncode or 0
     event = ranks_event(_records(folder, attempt, payload["nproc"]) if ready is not None else [])
     own = failure_of_torchrun(code, bool(ready))
     if own is not None and (code < 0 or event["failure"] is None):
@@ -86,7 +76,7 @@ def run_script(payload: dict[str, Any], send: Send) -> None:
     send({"type": "lived", "at": time.time()})
 
 
-def _start(payload: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
     script = payload["overrides"]
     order = {
         "folder": str(folder),
@@ -99,24 +89,24 @@ def _start(payload: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun_wrapper", str(folder / _ORDER)),
         *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(script["max_restarts"])),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
-        *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(_INTERVAL)),
+        *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(POLL_INTERVAL)),
         *(("--module", script["module"]) if "module" in script else (script["script"],)),
         *script["arguments"],
     ]
-    # Not yet where the script is to run: there may be files with the names of modules.
+    # Not in the folder of the script: there may be files with the names of modules.
     return subprocess.Popen(command, cwd=folder)
 
 
-def _tell_ready(sec: float, send: Send) -> None:
+def _send_ready(sec: float, send: Send) -> None:
     send({"type": "end", "phase": "setup", "sec": sec})
     send({"type": "begin", "phase": "run"})
 
 
 def _records(folder: Path, attempt: int, nproc: int) -> list[RankData]:
-    ends = read_ends(folder, attempt)
-    records = records_of_attempt(folder, attempt, nproc, ends)
+    exits = read_exits(folder, attempt)
+    records = records_of_attempt(folder, attempt, nproc, exits)
     for record in records:
-        failure, end = record["failure"], ends.get(record["rank"])
+        failure, end = record["failure"], exits.get(record["rank"])
         if end is None and failure is not None:
             record["exit_code"] = None
             failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}

@@ -1,56 +1,52 @@
-"""How the ranks of a user's script ended, as the agent saw it that had started them.
+"""Event logs of the ranks of a user's script, written by the agent that has started them.
 
-Such ranks tell no stories, so the agent tells them on their behalf, in the same files; and beside these, their exit
-codes.
+A script sends no events, so the agent writes them in its place; and beside them, the exits of the ranks.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pytest_aorta.launch.child.event_log import story
+from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, read_error_file
-from pytest_aorta.launch.diagnosis.exit_reason import last_words
+from pytest_aorta.launch.child.rank_records import RankExit
+from pytest_aorta.launch.diagnosis.exit_reason import infer_exit_reason
+from pytest_aorta.trials.events import EndEvent, EnvEvent
 
-#: Beside the stories, and cleared away with them.
-_ENDS = "rank_ends.events"
+#: Beside the event logs, and removed with them.
+_EXITS = "rank_ends.events"
 
 
-def tell_start(folder: Path, attempt: int, rank: int, pid: int) -> None:
+def record_start(folder: Path, attempt: int, rank: int, pid: int) -> None:
     """A rank was started. ``folder`` is the trial's."""
-    path = story(attempt_folder(folder, attempt), rank)
-    _append(path, {"type": "env", "env": {"process": {"pid": pid}}}, {"type": "begin", "phase": "run"})
+    env: EnvEvent = {"type": "env", "env": {"process": {"pid": pid}}}
+    _append(event_log(attempt_folder(folder, attempt), rank), env, {"type": "begin", "phase": "run"})
 
 
-def tell_end(folder: Path, attempt: int, rank: int, end: dict[str, Any]) -> None:
-    """A rank has ended. ``end``: ``pid``, ``exitcode``, ``at``, ``sec`` since its start, and ``stopped``: whether the
-    agent had asked it to end."""
-    path = story(attempt_folder(folder, attempt), rank)
-    done = {"type": "end", "phase": "run", "sec": end["sec"]}
+def record_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
+    """A rank has ended. ``folder`` is the trial's."""
+    log = event_log(attempt_folder(folder, attempt), rank)
+    event: EndEvent = {"type": "end", "phase": "run", "sec": end["sec"]}
     if end["exitcode"] == 0:
-        _append(path, {**done, "result": {"passed": True}}, {"type": "lived", "at": end["at"]})
+        _append(log, {**event, "result": {"passed": True}}, {"type": "lived", "at": end["at"]})
     elif not end["stopped"]:
         files = {name: find_file(folder, attempt, rank, name) for name in ("error.json", "stderr.log")}
-        words = last_words(end["exitcode"], read_error_file(files["error.json"]), files["stderr.log"])
-        at = min(end["at"], _written(files["error.json"]), _written(files["stderr.log"], words["kind"] == "exception"))
-        _append(path, {**done, "failure": {"phase": "run", **words, "at": at}})
-    _append(attempt_folder(folder, attempt) / _ENDS, {"rank": rank, **end})
+        failure = infer_exit_reason(end["exitcode"], read_error_file(files["error.json"]), files["stderr.log"])
+        # A rank writes why it fails before its exit is noticed.
+        written = [files["error.json"], files["stderr.log"] if failure["kind"] == "exception" else None]
+        failure["at"] = min([end["at"], *(path.stat().st_mtime for path in written if path is not None)])
+        _append(log, {**event, "failure": failure})
+    _append(attempt_folder(folder, attempt) / _EXITS, {"rank": rank, **end})
 
 
-def _written(path: Path | None, counts: bool = True) -> float:
-    """When a file was written last: with its last words, and so before its writer's end was noticed."""
-    return math.inf if path is None or not counts else path.stat().st_mtime
-
-
-def read_ends(folder: Path, attempt: int, before: float = math.inf) -> dict[int, dict[str, Any]]:
-    """How the ranks of an attempt ended that had ended ``before`` a time; empty where nobody has told."""
-    ends = {}
+def read_exits(folder: Path, attempt: int, before: float = math.inf) -> dict[int, RankExit]:
+    """The exits of the ranks of an attempt ``before`` a time, as far as they were seen."""
+    exits = {}
     try:
-        lines = (attempt_folder(folder, attempt) / _ENDS).read_text().splitlines()
+        lines = (attempt_folder(folder, attempt) / _EXITS).read_text().splitlines()
     except OSError:
         return {}
     for line in lines:
@@ -59,13 +55,10 @@ def read_ends(folder: Path, attempt: int, before: float = math.inf) -> dict[int,
         except ValueError:
             continue  # torn: the agent was ended as it wrote
         if end["at"] <= before:
-            ends[end.pop("rank")] = end
-    return ends
+            exits[end.pop("rank")] = end
+    return exits
 
 
-def _append(path: Path, *events: dict[str, Any]) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(fd, "".join(json.dumps(event) + "\n" for event in events).encode())
-    finally:
-        os.close(fd)
+def _append(path: Path, *lines: Mapping[str, object]) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())

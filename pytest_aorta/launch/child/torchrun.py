@@ -1,4 +1,4 @@
-"""Ranks under the real ``torchrun``, a command of its own with fresh interpreters."""
+"""Ranks under the real ``torchrun``, a command whose ranks are fresh interpreters."""
 
 from __future__ import annotations
 
@@ -6,67 +6,64 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
-from pytest_aorta.launch.child.event_log import Relay, read_story, story
+from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log, pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.rank_main import live_as_rank
-from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
-from pytest_aorta.launch.diagnosis.root_cause import ranks_event, root_cause
+from pytest_aorta.launch.child.rank_main import run_rank
+from pytest_aorta.launch.child.rank_records import RankExit, mark_outlived, records_of_attempt
+from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.events import FailureData, Phase, Send
+from pytest_aorta.trials.events import FailureData, Phase, RankData, Send
 from pytest_aorta.trials.outcome import signal_name
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload
 
 _PAYLOAD = "torchrun.json"
 _FAILURES = "torchrun_failures.json"
 _STATES = "torchrun_states.events"
 _LOGS = "torchrun"
 
-#: Of a rank that torchrun has not seen end.
+#: The failure of a rank whose end torchrun has not seen.
 OUTLIVED = "torchrun ended before this rank did"
 
-#: Seconds between two looks at what rank 0 has told.
-_RELAY_INTERVAL = 0.02
+#: Seconds between two looks at torchrun and its ranks.
+POLL_INTERVAL = 0.02
 
 
-def run_torchrun(payload: dict[str, Any], send: Send) -> None:
-    """Start ``torchrun``, relay what rank 0 tells, tell how the ranks ended. ``payload`` as in ``launch.child.run``."""
+def run_torchrun(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
-    (folder / _PAYLOAD).write_text(json.dumps({**payload, "sys_path": sys.path}))
+    (folder / _PAYLOAD).write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _FAILURES)),
         *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
         *("--log-dir", str(folder / _LOGS)),
         *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
-    process = subprocess.Popen(command)
-    relay, attempt = Relay(send), 0
-    while True:
-        try:
-            code: int | None = process.wait(_RELAY_INTERVAL)
-        except subprocess.TimeoutExpired:
-            code = None
-        relay.look(folder / _STATES)
-        relay.look(story(attempt_folder(folder, attempt), 0))
+    relay, attempt, code = EventLogRelay(send), 0, 0
+    for returncode in poll(subprocess.Popen(command)):
+        relay.forward(folder / _STATES)
+        relay.forward(event_log(attempt_folder(folder, attempt), 0))
         while attempt < last_attempt(folder):
-            _tell_attempt(folder, attempt, payload["nproc"], send)
+            send(attempt_event(attempt, _records_before_restart(folder, attempt, payload["nproc"])))
             attempt += 1
-            relay.look(story(attempt_folder(folder, attempt), 0))
-        if code is not None:
-            break
+            relay.forward(event_log(attempt_folder(folder, attempt), 0))
+        code = returncode or 0
     try:
         failures = json.loads((folder / _FAILURES).read_text())
     except (OSError, ValueError):
         failures = {}
-    endings = {int(rank): ending for rank, ending in failures.items()}
-    if endings:
-        ranks = set(range(payload["nproc"])) - set(endings)
-        endings |= _quiet_ends(attempt_folder(folder, attempt), ranks)
-    records = records_of_attempt(folder, attempt, payload["nproc"], endings)
+    exits: dict[int, RankExit] = {int(rank): end for rank, end in failures.items()}
+    if exits:
+        ranks = set(range(payload["nproc"])) - set(exits)
+        exits |= _successful_exits(attempt_folder(folder, attempt), ranks)
+    records = records_of_attempt(folder, attempt, payload["nproc"], exits)
     if code < 0:
         mark_outlived(records, OUTLIVED)
     event = ranks_event(records)
@@ -78,8 +75,18 @@ def run_torchrun(payload: dict[str, Any], send: Send) -> None:
     send(event)
 
 
+def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
+    """Yields ``None`` as long as a process runs, and then its return code."""
+    while True:
+        try:
+            yield process.wait(POLL_INTERVAL)
+            return
+        except subprocess.TimeoutExpired:
+            yield None
+
+
 def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
-    """What torchrun's own end says; before the ranks were ``ready``, nothing about the workload."""
+    """A failure of torchrun itself; unless the ranks were ``ready``, it is one of the setup."""
     phase: Phase = "run" if ready else "setup"
     if code < 0:
         name = signal_name(-code)
@@ -91,7 +98,7 @@ def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
     return None
 
 
-def _agent_options(payload: Mapping[str, Any]) -> list[str]:
+def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
         "nnodes": ":".join(map(str, options.nnodes)),
@@ -108,52 +115,45 @@ def _agent_options(payload: Mapping[str, Any]) -> list[str]:
     return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 
 
-def _tell_attempt(folder: Path, attempt: int, nproc: int, send: Send) -> None:
-    """torchrun keeps to itself how an attempt ended that is not the last; the ranks' stories and error files tell."""
-    stories = {rank: read_story(attempt_folder(folder, attempt), rank) for rank in range(nproc)}
-    failed = [rank for rank, seen in stories.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
-    endings = {rank: {"exitcode": 1} for rank in failed}
-    records = records_of_attempt(folder, attempt, nproc, endings)
-    failure = root_cause(records)
-    send({"type": "attempt", "attempt": attempt, "reason": "failure", "ranks": records, "failure": failure})
+def _records_before_restart(folder: Path, attempt: int, nproc: int) -> list[RankData]:
+    """torchrun does not report how an attempt ended that is not the last; event logs and error files do."""
+    logs = {rank: read_event_log(attempt_folder(folder, attempt), rank) for rank in range(nproc)}
+    failed = [rank for rank, seen in logs.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
+    return records_of_attempt(folder, attempt, nproc, {rank: {"exitcode": 1} for rank in failed})
 
 
-def _quiet_ends(folder: Path, ranks: set[int]) -> dict[int, dict[str, Any]]:
+def _successful_exits(folder: Path, ranks: set[int]) -> dict[int, RankExit]:
     """Of ``ranks`` that torchrun does not count as failed, those that are gone: they ended with exit code 0."""
-    pids = {rank: ((read_story(folder, rank).env or {}).get("process") or {}).get("pid") for rank in ranks}
+    pids = {rank: pid_of(read_event_log(folder, rank)) for rank in ranks}
     return {rank: {"pid": pid, "exitcode": 0} for rank, pid in pids.items() if pid and not psutil.pid_exists(pid)}
 
 
 def torchrun_main(failures: Path, arguments: list[str]) -> int:
-    """torchrun's own entry point, with its failures kept as data; the exit status that torchrun would have."""
+    """torchrun's entry point, with its failures kept as data; the exit status that torchrun would have."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api
     from torch.distributed.run import main
 
-    from pytest_aorta.launch.child.torch_agent import telling_agent
+    from pytest_aorta.launch.child.torch_agent import reporting_agent
+    from pytest_aorta.launch.child.torch_compat.elastic_agent import use_agent_in_torchrun
 
-    fd = os.open(failures.with_name(_STATES), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    agent = telling_agent(lambda event: os.write(fd, json.dumps(event).encode() + b"\n"))
-    setattr(api, "LocalElasticAgent", agent)  # noqa: B010  (torch's own, but for the telling; no exported name)
+    use_agent_in_torchrun(reporting_agent(EventLogWriter(failures.with_name(_STATES)).send))
     try:
         main(arguments)
     except ChildFailedError as error:
-        endings = {
-            rank: {"pid": f.pid, "exitcode": f.exitcode, "at": f.timestamp} for rank, f in error.failures.items()
-        }
-        failures.write_text(json.dumps(endings))
+        exits = {rank: {"pid": f.pid, "exitcode": f.exitcode, "at": f.timestamp} for rank, f in error.failures.items()}
+        failures.write_text(json.dumps(exits))
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def rank_main(payload: dict[str, Any]) -> int:
-    """The life of one rank, in an interpreter that torchrun started."""
-    sys.path.extend(path for path in payload["sys_path"] if path not in sys.path)
-    return 0 if live_as_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
+def torchrun_rank_main(payload: TrialPayload, sys_path: list[str]) -> int:
+    """A rank in an interpreter that torchrun started."""
+    sys.path.extend(path for path in sys_path if path not in sys.path)
+    return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "torchrun":
         sys.exit(torchrun_main(Path(sys.argv[2]), sys.argv[3:]))
-    sys.exit(rank_main(json.loads(Path(sys.argv[2]).read_text())))
+    sys.exit(torchrun_rank_main(**json.loads(Path(sys.argv[2]).read_text())))

@@ -1,4 +1,4 @@
-"""Why a process ended that tells nothing of itself: from its exit code, torch's error file, and its standard error."""
+"""Why a process ended that sends no events: from its exit code, torch's error file, and its standard error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name
 
 #: Bytes read from the end of a log.
@@ -23,8 +25,8 @@ _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
 _UNCAUGHT = 1
 
 
-def last_words(code: int, error_file: dict[str, Any] | None, stderr: Path | None) -> dict[str, Any]:
-    """Kind of a failure, its message, and what else belongs to it.
+def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | None) -> FailureData:
+    """The failure of a process in its ``run``.
 
     Args:
         code: not 0; negative for a signal.
@@ -33,52 +35,43 @@ def last_words(code: int, error_file: dict[str, Any] | None, stderr: Path | None
     """
     if code < 0:
         name = signal_name(-code)
-        return {"kind": "signal", "signal": name, "message": f"ended by {name}"}
+        return {"phase": "run", "kind": "signal", "signal": name, "message": f"ended by {name}"}
     raised = _recorded(error_file) or (_printed(stderr) if code == _UNCAUGHT else None)
     if raised is not None:
-        return {"kind": "exception", "exit_code": code, **raised}
-    return {"kind": "exit_code", "exit_code": code, "message": f"ended itself with exit code {code}"}
+        return {**raised, "exit_code": code}
+    return {"phase": "run", "kind": "exit_code", "exit_code": code, "message": f"ended itself with exit code {code}"}
 
 
-def _recorded(error_file: dict[str, Any] | None) -> dict[str, str] | None:
+def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
     message = None if error_file is None else error_file.get("message")
     if isinstance(message, str):
-        return {"message": message}
+        return {"phase": "run", "kind": "exception", "message": message}
     if not isinstance(message, dict):
         return None
-    told = message.get("extraInfo")
-    traceback = told.get("py_callstack") if isinstance(told, dict) else None
-    return {
-        **_type_and_message(str(message.get("message", ""))),
-        **({"traceback": traceback} if isinstance(traceback, str) else {}),
-    }
+    extra = message.get("extraInfo")
+    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
 
 
-def _printed(stderr: Path | None) -> dict[str, str] | None:
+def _printed(stderr: Path | None) -> FailureData | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends."""
-    lines = _PREFIX.sub("", _tail(stderr)).splitlines() if stderr is not None else []
+    lines = _PREFIX.sub("", read_tail(stderr, _TAIL)).splitlines() if stderr is not None else []
     starts = [number for number, line in enumerate(lines) if line == _HEADING]
     if not starts:
         return None
     for number, line in enumerate(lines[starts[-1] + 1 :], starts[-1] + 1):
         if not line.startswith(" ") and _RAISED.fullmatch(line):
-            return {**_type_and_message(line), "traceback": "\n".join(lines[starts[-1] : number + 1])}
+            return _exception(line, "\n".join(lines[starts[-1] : number + 1]))
     return None
 
 
-def _type_and_message(line: str) -> dict[str, str]:
-    found = re.fullmatch(_RAISED, line.partition("\n")[0])
-    if found is None:
-        return {"message": line}
-    rest = line[found.end("type") :].removeprefix(": ")
-    return {"type": found["type"].rpartition(".")[2], "message": rest}
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+def _exception(text: str, traceback: str | None) -> FailureData:
+    """``text``: type and message, as at the end of a traceback."""
+    failure: FailureData = {"phase": "run", "kind": "exception", "message": text}
+    found = _RAISED.fullmatch(text.partition("\n")[0])
+    if found is not None:
+        failure["type"] = found["type"].rpartition(".")[2]
+        failure["message"] = text[found.end("type") :].removeprefix(": ")
+    if traceback is not None:
+        failure["traceback"] = traceback
+    return failure

@@ -1,20 +1,16 @@
-"""torch's flight recorder: which collectives a rank has entered, asked for from outside while it hangs.
+"""torch's flight recorder: which collectives a rank has entered, read from another process while it hangs.
 
-torch can serve it from a thread of its own (``_WorkerServer``), which answers also while Python does nothing: in a
-collective, in C code, with the GIL held. Where torch has no such server, or a backend no recorder, nothing is told. How
-many collectives are remembered is ``TORCH_FR_BUFFER_SIZE``'s business.
+torch serves it from a thread without the GIL, which answers also in a collective and in C code. Where torch has no such
+server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are remembered.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import http.client
 import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,26 +35,13 @@ class LastCollective:
 
     @property
     def text(self) -> str:
-        """For messages."""
+        """As messages have it."""
         return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
 
 
-def serve_flight_recorder() -> None:
-    """In a rank, before it makes a process group: let others ask. Does nothing where torch cannot."""
-    try:
-        from torch._C._distributed_c10d import _WorkerServer
-    except ImportError:
-        return
-    with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
-        forget(os.getpid())  # what another process of that number has left
-        server = _WorkerServer(str(_socket_of(os.getpid())))
-        # Its end would wait for its thread, and be told in the rank's log.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
-
-
-def ask(pid: int) -> dict[str, Any] | None:
-    """What the flight recorder of a rank of this host holds; ``None`` when it has no answer in time."""
-    connection = _Connection(_socket_of(pid))
+def request_trace(pid: int) -> dict[str, Any] | None:
+    """The trace of a rank of this host; ``None`` without an answer in time."""
+    connection = _Connection(socket_path(pid))
     try:
         connection.request("POST", "/handler/fr_trace_json")
         answer = json.loads(connection.getresponse().read())
@@ -69,14 +52,9 @@ def ask(pid: int) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def forget(pid: int) -> None:
-    """The rank has ended; it has left its socket behind."""
-    _socket_of(pid).unlink(missing_ok=True)
-
-
-def last_collective(recorded: dict[str, Any]) -> LastCollective | None:
-    """The last one that was entered, of what ``ask`` gave."""
-    entries = [entry for entry in recorded.get("entries") or () if not entry.get("is_p2p")]
+def last_collective(trace: dict[str, Any]) -> LastCollective | None:
+    """The last collective of a trace."""
+    entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     if not entries:
         return None
     last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
@@ -95,19 +73,6 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _socket_of(pid: int) -> Path:
-    """Not below the results, whose paths may be longer than a socket's may be."""
+def socket_path(pid: int) -> Path:
+    """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
     return Path(tempfile.gettempdir()) / f"pytest-aorta-{os.getuid()}-rank-{pid}.sock"
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """The server tells that it listens; that is nothing for the log of a workload."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Where the ranks of a trial were that had to be ended: which one is missing, and what the others waited in."""
+"""Where the ranks of a trial hung: which one is missing, and in which collective the others waited for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pytest_aorta.launch.diagnosis.flight_recorder import LastCollective, last_collective
-from pytest_aorta.launch.diagnosis.stacks import Whereabouts, read_dump, whereabouts
+from pytest_aorta.launch.diagnosis.stacks import Location, locate, read_dump
 from pytest_aorta.trials.events import RankData
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """What the stacks of a trial's ranks say together.
+    """What the stacks of all ranks show together.
 
     Attributes:
         text: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
@@ -40,49 +40,55 @@ def read_collectives(folder: Path) -> dict[int, LastCollective]:
     return found
 
 
-def report_hang(
+def explain_hang(
     records: list[RankData],
     stacks: Callable[[int], Path | None],
     source: str | None,
     collectives: Mapping[int, LastCollective] = MappingProxyType({}),
 ) -> HangReport:
-    """Find out who waited for whom, and write into the records of the ranks that hung where each of them was.
+    """Find the rank that the others waited for, and add to the records of the ranks that hung where each of them was.
 
     A rank that waits in a collective for another one becomes ``collateral``.
 
     Args:
-        records: plain ``RankRecord`` of every rank.
+        records: of every rank.
         stacks: the dump of a rank.
         source: the workload's file.
         collectives: the last one that each rank has entered, as far as known. Where no stack shows a collective, as
             when it waits in C++ only, the ranks that have entered fewer are missing.
     """
-    found: dict[int, Whereabouts | None] = {}
-    for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["kind"] in ("timeout", "stall"):
-            path = stacks(record["rank"])
-            where = None if path is None else whereabouts(read_dump(path), source)
-            found[record["rank"]] = where
-            if where is not None:
-                failure["message"] += f"; {where.text}"
-    waiting = {rank for rank, where in found.items() if where is not None and where.collective is not None}
+    locations = {record["rank"]: _locate(record, stacks, source) for record in records if _hung(record)}
+    waiting = {rank for rank, location in locations.items() if location is not None and location.collective}
     missing = _behind(collectives)
     if waiting:
         missing = [record["rank"] for record in records if record["rank"] not in waiting]
-    texts = []
-    for record in sorted(records, key=lambda record: (record["rank"] not in missing, record["rank"])):
+    texts = {}
+    for record in records:
         rank = record["rank"]
-        if missing and (rank in waiting or (not waiting and rank in collectives and rank not in missing)):
-            record["collateral"] = True
-        where = found.get(rank)
-        text = where.text if where is not None else _end_of(record)
+        location = locations.get(rank)
+        texts[rank] = _end_of(record) if location is None else location.text
         if rank in collectives:
             record["collective"] = collectives[rank].text
-            text += f" (last: {collectives[rank].text})"
-        texts.append(f"rank {rank}{' is missing' if rank in missing else ''}: {text}")
-    blamed = missing or (list(found) if len(found) == 1 else [])
-    return HangReport("; ".join(texts), blamed[0] if blamed else None)
+            texts[rank] += f" (last: {collectives[rank].text})"
+        if missing and rank not in missing and rank in (waiting or collectives):
+            record["collateral"] = True
+    parts = [f"rank {rank} is missing: {texts[rank]}" for rank in sorted(texts.keys() & missing)]
+    parts += [f"rank {rank}: {texts[rank]}" for rank in sorted(texts.keys() - missing)]
+    blamed = missing or (list(locations) if len(locations) == 1 else [])
+    return HangReport("; ".join(parts), blamed[0] if blamed else None)
+
+
+def _hung(record: RankData) -> bool:
+    return record["failure"] is not None and record["failure"]["kind"] in ("timeout", "stall")
+
+
+def _locate(record: RankData, stacks: Callable[[int], Path | None], source: str | None) -> Location | None:
+    """Where a rank hung, as far as its stacks show; its failure says so as well."""
+    path = stacks(record["rank"])
+    location = None if path is None else locate(read_dump(path), source)
+    if location is not None and record["failure"] is not None:
+        record["failure"]["message"] += f"; {location.text}"
+    return location
 
 
 def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
@@ -94,11 +100,11 @@ def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
 
 
 def _end_of(record: RankData) -> str:
-    """How a rank ended that has told no stack."""
+    """How a rank ended of which there is no stack."""
     failure = record["failure"]
     if failure is None:
         return f"exited {record['exit_code'] or 0}"
-    if failure["kind"] in ("timeout", "stall"):
+    if _hung(record):
         return "it gave no stack"
     if failure["kind"] == "exception":
         return f"raised {failure['type']}"

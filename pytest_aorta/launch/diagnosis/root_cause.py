@@ -1,16 +1,16 @@
-"""Which failure of a rank the failures of the other ranks follow from."""
+"""Which failure of a rank the failures of the other ranks follow from; the events that report it."""
 
 from __future__ import annotations
 
 import re
 import signal
 
-from pytest_aorta.trials.events import FailureData, RankData, RanksEvent
+from pytest_aorta.trials.events import AttemptEvent, AttemptReason, FailureData, RankData, RanksEvent
 
 #: Aborts follow from other faults (a collective's watchdog, an uncaught C++ exception) more often than they cause them.
 _FOLLOWERS = {signal.SIGABRT}
 
-#: How backends tell that the rank at the other end has gone.
+#: Messages of backends whose peer rank has gone.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Read error|Socket closed|remote process exited", re.I
 )
@@ -19,9 +19,9 @@ _PEER_LOST = re.compile(
 def root_cause(records: list[RankData]) -> FailureData | None:
     """The failure that the others follow from, or ``None``.
 
-    A fatal signal, a hang, or an end of its own accord before the result, beats an exception, because the peers of a
+    A fatal signal, a hang, or an exit before the result, beats an exception, because the peers of a
     rank that is gone fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that
-    an exception that tells of a lost connection; a rank that was ended because of another one counts only when there
+    an exception because of a lost connection; a rank that was ended because of another one counts only when there
     is nothing else. Among equals the earliest, then the lowest rank.
     A failure in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
     """
@@ -55,6 +55,12 @@ def cleanup_failure(records: list[RankData]) -> FailureData | None:
     return None
 
 
+def attempt_event(attempt: int, ranks: list[RankData], reason: AttemptReason = "failure") -> AttemptEvent:
+    """All ranks of an attempt have ended, and another one follows."""
+    failure = root_cause(ranks) if reason == "failure" else None
+    return {"type": "attempt", "attempt": attempt, "reason": reason, "ranks": ranks, "failure": failure}
+
+
 def ranks_event(records: list[RankData]) -> RanksEvent:
-    """What the records of all ranks say together, as an event of their trial."""
+    """All ranks have ended."""
     return {"type": "ranks", "ranks": records, "failure": root_cause(records), "cleanup": cleanup_failure(records)}

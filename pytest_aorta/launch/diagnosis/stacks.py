@@ -1,4 +1,4 @@
-"""Reading the stacks that a process wrote before it was ended: where it was, in a few words."""
+"""Reading the stacks that a process wrote before it was ended, and saying in a few words where it was."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.+)'
 #: Bytes of a dump that are looked at.
 _LOOKED_AT = 2**20
 
-#: What lies there, in whichever interpreter, is called by the workload, and was not written by its owner.
+#: Files of libraries and of the interpreter, which the workload calls.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
 
-#: Functions that stand around others.
+#: Functions that only call others.
 _WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>"}
 
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
@@ -32,7 +32,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class Location:
     """Where a process was.
 
     Attributes:
@@ -47,7 +47,7 @@ class Whereabouts:
 def read_dump(path: Path) -> list[list[Frame]]:
     """The threads of the first dump in a file, each with its innermost frame first; the main thread is the last.
 
-    Empty when there is no dump: the process did not listen any more, or not yet.
+    Empty when there is no dump: the process has not reacted to the signal.
     """
     try:
         with path.open("rb") as file:
@@ -67,8 +67,8 @@ def read_dump(path: Path) -> list[list[Frame]]:
     return threads
 
 
-def whereabouts(threads: list[list[Frame]], source: str | None = None) -> Whereabouts | None:
-    """Where the main thread was, as seen from the workload's own code.
+def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
+    """Where the main thread was, by a frame of the workload's code.
 
     Args:
         threads: of ``read_dump``.
@@ -77,7 +77,7 @@ def whereabouts(threads: list[list[Frame]], source: str | None = None) -> Wherea
     if not threads or not threads[-1]:
         return None
     frames = threads[-1]
-    # The workload's are those that the runner has called.
+    # Frames of the workload are those inside of this package's.
     until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
     frames = frames[:until] or frames
     own = _own(frames, source)
@@ -85,11 +85,11 @@ def whereabouts(threads: list[list[Frame]], source: str | None = None) -> Wherea
     called = f"{inside[-1]} in " if inside else ""
     where = frames[own]
     collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
-    return Whereabouts(f"{called}{where.name}() at {Path(where.file).name} line {where.line}", collective)
+    return Location(f"{called}{where.name}() at {Path(where.file).name} line {where.line}", collective)
 
 
 def _own(frames: list[Frame], source: str | None) -> int:
-    """Index of the innermost frame of code that is no library's but the workload's; else of the innermost of all."""
+    """Index of the innermost frame of the workload's code; without one, of the innermost frame."""
     own = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
     return next(own, 0)
 

@@ -1,4 +1,4 @@
-"""What the processes of a trial have left in files, for what they did not report."""
+"""Reading the files that the processes of a trial have left, for what they did not report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.launch.child import external
 from pytest_aorta.launch.child.event_log import pids_of_ranks
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
-from pytest_aorta.launch.child.script_events import read_ends
+from pytest_aorta.launch.child.script_events import read_exits
 from pytest_aorta.launch.diagnosis import flight_recorder
-from pytest_aorta.launch.diagnosis.hangs import read_collectives, report_hang
+from pytest_aorta.launch.diagnosis.hangs import explain_hang, read_collectives
 from pytest_aorta.launch.diagnosis.root_cause import ranks_event
-from pytest_aorta.launch.diagnosis.stacks import read_dump, whereabouts
+from pytest_aorta.launch.diagnosis.stacks import locate, read_dump
 from pytest_aorta.launch.host.artifacts import STACKS
+from pytest_aorta.launch.host.external_ranks import gather_rank_records, rank_folder, report_exit
 from pytest_aorta.launch.host.rank_results import combined_result
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.launch.nodes.addressing import has_several
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
 from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name
@@ -41,7 +41,7 @@ class Evidence:
             return
         folder = self._last_attempt
         for rank, pid in pids_of_ranks(folder).items():
-            recorded = flight_recorder.ask(pid)
+            recorded = flight_recorder.request_trace(pid)
             if recorded is not None and recorded.get("entries"):
                 with contextlib.suppress(OSError):
                     (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(recorded))
@@ -50,7 +50,7 @@ class Evidence:
         """Remove the sockets of ranks that have ended."""
         for folder in self._folder.glob("attempt_*"):
             for pid in pids_of_ranks(folder).values():
-                flight_recorder.forget(pid)
+                flight_recorder.socket_path(pid).unlink(missing_ok=True)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
@@ -61,8 +61,8 @@ class Evidence:
             if mode == "elastic" and self._seen.lost is None and not self._seen.ranks:
                 self._read_orphans()
         elif mode == "single":
-            where = whereabouts(read_dump(self._folder / STACKS), self._cell.info.source)
-            self._seen.whereabouts = None if where is None else where.text
+            location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
+            self._seen.location = None if location is None else location.text
         else:
             self._read_overdue(overdue)
 
@@ -71,22 +71,20 @@ class Evidence:
         return attempt_folder(self._folder, last_attempt(self._folder))
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
-        """Where pytest is a rank itself: tell rank 0 how this one ended; on rank 0, read how the others did."""
+        """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
-            records = external.gather(self._folder, self._seen.returncode, overdue)
-            stacks = {record["rank"]: external.rank_folder(self._folder, record["rank"]) / STACKS for record in records}
+            records = gather_rank_records(self._folder, self._seen.returncode, overdue)
+            stacks = {record["rank"]: rank_folder(self._folder, record["rank"]) / STACKS for record in records}
             self._see_ranks(records, stacks.get, overdue)
         else:
             with contextlib.suppress(OSError):
-                external.tell_the_end(self._folder, own_rank(), self._seen.returncode, overdue)
+                report_exit(self._folder, own_rank(), self._seen.returncode, overdue)
 
     def _read_orphans(self) -> None:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
-        if (
-            code is None or code >= 0 or has_several(self._spec.execution.elastic)
-        ):  # whose own ranks only the agent knew
-            return
+        if code is None or code >= 0 or is_multi_node(self._spec.execution.elastic):
+            return  # the ranks of one of several nodes were known to the agent alone
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
         message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}()"
@@ -103,14 +101,14 @@ class Evidence:
         """Of the ranks of the last attempt, from their event logs."""
         nproc = self._cell.plan.nproc
         attempt = last_attempt(self._folder)
-        ends = {} if overdue is None else read_ends(self._folder, attempt, before=overdue)
-        late = {} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in ends}
-        return records_of_attempt(self._folder, attempt, nproc, ends, overdue=late, stalled=self._seen.stalled)
+        exits = {} if overdue is None else read_exits(self._folder, attempt, before=overdue)
+        late = {} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in exits}
+        return records_of_attempt(self._folder, attempt, nproc, exits, overdue=late, stalled=self._seen.stalled)
 
     def _see_ranks(self, records: list[RankData], stacks: Callable[[int], Path | None], overdue: float | None) -> None:
         if overdue is not None:
-            report = report_hang(records, stacks, self._cell.info.source, read_collectives(self._last_attempt))
-            self._seen.whereabouts, self._seen.hung_rank = report.text, report.rank
+            report = explain_hang(records, stacks, self._cell.info.source, read_collectives(self._last_attempt))
+            self._seen.location, self._seen.hung_rank = report.text, report.rank
         self._seen.see(ranks_event(records))
         self.combine_results()
 
@@ -119,5 +117,5 @@ class Evidence:
         seen = self._seen
         if self._cell.info.result_scope == "rank_local":
             seen.result = combined_result(seen.ranks) or seen.result
-        elif has_several(self._spec.execution.elastic):  # whose rank 0 may be on any of them
+        elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
             seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)

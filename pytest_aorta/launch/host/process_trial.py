@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
@@ -16,11 +15,13 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
@@ -93,7 +94,7 @@ class ProcessTrial:
             else:
                 self._start_clock()
 
-    def _payload(self, cell: PreparedCell) -> dict[str, Any]:
+    def _payload(self, cell: PreparedCell) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,
@@ -123,7 +124,7 @@ class ProcessTrial:
     def _lose(self, error: ZygoteError) -> None:
         """It could not start, or its zygote died."""
         if self._task is None:
-            self.seen.phase = error.phase  # type: ignore[assignment]
+            self.seen.phase = error.phase
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
@@ -217,12 +218,13 @@ class ProcessTrial:
         self._evidence.save_collectives()
         self._task.kill(self.spec.limits.grace)
 
-    def _note_leftovers(self, ended: dict[str, Any]) -> None:
+    def _note_leftovers(self, ended: TaskEnd) -> None:
         self.stuck = ended["unkillable"]
-        for key, what in (("swept", "was left running, and ended"), ("unkillable", "could not be ended")):
-            names = ended[key][:_NAMED]
-            if len(ended[key]) > _NAMED:
-                names.append(f"{len(ended[key]) - _NAMED} more")
+        kinds = ((ended["swept"], "was left running, and ended"), (ended["unkillable"], "could not be ended"))
+        for left, what in kinds:
+            names = left[:_NAMED]
+            if len(left) > _NAMED:
+                names.append(f"{len(left) - _NAMED} more")
             self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
     def _note_membership(self) -> None:

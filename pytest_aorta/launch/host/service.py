@@ -12,7 +12,7 @@ from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
-from pytest_aorta.launch.job_messages import FilePiece, PhaseEnded, TrialOrder, WarningIssued
+from pytest_aorta.launch.job_messages import BrokenCell, FilePiece, PhaseEnded, TrialOrder, WarningIssued
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
@@ -68,12 +68,12 @@ class HostService:
 
 
 class CellBroken(Exception):
-    """The trials of a cell cannot be started. ``details`` says in which phase that showed, and how."""
+    """The trials of a cell cannot be started."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
-        self.details: dict[str, Any] = {
+        self.details: BrokenCell = {
             "kind": type(error).__name__,
             "message": str(error),
             "phase": lost.phase,

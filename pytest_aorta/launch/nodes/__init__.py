@@ -1,1 +1,1 @@
-"""Trials that run on several nodes: which one this is, where they meet, and what they tell each other."""
+"""Trials that run on several nodes: the rank of this node, the store of their rendezvous, the exchange of records."""

@@ -1,4 +1,4 @@
-"""Which node of a trial this one is, and where its nodes meet. No torch here: pytest itself asks."""
+"""The rank of this node, and the endpoint of its rendezvous. Without torch: pytest itself imports this."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Literal
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-#: Ports of rendezvous that SLURM jobs get by their number.
+#: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
-def has_several(options: ElasticOptions) -> bool:
+def is_multi_node(options: ElasticOptions) -> bool:
     """Whether more than this node may take part."""
     return options.nnodes[1] > 1
 
 
 def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> int:
-    """Of this node: as given, else as SLURM counts the nodes of a step; 0 where there is only one."""
-    if not has_several(options):
+    """The rank of this node: as given, else as SLURM counts the nodes of a step; 0 where there is only one."""
+    if not is_multi_node(options):
         return 0
     if options.node_rank is not None:
         return options.node_rank
@@ -30,27 +30,27 @@ def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) 
 
 
 def store_port(options: ElasticOptions) -> int | None:
-    """Where this node keeps the store at which the nodes of its trials meet; ``None`` unless it is node 0.
+    """The port at which this node keeps the store of the rendezvous; ``None`` unless it is node 0.
 
     Raises:
-        LaunchModeError: nobody has said where that is.
+        LaunchModeError: the endpoint is unknown.
     """
     _, port = endpoint(options)
     return port if node_rank(options) == 0 else None
 
 
-def part(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
-    """Which of several pytest processes this is that run the same trials; ``None`` when there is only one."""
-    if has_several(options) and not hosts:
+def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
+    """The rank, or node rank, of this pytest among those that run the same trials; ``None`` for a single one."""
+    if is_multi_node(options) and not hosts:
         return "node", node_rank(options)
     return "rank", own_rank() if under_launcher() else None
 
 
 def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port where the nodes meet: as given, else on the first node of the SLURM job, at a port of its own.
+    """Host and port of the rendezvous: as given, else the first node of the SLURM job, and a port by its number.
 
     Raises:
-        LaunchModeError: neither is there.
+        LaunchModeError: there is neither.
     """
     if options.rdzv_endpoint is not None:
         host, _, port = options.rdzv_endpoint.rpartition(":")

@@ -1,4 +1,4 @@
-"""What the nodes of a trial tell each other when they are done, through the store at which they met."""
+"""The exchange of rank records between the nodes of a trial, through the store of their rendezvous."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch.distributed as dist
 
 from pytest_aorta.trials.events import RankData
 
-#: Seconds that node 0 waits for what the other nodes have to tell, once its own ranks have ended.
+#: Seconds that node 0 waits for the records of the other nodes, once its ranks have ended.
 _PATIENCE = 5.0
 
 
 class NodeExchange:
-    """One trial's place in the store."""
+    """The records of one trial in the store."""
 
     def __init__(self, host: str, port: int, trial: str) -> None:
         client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))  # type: ignore[attr-defined]
         self._store = dist.PrefixStore(f"aorta/{trial}", client)  # type: ignore[attr-defined]
 
-    def tell(self, node: int, records: list[RankData]) -> None:
-        """Leave the records of a node's ranks."""
+    def send(self, node: int, records: list[RankData]) -> None:
+        """Set the records of a node's ranks."""
         self._store.set(f"node/{node}", json.dumps(records))
 
     def gather(self, nodes: int, expected: int, own: list[RankData]) -> list[RankData]:
-        """The records of all ranks, in their order; without those of nodes that have gone without a word.
+        """The records of all ranks, in their order; without those of nodes that have sent none.
 
         Args:
             nodes: how many may have taken part.

@@ -1,4 +1,4 @@
-"""The store at which the nodes of all trials of a run meet: ``python -m pytest_aorta.launch.nodes.store PORT``.
+"""The rendezvous store for the nodes of all trials of a run: ``python -m pytest_aorta.launch.nodes.store PORT``.
 
 Kept by node 0 for as long as its pytest runs, so that a trial's nodes can still read from it when that trial is over
 on node 0, and the next trial needs no other port.
@@ -14,11 +14,11 @@ from datetime import timedelta
 
 
 class NodeStore:
-    """The process that keeps the store; it ends with this one."""
+    """The process that serves the store; it ends with this one."""
 
     def __init__(self, port: int) -> None:
         command = [sys.executable, "-m", __name__, str(port)]
-        # The pipe tells it that we have gone.
+        # The end of the pipe ends it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
@@ -33,17 +33,17 @@ class NodeStore:
 
 
 def main(port: int) -> None:
-    """Keep a store until standard input ends."""
+    """Serve a store until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch.distributed as dist
 
     ended = threading.Event()
 
-    def wait_for_the_end() -> None:
+    def wait_for_end_of_input() -> None:
         sys.stdin.buffer.read()
         ended.set()
 
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    threading.Thread(target=wait_for_end_of_input, daemon=True).start()
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(days=1)
     )

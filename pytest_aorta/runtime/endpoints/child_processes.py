@@ -161,7 +161,7 @@ class ChildProcesses:
         done: list[ProcessEndpoint] = []
         for endpoint in self._endpoints:
             failure = endpoint.register(definition)
-            if failure is not None and failure.type != "ProcessDied":  # its successor will load it on its own
+            if failure is not None and failure.type != "ProcessDied":  # its successor will load it when it starts
                 for other in done:
                     other.unregister(definition.digest)
                 raise RuntimeError(

@@ -6,9 +6,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
 
@@ -90,7 +90,7 @@ class JobSlot:
         self._context: JobContext | None = None
 
     def start(self, dispatch: Dispatch) -> None:
-        """A thread of its own: there is none while nothing runs, and none that a fork could miss."""
+        """Run the job on a new thread: there is none while nothing runs, and none that a fork could miss."""
         job = dispatch.member.job
         assert job is not None
         self._context = context = JobContext(self._slot, self._service, job.on_event or _ignore)
@@ -104,15 +104,14 @@ class JobSlot:
         try:
             if job.on_start is not None:
                 job.on_start()
-            module, _, name = job.target.partition(":")
-            payload = getattr(import_module(module), name)(context, job.payload)
+            payload = import_target(job.target)(context, job.payload)
             completion = Completion(Outcome.SUCCESS, payload)
         except BaseException as error:
             completion = failed(error, traceback=traceback.format_exc())
         self._engine.ended(dispatch, completion)
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """Ask; how long the job takes to end is its own business."""
+        """Ask; the job decides how long it takes to end."""
         if self._context is not None:
             # On a thread: a callback may wait for a lock whose holder waits for the engine's.
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()

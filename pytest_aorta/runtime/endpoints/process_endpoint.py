@@ -126,7 +126,7 @@ class ProcessEndpoint(SupervisedProcess):
             self._send(order)
         except OSError:
             return  # its death is about to be reported
-        if dispatch.member.job is None:  # how long a job takes to end is its own business
+        if dispatch.member.job is None:  # a job decides how long it takes to end
             moment = time.monotonic() + 2 * self._engine.grace + 1
             self._engine.loop.call_at(moment, lambda: self._insist(dispatch))
 

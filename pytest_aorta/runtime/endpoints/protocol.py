@@ -125,7 +125,7 @@ class StartupError(RuntimeError):
 
 
 class Link(Protocol):
-    """A way to speak to a process, and to end it."""
+    """Sends orders to a process, and ends it."""
 
     def start(self) -> None:
         """Begin to deliver reports; raises ``OSError`` where the process cannot be reached."""

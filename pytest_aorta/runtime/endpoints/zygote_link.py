@@ -86,7 +86,8 @@ class ZygoteLink:
                 self._deliver(message)
         except TaskEnded:
             assert self._task.ended is not None
-            how = f"died with {exit_text(self._task.ended['returncode'])}"
+            code = self._task.ended["returncode"]
+            how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
             self._end(f"its process {'has closed its channel, and ' if self._mute else ''}{how}")
             return
         except ZygoteError as error:
@@ -107,7 +108,7 @@ class ZygoteLink:
         self._over = True
         self._ended.set()
         self._task.close()
-        # It ends what it runs, for which a thread of its own has the time.
+        # On a thread, because it waits for the end of what still runs there.
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
         self._endpoint.died(how)
 

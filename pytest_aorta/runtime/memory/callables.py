@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
+
+from pytest_aorta.common.import_target import import_target
 
 #: Callables that one worker may have registered at a time.
 MAX_CALLABLES = 64
@@ -54,11 +55,7 @@ class Definition:
     def load(self) -> Any:
         """The callable itself, in this process."""
         if self.kind == "import":
-            module, _, qualname = self.content.partition(":")
-            found: Any = import_module(module)
-            for name in qualname.split("."):
-                found = getattr(found, name)
-            return found
+            return import_target(self.content)
         import cloudpickle
 
         return cloudpickle.loads(base64.b64decode(self.content))

@@ -7,25 +7,28 @@ import faulthandler
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.channel import Channel, Message
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, TaskOrder
 
 
-def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
+def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callable[..., Any] | None) -> None:
     """Wait for a task on ``channel``, run it, end the process. Never returns."""
     process_tree.die_with_parent(zygote)
     os.setsid()
     _reseed()
-    if order["rehearse"] and not order["fresh"]:
-        with contextlib.suppress(Exception):  # what is wrong will be told by the task that meets it
-            load(order["rehearse"])(order["argument"])
-    task = channel.receive()
-    if task is None:
+    if prepared["rehearse"] and not prepared["fresh"]:
+        with contextlib.suppress(Exception):  # the task that meets the same error will report it
+            load(prepared["rehearse"])(prepared["argument"])
+    received = channel.receive()
+    if received is None:
         os._exit(0)
+    task = cast(TaskOrder, received)
     # Open as long as this process lives, and not in what it executes.
     descriptors = [channel.receive_fd() for _ in range(task["descriptors"])]
     if None in descriptors:
@@ -39,8 +42,8 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
     try:
         if task["cores"] is not None:
             os.sched_setaffinity(0, task["cores"])
-        if order["fresh"]:
-            run = _prepare(channel, order)
+        if run is None:
+            run = _prepare(channel, prepared)
         run(task["payload"], channel)
     except BaseException:
         traceback.print_exc()  # into the task's own log
@@ -49,11 +52,11 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
     leave(0)
 
 
-def _prepare(channel: Channel, order: Message) -> Any:
+def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
     """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
     try:
         info = load(order["prepare"])(order["argument"])
-        run = load(order["run"])
+        run: Callable[..., Any] = load(order["run"])
     except BaseException as error:
         channel.send({"type": "failed", "error": describe_exception(error)})
         leave(0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
+
+StartPhase = Literal["launch", "import"]
 
 
 class ZygoteError(Exception):
@@ -18,7 +21,7 @@ class ZygoteError(Exception):
         self,
         message: str,
         *,
-        phase: str = "launch",
+        phase: StartPhase = "launch",
         error: dict[str, str] | None = None,
         returncode: int | None = None,
     ) -> None:
@@ -33,11 +36,11 @@ class ZygoteError(Exception):
 
 
 class ZygoteUnwanted(ZygoteError):
-    """Its start was ended because nobody waited for it any more; this says nothing about what it was to prepare."""
+    """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
 
 
 def exit_text(code: int) -> str:
-    """An exit status as people say it: ``exit code 3`` or ``signal SIGKILL``."""
+    """An exit status as text: ``exit code 3`` or ``signal SIGKILL``."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -18,8 +18,8 @@ class ZygoteSpec:
         environ: the complete environment of the process.
         prepare: ``module:function``, called once with ``argument``; returns a JSON mapping.
         argument: JSON value for ``prepare``.
-        run: ``module:function``, called in every child as ``run(payload, channel)``. The channel leads to whoever
-            submitted the task, and carries messages both ways.
+        run: ``module:function``, called in every child as ``run(payload, channel)``. The channel leads to the
+            submitter of the task, and carries messages both ways.
         sys_path: entries appended to the child's ``sys.path`` where missing.
         cwd: working directory.
         fresh: prepare in every child instead, each in an interpreter of its own.

@@ -34,11 +34,11 @@ def test_what_is_new_or_has_another_value_is_the_launchers(base: int) -> None:
     }
 
 
-def test_what_may_not_be_recorded_is_not_told(base: int) -> None:
+def test_what_may_not_be_recorded_is_left_out(base: int) -> None:
     assert launcher_variables(base, {"HF_TOKEN": "x", "TORCH_API_TOKEN": "x", "HOME": "/elsewhere"}) == {}
 
 
-def test_without_a_process_to_compare_with_nothing_is_told() -> None:
+def test_without_a_process_to_compare_with_there_are_none() -> None:
     assert launcher_variables(None, {"RANK": "1"}) == {}
     assert launcher_variables(2**31 - 1, {"RANK": "1"}) == {}
     assert launcher_variables(os.getpid(), dict(os.environ)).keys() <= {"PYTEST_CURRENT_TEST", *os.environ}

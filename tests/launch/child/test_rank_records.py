@@ -1,66 +1,39 @@
-"""What ranks tell of themselves, how they end, and which of their failures the others follow from."""
+"""The records of ranks, and which of their failures the others follow from."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_events import SETUP_DONE, raised, returned
 
-from pytest_aorta.launch.child import external
-from pytest_aorta.launch.child.event_log import read_story, story, teller
-from pytest_aorta.launch.child.rank_records import rank_records
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
+from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
 from pytest_aorta.launch.diagnosis.root_cause import root_cause
-from pytest_aorta.trials.events import FailureData, Phase, RankData, TrialEvent
+from pytest_aorta.trials.events import RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
-
-SETUP_DONE: list[TrialEvent] = [
-    {"type": "begin", "phase": "setup"},
-    {"type": "end", "phase": "setup", "sec": 0.1},
-    {"type": "begin", "phase": "run"},
-]
-CLEANED_UP: list[TrialEvent] = [
-    {"type": "begin", "phase": "cleanup"},
-    {"type": "end", "phase": "cleanup", "sec": 0.1},
-    {"type": "lived"},
-]
-
-
-def returned(passed: bool) -> list[TrialEvent]:
-    """The whole story of a rank whose run() returned."""
-    return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
-
-
-def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEvent]:
-    """The whole story of a rank of which a phase raised."""
-    failure: FailureData = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
-    begin = SETUP_DONE if phase == "run" else []
-    end: list[TrialEvent] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
-    if phase == "cleanup":
-        return [*returned(True)[:4], {"type": "begin", "phase": "cleanup"}, *end, {"type": "lived"}]
-    return [*begin, *end, *CLEANED_UP]
 
 
 def records_of(
     folder: Path,
-    stories: list[list[TrialEvent]],
+    logs: list[list[TrialEvent]],
     codes: dict[int, int] | None = None,
     at: dict[int, int] | None = None,
 ) -> list[RankData]:
-    """Records of ranks with these stories; ``codes`` as torch's agent saw them."""
-    for rank, events in enumerate(stories):
-        tell = teller(folder, rank)
+    """Records of ranks with these event logs; ``codes`` as torch's agent saw them."""
+    for rank, events in enumerate(logs):
+        log = EventLogWriter(event_log(folder, rank))
         for event in events:
-            tell(event)
-    endings = {
+            log.send(event)
+    exits: dict[int, RankExit] = {
         rank: {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)}
         for rank, code in (codes or {}).items()
     }
-    records = rank_records(lambda rank: folder, len(stories), endings, lambda rank, name: f"rank_{rank}.{name}.log")
+    files = RankFiles(lambda rank: folder, lambda rank, name: f"rank_{rank}.{name}.log", lambda rank: None)
+    records = rank_records(files, {rank: rank for rank in range(len(logs))}, exits)
     for record in records:
         RankRecord.model_validate(record)
     return records
@@ -76,70 +49,6 @@ def cause_of(records: list[RankData]) -> str | None:
 
 def message_of(record: RankData) -> str | None:
     return None if record["failure"] is None else record["failure"]["message"]
-
-
-# Event logs.
-
-
-def test_a_story_is_what_was_told(tmp_path: Path) -> None:
-    relayed: list[TrialEvent] = []
-    tell = teller(tmp_path, 3, relayed.append)
-    for event in returned(True):
-        tell(event)
-
-    seen = read_story(tmp_path, 3)
-
-    assert seen.result == {"passed": True}
-    assert seen.finished
-    assert relayed == returned(True)
-
-
-def test_a_rank_without_a_story_has_told_nothing(tmp_path: Path) -> None:
-    seen = read_story(tmp_path, 0)
-
-    assert (seen.phase, seen.result, seen.finished) == ("launch", None, False)
-
-
-@given(st.data())
-def test_a_story_that_was_torn_at_any_byte_is_read_up_to_there(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("torn")
-    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
-    text = b"".join(lines)
-    cut = data.draw(st.integers(0, len(text)))
-    story(folder, 0).write_bytes(text[:cut])
-
-    seen = read_story(folder, 0)
-
-    ends = list(itertools.accumulate(len(line) for line in lines))
-    # A line is told once its last brace is there; the newline may be missing.
-    told = sum(1 for end in ends if cut >= end - 1)
-    assert seen.finished == (told == len(lines))
-    assert (seen.result is not None) == (told > 3)
-
-
-def test_what_comes_after_a_torn_line_still_counts(tmp_path: Path) -> None:
-    folder = tmp_path / "trial_0"
-    own = external.rank_folder(folder, 1)
-    own.mkdir()
-    story(own, 1).write_text(json.dumps(SETUP_DONE[0]) + '\n{"type": "end", "pha')
-
-    external.tell_the_end(own, 1, -signal.SIGKILL)
-
-    end = external._end_of(folder, 1)
-    assert end is not None
-    assert end["returncode"] == -signal.SIGKILL
-    assert read_story(own, 1).phase == "setup"
-
-
-def test_bytes_that_are_no_text_end_no_story(tmp_path: Path) -> None:
-    story(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
-
-    assert read_story(tmp_path, 0).finished
-
-
-# Records.
 
 
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
@@ -175,7 +84,7 @@ def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, c
     assert cause_of(records) == f"rank 1: ended itself with exit code {code} in run(), before it was done"
 
 
-def test_the_exception_that_a_rank_told_of_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
+def test_the_exception_that_a_rank_reported_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
 
     assert message_of(records[1]) == "boom"
@@ -210,7 +119,7 @@ def test_a_rank_that_was_ended_by_term_or_later_by_kill_is_collateral(
     assert [record["collateral"] for record in records] == [False, collateral]
 
 
-def test_a_rank_that_told_of_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
+def test_a_rank_that_reported_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: -signal.SIGTERM})
 
     assert [record["collateral"] for record in records] == [False, False]
@@ -236,7 +145,7 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
     ("of two at once the lower rank", [raised("a", at=1.0), raised("b", at=1.0)], {0: 1, 1: 1}, 0),
     ("of two signals the lower rank", [UNDONE, UNDONE], {0: -11, 1: -7}, 0),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
-    ("rank 0 told the trial its result itself", [returned(False), PASSED], {}, None),
+    ("the result of rank 0 is that of the trial", [returned(False), PASSED], {}, None),
     ("another rank's result counts", [PASSED, returned(False)], {}, 1),
     ("a failing cleanup is no cause", [PASSED, raised("busy", phase="cleanup")], {}, None),
     ("a failing cleanup hides no result", [raised("busy", phase="cleanup"), returned(False)], {}, 1),
@@ -246,11 +155,11 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("stories", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
+@pytest.mark.parametrize(("logs", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
 def test_the_failure_that_the_others_follow_from(
-    tmp_path: Path, stories: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
+    tmp_path: Path, logs: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
 ) -> None:
-    failure = root_cause(records_of(tmp_path, stories, codes))
+    failure = root_cause(records_of(tmp_path, logs, codes))
 
     assert (None if failure is None else failure["rank"]) == rank
     if failure is not None:
@@ -267,9 +176,9 @@ def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
     tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[TrialEvent], int | None]]
 ) -> None:
     folder = tmp_path_factory.mktemp("ranks")
-    endings = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
+    codes = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
 
-    records = records_of(folder, [events for events, _ in ranks], endings)
+    records = records_of(folder, [events for events, _ in ranks], codes)
 
     cause = root_cause(records)
     for record in records:

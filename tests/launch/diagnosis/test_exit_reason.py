@@ -1,13 +1,13 @@
-"""Why a process ended that tells nothing of itself."""
+"""Why a process ended that sends no events."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.exit_reason import last_words
+from pytest_aorta.launch.diagnosis.exit_reason import infer_exit_reason
+from pytest_aorta.trials.events import FailureData
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -16,9 +16,9 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-def words(folder: Path, text: str, code: int = 1) -> dict[str, Any]:
+def failure_of(folder: Path, text: str, code: int = 1) -> FailureData:
     (folder / "stderr.log").write_text(text)
-    return last_words(code, None, folder / "stderr.log")
+    return infer_exit_reason(code, None, folder / "stderr.log")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def words(folder: Path, text: str, code: int = 1) -> dict[str, Any]:
     ],
 )
 def test_an_exception_is_read_from_standard_error(tmp_path: Path, raised: str, kind: str, message: str) -> None:
-    said = words(
+    said = failure_of(
         tmp_path, "a line\n" + TRACEBACK.format(raised=raised) + "[W ProcessGroup.cpp:1] Warning: not destroyed\n"
     )
     assert (said["kind"], said["type"], said["message"]) == ("exception", kind, message)
@@ -41,26 +41,32 @@ def test_an_exception_is_read_from_standard_error(tmp_path: Path, raised: str, k
 
 def test_torchs_prefix_of_a_rank_is_no_part_of_it(tmp_path: Path) -> None:
     text = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.format(raised="ValueError: no").splitlines())
-    assert words(tmp_path, text)["type"] == "ValueError"
+    assert failure_of(tmp_path, text)["type"] == "ValueError"
 
 
 def test_of_chained_exceptions_the_last_counts(tmp_path: Path) -> None:
     first, second = (TRACEBACK.format(raised=raised) for raised in ("KeyError: 'a'", "ValueError: b"))
     text = f"{first}\nDuring handling of the above exception, another exception occurred:\n\n{second}"
-    assert words(tmp_path, text)["message"] == "b"
+    assert failure_of(tmp_path, text)["message"] == "b"
 
 
 @pytest.mark.parametrize("text", ["", "usage: train.py\n", "Traceback (most recent call last):\n  File"])
 def test_without_one_there_is_the_exit_code(tmp_path: Path, text: str) -> None:
-    assert words(tmp_path, text) == {"kind": "exit_code", "exit_code": 1, "message": "ended itself with exit code 1"}
+    assert failure_of(tmp_path, text) == {
+        "phase": "run",
+        "kind": "exit_code",
+        "exit_code": 1,
+        "message": "ended itself with exit code 1",
+    }
 
 
 def test_a_traceback_that_was_only_logged_explains_no_other_exit_code(tmp_path: Path) -> None:
-    assert words(tmp_path, TRACEBACK.format(raised="ValueError: caught"), code=3)["kind"] == "exit_code"
+    assert failure_of(tmp_path, TRACEBACK.format(raised="ValueError: caught"), code=3)["kind"] == "exit_code"
 
 
 def test_a_signal_is_named() -> None:
-    assert last_words(-11, {"message": "x"}, None) == {
+    assert infer_exit_reason(-11, {"message": "x"}, None) == {
+        "phase": "run",
         "kind": "signal",
         "signal": "SIGSEGV",
         "message": "ended by SIGSEGV",
@@ -80,8 +86,13 @@ def test_a_signal_is_named() -> None:
     ],
 )
 def test_an_error_file_comes_first(content: dict[str, object], expected: dict[str, str]) -> None:
-    assert last_words(7, content, None) == {"kind": "exception", "exit_code": 7, **expected}
+    assert infer_exit_reason(7, content, None) == {
+        "phase": "run",
+        "kind": "exception",
+        "exit_code": 7,
+        **expected,
+    }
 
 
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
-    assert last_words(1, {}, tmp_path / "none")["kind"] == "exit_code"
+    assert infer_exit_reason(1, {}, tmp_path / "none")["kind"] == "exit_code"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.stacks import Frame, read_dump, whereabouts
+from pytest_aorta.launch.diagnosis.stacks import Frame, locate, read_dump
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 
@@ -42,42 +42,42 @@ def test_the_first_dump_of_a_file_is_read(tmp_path: Path) -> None:
     assert threads[1][2] == Frame("/home/me/steps.py", 88, "step")
 
 
-def test_whereabouts_are_told_from_the_workloads_own_code(tmp_path: Path) -> None:
-    where = whereabouts(dumped(tmp_path, DUMP))
+def test_the_location_is_a_frame_of_the_workload(tmp_path: Path) -> None:
+    location = locate(dumped(tmp_path, DUMP))
 
-    assert where is not None
-    assert where.text == "all_reduce in step() at steps.py line 88"
-    assert where.collective == "all_reduce"
+    assert location is not None
+    assert location.text == "all_reduce in step() at steps.py line 88"
+    assert location.collective == "all_reduce"
 
 
-def test_without_a_call_into_a_library_only_the_line_is_told(tmp_path: Path) -> None:
-    where = whereabouts(
+def test_without_a_call_into_a_library_it_is_only_the_line(tmp_path: Path) -> None:
+    location = locate(
         dumped(tmp_path, 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in run\n')
     )
 
-    assert where is not None
-    assert (where.text, where.collective) == ("run() at hang.py line 9", None)
+    assert location is not None
+    assert (location.text, location.collective) == ("run() at hang.py line 9", None)
 
 
 def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
     own = "/venv/lib/python3.11/site-packages/aorta_workloads/fsdp.py"
     text = DUMP.replace("/home/me/steps.py", own).replace("/home/me/fsdp.py", own)
 
-    where = whereabouts(dumped(tmp_path, text), own)
+    location = locate(dumped(tmp_path, text), own)
 
-    assert where is not None
-    assert where.text == "all_reduce in step() at fsdp.py line 88"
-    # Unknown, it looks like any library, and the innermost call is told.
-    where = whereabouts(dumped(tmp_path, text))
-    assert where is not None
-    assert where.text == "all_reduce() at distributed_c10d.py line 2806"
+    assert location is not None
+    assert location.text == "all_reduce in step() at fsdp.py line 88"
+    # Unknown, it looks like any library, and the innermost call counts.
+    location = locate(dumped(tmp_path, text))
+    assert location is not None
+    assert location.text == "all_reduce() at distributed_c10d.py line 2806"
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", "Fatal Python error\n", "\x00\xff", "Thread 0x1 (most recent call first):\n"]
 )
 def test_what_is_no_dump_says_nothing(tmp_path: Path, text: str) -> None:
-    assert whereabouts(dumped(tmp_path, text)) is None
+    assert locate(dumped(tmp_path, text)) is None
 
 
 def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_it_reads_what_this_interpreter_writes(tmp_path: Path) -> None:
 
     assert [frames[0].name for frames in threads].count("test_it_reads_what_this_interpreter_writes") == 1
     assert threads[-1][0].name == "test_it_reads_what_this_interpreter_writes"
-    where = whereabouts(threads)
-    assert where is not None
-    assert where.text.startswith("test_it_reads_what_this_interpreter_writes() at test_stacks.py line ")
+    location = locate(threads)
+    assert location is not None
+    assert location.text.startswith("test_it_reads_what_this_interpreter_writes() at test_stacks.py line ")

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
-from pytest_aorta.runtime.resources import leases
+from pytest_aorta.runtime.resources import tickets
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases, default_folder
 
 #: Seconds after which a wait is given up as a hang; nothing is measured.
@@ -453,7 +453,7 @@ def test_a_big_request_holds_up_nobody_who_needs_other_devices(folder: Path) -> 
 
 
 def test_a_waiter_that_no_longer_looks_reserves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_AWAY", 0.05)
+    monkeypatch.setattr(tickets, "_AWAY", 0.05)
     pool = Leases((0, 1), folder, patience=0)
     awake = threading.Event()
 

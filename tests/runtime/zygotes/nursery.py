@@ -18,7 +18,9 @@ from support.processes import MARK, PATIENCE, kill_all, marked
 
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.zygote import Task, Zygote, ZygoteSpec
+from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 PREPARE = """
 def prepare(argument):
@@ -127,7 +129,7 @@ def finish(task: Task) -> Finished:
     assert task.ended is not None
     logs = vars(task)["logs"]
     texts = {name: path.read_text() if path.exists() else "" for name, path in logs.items()}
-    return Finished(messages, task.ended, **texts)
+    return Finished(messages, dict(task.ended), **texts)
 
 
 def message_of(task: Task) -> Any:

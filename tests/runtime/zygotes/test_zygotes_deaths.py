@@ -16,7 +16,8 @@ import pytest
 from nursery import Nursery, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 ECHO = """
     import os

@@ -1,8 +1,7 @@
-"""Imported by Python itself as a rank of a user's script starts: the rank gives its stacks when asked to.
+"""Imported by Python as a rank of a user's script starts: arms the dump of its stacks.
 
-The script is not touched by that: before it begins, its environment and ``sys.path`` are as they would be without
-this file, and a ``sitecustomize`` of the user's own has its turn. Alone, without imports from this package: the rank
-may run in another interpreter.
+Before the script begins, its environment and ``sys.path`` are as they would be without this file, and a
+``sitecustomize`` of the user is imported. No imports from this package: the rank may run in another interpreter.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import sys
 
 
 def _arm() -> None:
-    told = os.environ.pop("AORTA_BOOTSTRAP", None)
-    if told is None:
+    text = os.environ.pop("AORTA_BOOTSTRAP", None)
+    if text is None:
         return
-    order = json.loads(told)
+    order = json.loads(text)
     if order["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
@@ -35,7 +34,7 @@ def _arm() -> None:
         pass
 
 
-def _make_way() -> None:
+def _import_hidden_module() -> None:
     """Import what Python would have imported in place of this file."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
@@ -50,4 +49,4 @@ def _make_way() -> None:
 
 if __name__ == "sitecustomize":
     _arm()
-    _make_way()
+    _import_hidden_module()

@@ -1,4 +1,4 @@
-"""What runs in a zygote and in its children: prepare once, then one trial per child, by its launch mode."""
+"""Entry points of a zygote and its children: prepare a workload once, then run one trial per child."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child import script, workload_main
-from pytest_aorta.launch.child.event_log import teller
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """Prepare the workload, and import torch's agent where trials need it. ``argument`` as of ``workload_main``."""
+def prepare(argument: PrepareArgument) -> dict[str, Any]:
+    """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
     if argument["target"] == script.TARGET:
         return script.prepare_script(argument)
     description = workload_main.prepare(argument)
@@ -23,17 +24,12 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def run(payload: dict[str, Any], channel: Channel) -> None:
-    """Live one trial.
-
-    ``payload``: ``target``, ``overrides``, ``steps``, ``overlay`` (names), ``mode``, ``nproc``, ``trial_id``,
-    ``folder``, ``grace``, ``memory``, ``elastic``, ``launcher_pid`` (of an outer launcher); ``base_pid``, the
-    process with the variables that the launcher starts from, or ``None``, is added here.
-    """
+def run(payload: TrialPayload, channel: Channel) -> None:
+    """Run one trial."""
     mode, send = payload["mode"], channel.send
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
-        # Of all limits, the one that counts what is allocated, and not the address space that drivers reserve.
+        # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if payload["target"] == script.TARGET:
         script.run_script(payload, send)
@@ -46,9 +42,10 @@ def run(payload: dict[str, Any], channel: Channel) -> None:
 
         run_torchrun(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.child.external import meet
+        from pytest_aorta.launch.child.external import agree_on_master_port
 
-        meet(payload["trial_id"])
-        workload_main.live(payload, teller(Path(payload["folder"]), own_rank(), relay=send))
+        agree_on_master_port(payload["trial_id"])
+        log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
+        workload_main.run_workload(payload, log.send)
     else:
-        workload_main.live(payload, send)
+        workload_main.run_workload(payload, send)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from pytest_aorta.common.number_ranges import format_ranges
 
+if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
 
 _LIMITS = {
@@ -61,18 +61,7 @@ def _memory_available() -> int:
 def _cpu_affinity() -> str | None:
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return None
-    return ranges(os.sched_getaffinity(0))
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``{0, 1, 2, 5}`` as ``0-2,5``, the way taskset and the kernel write it."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return format_ranges(os.sched_getaffinity(0))
 
 
 def _rlimits() -> dict[str, dict[str, int | None]]:

@@ -1,0 +1,75 @@
+"""The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``).
+
+Every rank's pytest runs every trial in a child. Rank 0 alone reports and writes; it reads the event logs of the other
+ranks of its host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from pytest_aorta.launch.child.event_log import event_log
+from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
+from pytest_aorta.trials.events import ExitEvent, RankData
+
+#: Seconds that rank 0 waits for the exits of the other ranks after its own.
+_PATIENCE = 30.0
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """A rank's artifacts folder: the trial's ``folder`` for rank 0, one beside it for every other rank."""
+    return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
+
+
+def report_exit(folder: Path, rank: int, returncode: int | None, overdue: float | None = None) -> None:
+    """Add the exit of this rank's child to its event log in its ``folder``, for rank 0.
+
+    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did.
+    """
+    event: ExitEvent = {"type": "over", "returncode": returncode, "overdue": overdue}
+    with event_log(folder, rank).open("a") as file:
+        file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
+
+
+def gather_rank_records(
+    folder: Path, returncode: int | None, overdue: float | None = None, patience: float = _PATIENCE
+) -> list[RankData]:
+    """The records of all ranks of this host; ``returncode`` and ``overdue`` are those of rank 0.
+
+    Ranks of other hosts are missing; what they break shows in rank 0's collectives.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    ends: dict[int, ExitEvent] = {0: {"type": "over", "returncode": returncode, "overdue": overdue}}
+    give_up = time.monotonic() + patience
+    while len(ends) < local and time.monotonic() < give_up:
+        for rank in set(range(1, local)) - set(ends):
+            if (end := _exit_event(folder, rank)) is not None:
+                ends[rank] = end
+        time.sleep(0.01)
+
+    def log(rank: int, stream: str) -> str | None:
+        path = rank_folder(folder, rank) / f"{stream}.log"
+        return path.relative_to(folder.parent).as_posix() if path.exists() else None
+
+    files = RankFiles(event_folder=lambda rank: rank_folder(folder, rank), log=log, error_file=lambda rank: None)
+    exits: dict[int, RankExit] = {
+        rank: {"exitcode": end["returncode"]} for rank, end in ends.items() if end["returncode"] is not None
+    }
+    late = {rank: end["overdue"] for rank, end in ends.items() if end["overdue"] is not None}
+    records = rank_records(files, {rank: rank for rank in range(local)}, exits, late)
+    for rank in ends.keys() - {0}:
+        event_log(rank_folder(folder, rank), rank).unlink(missing_ok=True)
+    return records
+
+
+def _exit_event(folder: Path, rank: int) -> ExitEvent | None:
+    """The exit of another rank, once the last line of its event log has it."""
+    try:
+        lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
+        last = json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return last if last.get("type") == "over" else None
