@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dispatch, gloo_trial, slots, torch_trial
+from benchmarks import dispatch, gloo_trial, slots, snapshots, torch_trial
 from benchmarks.compare import Comparison, Rounds, Subject, duration, table
 from benchmarks.forked_venv import VenvUnavailable, forked_python
 from benchmarks.machine import BackgroundLoad, facts
@@ -19,7 +19,7 @@ from benchmarks.quiet import Quiet
 
 _CACHE = Path(__file__).with_name(".cache")
 
-_PARTS = ("torch", "gloo", "phases", "dispatch", "slots")
+_PARTS = ("torch", "gloo", "phases", "dispatch", "slots", "snapshots")
 
 
 def main() -> int:
@@ -74,6 +74,8 @@ def _options() -> argparse.Namespace:
 def _measure(part: str, place: Workplace, options: argparse.Namespace) -> dict[str, Any]:
     if part == "phases":
         return _phases(place)
+    if part == "snapshots":
+        return snapshots.measure(place, options.rounds)
     if part == "dispatch":
         return dispatch.measure(place, options.rounds, options.peers, Quiet(options.quiet))
     return _compare(part, place, options)

@@ -68,16 +68,16 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
-    run = TrialRunner(selection, Path(request.results_dir))
-    run.add_plan(plan)
+    runner = TrialRunner(selection, Path(request.results_dir))
+    runner.add_plan(plan)
     planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []
     try:
-        run.check(plan.trials[0])
+        runner.check(plan.trials[0])
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
-        found = [run.find(spec, paths) for spec, paths in planned]
+        found = [runner.find(spec, paths) for spec, paths in planned]
         started = [
-            earlier or run.start(spec, paths, urgent=False)
+            earlier or runner.start(spec, paths, urgent=False)
             for earlier, (spec, paths) in zip(found, planned, strict=True)
         ]
         for trial, (_, paths) in zip(started, planned, strict=True):
@@ -87,8 +87,8 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             except Exception:
                 pass  # only without isolation; the record has it
             records.append(trial.finish())
-            if not run.store.number:
-                run.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
+            if runner.store.is_writer:
+                runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
     finally:
-        run.close()
+        runner.close()
     return records

@@ -6,6 +6,7 @@ Every option has three sources, of which the first with a value wins: ``--aorta-
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -86,24 +87,24 @@ def _devices(text: str) -> tuple[int, ...]:
         raise ValueError("a list such as 0-3 or 0,2-4, or none") from None
 
 
-def _seconds(text: str) -> float:
+def _number(text: str) -> float:
+    """Not a number where the text is none: then it is in no range."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    if not 0 < _number(text) < math.inf:
         raise ValueError("a number of seconds above 0")
-    return value
+    return float(text)
 
 
 def _grace(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
+    if not 0 <= _number(text) < math.inf:
         raise ValueError("a number of seconds, 0 for none")
-    return value
+    return float(text)
 
 
 def _size(text: str) -> int:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from pytest_aorta.probe.cpu import cpu_caches, cpu_frequency, cpu_topology
+from pytest_aorta.probe.host_memory import numa_balancing, numa_nodes, transparent_huge_pages
+from pytest_aorta.probe.kernel_files import first_line
+from pytest_aorta.probe.redaction import redacted_command_line
+
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
 
@@ -27,6 +32,7 @@ def host(guard: Guard) -> Facts:
             "hostname": lambda: uname.nodename,
             "kernel": lambda: uname.release,
             "kernel_version": lambda: uname.version,
+            "kernel_command_line": kernel_command_line,
             "machine": lambda: uname.machine,
             "os_release": _os_release,
             "libc": _libc,
@@ -34,11 +40,23 @@ def host(guard: Guard) -> Facts:
             "cpu_simd": _cpu_simd,
             "cpu_count": os.cpu_count,
             "cpu_cores": lambda: psutil.cpu_count(logical=False),
+            "cpu_topology": cpu_topology,
+            "cpu_caches": cpu_caches,
+            "cpu_frequency": cpu_frequency,
             "numa_nodes": _numa_nodes,
+            "numa": numa_nodes,
+            "numa_balancing": numa_balancing,
+            "transparent_huge_pages": transparent_huge_pages,
             "memory_total_bytes": lambda: psutil.virtual_memory().total,
             "swap_total_bytes": lambda: psutil.swap_memory().total,
         },
     )
+
+
+def kernel_command_line(root: Path = Path("/")) -> str | None:
+    """What the kernel was booted with, secrets redacted by the rules for variables."""
+    line = first_line(root / "proc/cmdline")
+    return redacted_command_line(line) if line is not None else None
 
 
 def _os_release() -> dict[str, str] | None:

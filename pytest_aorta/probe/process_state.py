@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from pytest_aorta.common.number_ranges import format_ranges
+from pytest_aorta.probe.cpu import clock_mhz
+from pytest_aorta.probe.host_memory import memory_policy, memory_state
+from pytest_aorta.probe.kernel_files import keyed_lines
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
@@ -27,8 +30,23 @@ _LIMITS = {
 }
 
 
-def process(guard: Guard) -> Facts:
-    """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages."""
+_POLICIES = {
+    getattr(os, f"SCHED_{name.upper()}"): name
+    for name in ("other", "batch", "idle", "fifo", "rr")
+    if hasattr(os, f"SCHED_{name.upper()}")
+}
+
+
+def process(guard: Guard, clock: bool = False) -> Facts:
+    """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
+
+    ``clock`` asks for the processor's clock, too. ``transparent_huge_pages`` is not the setting of the machine, but
+    whether this process may have them (``prctl(PR_SET_THP_DISABLE)``).
+    """
+    nothing: dict[str, str] = {}
+    unknown: Facts = {"available_bytes": None, "huge_pages": None}
+    memory = guard.fact("process.memory", memory_state, unknown)
+    status: dict[str, str] = guard.fact("process.status", _status, nothing)
     return guard.facts(
         "process",
         {
@@ -36,8 +54,16 @@ def process(guard: Guard) -> Facts:
             "ppid": os.getppid,
             "uid": os.getuid,
             "cwd": os.getcwd,
+            "threads": lambda: _number(status.get("Threads")),
             "cpu_affinity": _cpu_affinity,
-            "memory_available_bytes": _memory_available,
+            "cpu_clock_mhz": lambda: clock_mhz() if clock else None,
+            "nice": lambda: os.getpriority(os.PRIO_PROCESS, 0),
+            "scheduler": _scheduler,
+            "numa_policy": memory_policy,
+            "numa_nodes_allowed": lambda: status.get("Mems_allowed_list"),
+            "transparent_huge_pages": lambda: _flag(status.get("THP_enabled")),
+            "huge_pages": lambda: memory["huge_pages"],
+            "memory_available_bytes": lambda: _memory_available(memory),
             "load_average": os.getloadavg,
             "rlimits": _rlimits,
             "torch_threads": _torch_threads,
@@ -45,17 +71,30 @@ def process(guard: Guard) -> Facts:
     )
 
 
-def _memory_available() -> int:
-    """What the kernel estimates can be allocated without swapping."""
-    try:
-        with open("/proc/meminfo", "rb") as file:
-            for line in file:
-                if line.startswith(b"MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass
-    # The same number on other systems; on Linux psutil reads and parses far more than this line.
-    return int(psutil.virtual_memory().available)
+def _status() -> dict[str, str]:
+    return keyed_lines("/proc/self/status")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None else None
+
+
+def _flag(text: str | None) -> bool | None:
+    return text != "0" if text is not None else None
+
+
+def _memory_available(memory: Facts) -> int:
+    # The same number on systems without /proc; on Linux psutil reads and parses the file once more.
+    known: int | None = memory["available_bytes"]
+    return known if known is not None else int(psutil.virtual_memory().available)
+
+
+def _scheduler() -> dict[str, str | int | None] | None:
+    """``policy`` by name (a kernel's newer ones by number), and the ``priority`` that real-time policies have."""
+    if not hasattr(os, "sched_getscheduler"):  # macOS
+        return None
+    number = os.sched_getscheduler(0) & ~getattr(os, "SCHED_RESET_ON_FORK", 0)
+    return {"policy": _POLICIES.get(number, str(number)), "priority": os.sched_getparam(0).sched_priority}
 
 
 def _cpu_affinity() -> str | None:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
     from pytest_aorta.runtime.memory.transfer import SlotArgs as SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
-    from pytest_aorta.runtime.records import Failure as Failure
     from pytest_aorta.runtime.records import Outcome as Outcome
     from pytest_aorta.runtime.records import TaskError as TaskError
+    from pytest_aorta.runtime.records import TaskFailure as TaskFailure
     from pytest_aorta.runtime.records import TaskRecord as TaskRecord
     from pytest_aorta.runtime.worker import Worker as Worker
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
     "CallableHandle": "memory.callables",
-    "Failure": "records",
+    "TaskFailure": "records",
     "Job": "engine.tasks",
     "JobContext": "endpoints.job_slot",
     "Orchestrator": "orchestrator",

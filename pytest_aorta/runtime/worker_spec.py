@@ -16,7 +16,6 @@ class WorkerSpec:
     Attributes:
         slots: number of places for jobs. Shares of cores are not here: they are of the submitter's host.
         identity: digests of files that must be the same on the hosts of ``children``.
-        eligible: ids of the workers that may run a callable, by its handle's serial, where not all may.
         children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
     """
 
@@ -32,7 +31,6 @@ class WorkerSpec:
     service_argument: Any = None
     grace: float = 5.0
     identity: Mapping[str, str] = field(default_factory=dict)
-    eligible: Mapping[int, frozenset[int]] = field(default_factory=dict)
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()
 
     @property

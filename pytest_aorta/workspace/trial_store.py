@@ -43,6 +43,11 @@ class TrialStore:
         #: Temporary files of killed writers, by folder and trial file. Folders are large: each is read once.
         self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes the trial files."""
+        return not self.number
+
     def artifacts(self, paths: TrialPaths) -> Path:
         """The folder of a trial's artifacts of this process."""
         return paths.folder_in(self.results, self.number or 0, self.kind)

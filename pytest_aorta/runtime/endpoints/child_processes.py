@@ -38,12 +38,12 @@ class ChildProcesses:
     """All endpoints of a worker that are processes.
 
     Args:
-        engine: what the endpoints belong to.
+        dispatcher: of the worker.
         describe: gives the specification of the worker, with all that is registered at the moment.
     """
 
-    def __init__(self, engine: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
-        self._engine = engine
+    def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
+        self._dispatcher = dispatcher
         self._describe = describe
         self._pool = ZygotePool(_MAX_ZYGOTES)
         self._endpoints: list[ProcessEndpoint] = []
@@ -67,10 +67,10 @@ class ChildProcesses:
         shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
             launch = self._slot_launcher(next(shares), {})
-            self._add(ProcessEndpoint(self._engine, TaskKind.SUB, index, f"sub_worker {index}", launch))
+            self._add(ProcessEndpoint(self._dispatcher, TaskKind.SUB, index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
             launch = self._slot_launcher(next(shares), device_variables([device], found))
-            self._add(ProcessEndpoint(self._engine, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
+            self._add(ProcessEndpoint(self._dispatcher, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
             self._add(self._child(index, child, host))
         if not self._endpoints:
@@ -88,7 +88,7 @@ class ChildProcesses:
 
     def _add(self, endpoint: ProcessEndpoint) -> None:
         self._endpoints.append(endpoint)
-        self._engine.placement.add(endpoint)
+        self._dispatcher.placement.add(endpoint)
 
     def _child(self, index: int, child: WorkerSpec, host: str | None) -> ProcessEndpoint:
         if host is None:
@@ -98,7 +98,7 @@ class ChildProcesses:
 
             launch = remote_launcher(self._describe, index)
         return ProcessEndpoint(
-            self._engine,
+            self._dispatcher,
             TaskKind.JOB if child.total_slots else TaskKind.NEXT_LEVEL,
             index,
             f"child_worker {index} level={child.level}",
@@ -150,7 +150,7 @@ class ChildProcesses:
             if server is not None:
                 self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return ZygoteLink(endpoint, self._engine.loop, self._pool, server, task)
+        return ZygoteLink(endpoint, self._dispatcher.loop, self._pool, server, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.

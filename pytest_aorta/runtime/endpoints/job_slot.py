@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.engine.tasks import TaskKind
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -79,12 +79,12 @@ class JobSlot:
     capacity = 1
     ready = True
 
-    def __init__(self, engine: Dispatcher, slot: Slot, service: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, slot: Slot, service: Any) -> None:
         self.id = slot.index
         self.name = f"slot {slot.index}"
         self.busy = 0
-        self.gone: Failure | None = None
-        self._engine = engine
+        self.gone: TaskFailure | None = None
+        self._dispatcher = dispatcher
         self._slot = slot
         self._service = service
         self._context: JobContext | None = None
@@ -108,12 +108,12 @@ class JobSlot:
             completion = Completion(Outcome.SUCCESS, payload)
         except BaseException as error:
             completion = failed(error, traceback=traceback.format_exc())
-        self._engine.ended(dispatch, completion)
+        self._dispatcher.ended(dispatch, completion)
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
         """Ask; the job decides how long it takes to end."""
         if self._context is not None:
-            # On a thread: a callback may wait for a lock whose holder waits for the engine's.
+            # On a thread: a callback may wait for a lock whose holder waits for the dispatcher's.
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
 
 

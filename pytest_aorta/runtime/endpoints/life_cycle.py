@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.endpoints.protocol import Link, StartupError
-from pytest_aorta.runtime.records import Failure
+from pytest_aorta.runtime.records import TaskFailure
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -51,21 +51,21 @@ class SupervisedProcess(ABC):
     """A process, and those that take its place after its death.
 
     Args:
-        engine: in whose turns the state changes.
+        dispatcher: in whose turns the state changes.
         name: for messages.
         respawn: whether another process takes the place of one that has died.
     """
 
-    def __init__(self, engine: Dispatcher, name: str, *, respawn: bool) -> None:
+    def __init__(self, dispatcher: Dispatcher, name: str, *, respawn: bool) -> None:
         self.name = name
-        self.gone: Failure | None = None
-        self._engine = engine
+        self.gone: TaskFailure | None = None
+        self._dispatcher = dispatcher
         self._respawn = respawn
         self._link: Link | None = None
         self._changed = threading.Condition()
         self._state = ProcessState.STARTING
         #: Why the process that starts, or has just died, did not become ready.
-        self._refused: Failure | None = None
+        self._refused: TaskFailure | None = None
         self._deaths = 0
         self._successor: threading.Thread | None = None
 
@@ -119,11 +119,11 @@ class SupervisedProcess(ABC):
             raise StartupError(f"{self.name}: not wanted any more")
 
     def _became_ready(self) -> None:
-        with self._engine.turn():
+        with self._dispatcher.turn():
             if self._state is ProcessState.STARTING:
                 self._enter(ProcessState.READY)
 
-    def _refuse(self, failure: Failure) -> None:
+    def _refuse(self, failure: TaskFailure) -> None:
         """It could not get ready."""
         with self._changed:
             self._refused = failure
@@ -136,7 +136,7 @@ class SupervisedProcess(ABC):
             self._enter(ProcessState.CONDEMNED)
         self._link.kill(grace)
 
-    def _record_death(self, failure: Failure) -> bool:
+    def _record_death(self, failure: TaskFailure) -> bool:
         """Change the state after a death, within a turn; whether another process takes its place."""
         was_ready = self._state in _WAS_READY
         if self._state is not ProcessState.CONDEMNED:
@@ -145,7 +145,7 @@ class SupervisedProcess(ABC):
             self._refused = failure
         if not self._respawn or self._deaths >= MAX_DEATHS:
             last = f"; the last of {self._deaths} deaths in a row" if self._respawn else ""
-            self.gone = Failure(failure.type, f"out of service: {failure.message}{last}")
+            self.gone = TaskFailure(failure.type, f"out of service: {failure.message}{last}")
         self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
         return was_ready and self._state is ProcessState.STARTING
 
@@ -162,12 +162,12 @@ class SupervisedProcess(ABC):
                 self.wait_ready(time.monotonic() + RESTART)
                 return
             except Exception as error:
-                reason = Failure(type(error).__name__, f"out of service: {error}")
+                reason = TaskFailure(type(error).__name__, f"out of service: {error}")
                 if self._link is not None:
                     self._link.kill(0)
             if self._state in _FINAL:
                 break
-        with self._engine.turn():
+        with self._dispatcher.turn():
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
 

@@ -1,4 +1,4 @@
-"""The endpoint of a process: sends it tasks, and reports to the engine what becomes of them."""
+"""The endpoint of a process: sends it tasks, and reports to the dispatcher what becomes of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
-from pytest_aorta.runtime.records import Completion, Failure, Outcome
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -41,7 +41,7 @@ class ProcessEndpoint(SupervisedProcess):
     """A process that runs tasks: a slot, or a worker of the level below.
 
     Args:
-        engine: which it belongs to.
+        dispatcher: of the worker above.
         kind: of the tasks that it takes.
         identity: its number among those of its kind.
         name: for messages.
@@ -53,7 +53,7 @@ class ProcessEndpoint(SupervisedProcess):
 
     def __init__(
         self,
-        engine: Dispatcher,
+        dispatcher: Dispatcher,
         kind: TaskKind,
         identity: int,
         name: str,
@@ -63,7 +63,7 @@ class ProcessEndpoint(SupervisedProcess):
         respawn: bool = True,
         cancels: bool = False,
     ) -> None:
-        super().__init__(engine, name, respawn=respawn)
+        super().__init__(dispatcher, name, respawn=respawn)
         self.kind = kind
         self.id = identity
         self.capacity = capacity
@@ -119,7 +119,7 @@ class ProcessEndpoint(SupervisedProcess):
     def stop(self, dispatch: Dispatch, why: str) -> None:
         """Ask, where the other side understands; end the process, where not, or when it does not help."""
         if not self._cancels:
-            self._condemn(self._engine.grace)
+            self._condemn(self._dispatcher.grace)
             return
         order: CancelOrder = {"op": "cancel", "id": dispatch.id, "why": why}
         try:
@@ -127,11 +127,11 @@ class ProcessEndpoint(SupervisedProcess):
         except OSError:
             return  # its death is about to be reported
         if dispatch.member.job is None:  # a job decides how long it takes to end
-            moment = time.monotonic() + 2 * self._engine.grace + 1
-            self._engine.loop.call_at(moment, lambda: self._insist(dispatch))
+            moment = time.monotonic() + 2 * self._dispatcher.grace + 1
+            self._dispatcher.loop.call_at(moment, lambda: self._insist(dispatch))
 
     def _insist(self, dispatch: Dispatch) -> None:
-        with self._engine.turn():
+        with self._dispatcher.turn():
             if not dispatch.over:
                 self._condemn(0)
 
@@ -151,7 +151,7 @@ class ProcessEndpoint(SupervisedProcess):
         elif report["op"] == "ready":
             self._became_ready()
         elif report["op"] == "failed":
-            self._refuse(Failure.from_plain(report["failure"]))
+            self._refuse(TaskFailure.from_plain(report["failure"]))
         else:
             with self._changed:
                 self._answers.append(report)
@@ -166,23 +166,23 @@ class ProcessEndpoint(SupervisedProcess):
             assert args is not None
             args.tensors[number].copy_(from_bytes(*parts))
         failure = report.get("failure")
-        seen = Failure.from_plain(failure).at(self.name) if failure is not None else None
-        self._engine.ended(dispatch, Completion(outcome, report.get("payload"), seen))
+        seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
+        self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
 
     def died(self, how: str) -> None:
         """The process is gone."""
-        failure = Failure("ProcessDied", how)
-        with self._engine.turn():
+        failure = TaskFailure("ProcessDied", how)
+        with self._dispatcher.turn():
             replace = self._record_death(failure)
             lost, self._in_flight = self._in_flight, {}
             for dispatch in lost.values():
-                self._engine.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
+                self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
         if replace:
             self._replace()
 
     # Callables
 
-    def register(self, definition: Definition) -> Failure | None:
+    def register(self, definition: Definition) -> TaskFailure | None:
         """Have it load a callable; why it could not, or ``None``. Blocks while it runs a task, or starts again."""
         waiting = (ProcessState.STARTING, ProcessState.LOST, ProcessState.CONDEMNED)
         with self._changed:
@@ -195,26 +195,26 @@ class ProcessEndpoint(SupervisedProcess):
         order: UnregisterOrder = {"op": "unregister", "digest": digest}
         self._ask("unregistered", order, digest)
 
-    def _ask(self, answer: str, order: RegisterOrder | UnregisterOrder, digest: str) -> Failure | None:
+    def _ask(self, answer: str, order: RegisterOrder | UnregisterOrder, digest: str) -> TaskFailure | None:
         link = self._link
         assert link is not None
         try:
             link.send(order)
         except OSError as error:
-            return Failure("ProcessDied", str(error))
+            return TaskFailure("ProcessDied", str(error))
         with self._changed:
             while self.ready and self._link is link:
                 for report in self._answers:
                     if (report["op"], report["digest"]) == (answer, digest):
                         self._answers.remove(report)
                         failure = report.get("failure")
-                        return Failure.from_plain(failure).at(self.name) if failure is not None else None
+                        return TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
                 self._changed.wait()
-        return Failure("ProcessDied", f"{self.name} died")
+        return TaskFailure("ProcessDied", f"{self.name} died")
 
     def run_ended(self) -> None:
         """Let go of the memory that the last run has shown it."""
-        with self._engine.lock:  # another run's task may be about to be sent
+        with self._dispatcher.lock:  # another run's task may be about to be sent
             if self._local is not None and self.ready and not self._in_flight:
                 try:
                     self._local[1].forget()

@@ -7,6 +7,8 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
+from pytest_aorta.runtime.memory.transfer import EncodedArgs
+
 # Orders: from a worker to a process below. There are tens of thousands of tasks per second, therefore no models.
 
 
@@ -16,7 +18,7 @@ class TaskOrder(TypedDict):
     op: Literal["task"]
     id: int
     digest: str
-    args: Mapping[str, Any]
+    args: EncodedArgs
 
 
 class JobOrder(TypedDict):
@@ -74,7 +76,7 @@ class CloseOrder(TypedDict):
 
 Order = TaskOrder | JobOrder | CancelOrder | MapOrder | UnmapOrder | RegisterOrder | UnregisterOrder | CloseOrder
 
-# Reports: the other way. A ``failure`` is what ``Failure.to_plain`` gave.
+# Reports: the other way. A ``failure`` is what ``TaskFailure.to_plain`` gave.
 
 
 class ReadyReport(TypedDict):

@@ -23,7 +23,7 @@ from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.graph import Graph
 from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
 from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, TaskError, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.runs import ReadyQueues
@@ -197,11 +197,11 @@ class Dispatcher:
     def cancel(self, node: Node, why: str, running: bool = True) -> None:
         """Do not start a task; with ``running``, end one that has started."""
         with self.turn():
-            failure = Failure("Cancelled", why)
+            failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
                 self._stop(node.payload, Completion(Outcome.CANCELLED, None, failure), why)
 
-    def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: Failure) -> bool:
+    def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
         """Settle a task that has not started; False if it has."""
         if node.state not in UNSTARTED:
             return False
@@ -289,7 +289,7 @@ class Dispatcher:
         task.running.remove(dispatch)
         if completion.outcome is not Outcome.SUCCESS and task.failure is None:
             task.outcome = completion.outcome
-            task.failure = completion.failure or Failure(completion.outcome.name, completion.outcome.value)
+            task.failure = completion.failure or TaskFailure(completion.outcome.name, completion.outcome.value)
             if task.running:
                 self.loop.call_at(time.monotonic() + self.grace, lambda: self._stop_peers(task))
         if task.running:
@@ -303,12 +303,12 @@ class Dispatcher:
         """End the other members of a group: most likely, they hang in a collective with the one that has failed."""
         with self.turn():
             why = f"a member of its group failed {self.grace:g} s ago"
-            self._stop(task, Completion(Outcome.CANCELLED, None, Failure("Cancelled", why)), why)
+            self._stop(task, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
 
     def _overdue(self, dispatch: Dispatch) -> None:
         with self.turn():
             why = f"not finished within {dispatch.node.payload.timeout:g} s"
-            failure = Failure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
+            failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
             self._stop_one(dispatch, Completion(Outcome.TIMEOUT, None, failure), why)
 
     def _stop(self, task: GraphTask, completion: Completion, why: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, TaskRecord
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, TaskRecord
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.poller import Timer
@@ -85,7 +85,7 @@ class GraphTask:
     urgent: bool = False
     submitted: float = field(default_factory=time.time)
     outcome: Outcome | None = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
     running: list[Dispatch] = field(default_factory=list)
     #: Once it has settled: the record, and who is notified.
     record: TaskRecord | None = None
@@ -126,7 +126,7 @@ class Endpoint(Protocol):
     capacity: int
     busy: int
     #: Why it is out of service for good.
-    gone: Failure | None
+    gone: TaskFailure | None
 
     @property
     def ready(self) -> bool:
@@ -161,7 +161,7 @@ def record_of(node: Node) -> TaskRecord:
     )
 
 
-def _member_record(node: Node, member: Member, outcome: Outcome, failure: Failure | None) -> TaskRecord:
+def _member_record(node: Node, member: Member, outcome: Outcome, failure: TaskFailure | None) -> TaskRecord:
     payload = None if member.completion is None else member.completion.payload
     submitted = node.payload.submitted
     # By position, which is faster: there is one for every task.

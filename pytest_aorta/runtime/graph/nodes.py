@@ -8,7 +8,7 @@ from typing import Any
 
 
 class State(enum.Enum):
-    """Where a node stands. Unstarted ones may go to ``FAILED`` directly; ``CONSUMED`` follows once nobody holds it."""
+    """The state of a node. Unstarted ones may become ``FAILED`` directly; ``CONSUMED`` once nothing holds it."""
 
     BUILDING = "building"
     PENDING = "pending"
@@ -32,10 +32,10 @@ class Node:
     state: State = State.BUILDING
     #: Producers that are not done.
     fan_in: int = 0
-    #: Nodes that stay for as long as this one has not settled, and those that this one stays for. Used as ordered sets.
+    #: Nodes that are held until this one has settled, and those that hold this one. Used as ordered sets.
     producers: dict[Node, None] = field(default_factory=dict, repr=False)
     consumers: dict[Node, None] = field(default_factory=dict, repr=False)
-    #: Reasons to stay: its scope, itself until it has settled, and every consumer.
+    #: Holds on it: of its scope, of itself until it has settled, of every consumer.
     holds: int = 2
     in_scope: bool = True
     error: BaseException | None = None

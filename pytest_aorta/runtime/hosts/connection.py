@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import execnet
 
-from pytest_aorta.runtime.hosts.framing import PIECE, Message, decode, encode
+from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.gateway import HostGateway
 from pytest_aorta.runtime.hosts.handshake import EXIT_LIMIT, Handshake, RefusedError, error_text
-from pytest_aorta.runtime.hosts.service_messages import EndOrder, ServiceReport
+from pytest_aorta.runtime.hosts.service_messages import END, ServiceReport
 from pytest_aorta.runtime.hosts.specs import kind_of, parse_spec, without_values
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 #: Seconds between two looks at the process and at its signs of life.
@@ -99,6 +100,7 @@ class HostConnection:
 
         self._lock = threading.Lock()  # of the state
         self._state = _State.NEW
+        self._killed = False
         self._signs_of_life = 0
         self._stirred = threading.Event()  # one of the next three is there for the watcher
         self._last_report: ServiceReport | None = None
@@ -272,6 +274,8 @@ class HostConnection:
                 f"no sign of life for {self._silence:g} s (frozen, cut off, or held by native code); it was given up",
                 quote=True,
             )
+        if self._killed:
+            return self._failure("it was ended, because a task there did not end when it should have")
         if self._callback_error is not None:
             failure = self._failure(f"given up, for its message could not be handled: {self._callback_error!r}")
             failure.__cause__ = self._callback_error
@@ -297,8 +301,9 @@ class HostConnection:
         return ""
 
     def kill(self, grace: float) -> None:
-        """``close`` on another thread, because the caller's may be one that ``close`` waits for."""
-        threading.Thread(target=self.close, args=(grace,), name=f"{self._spec.id}-kill", daemon=True).start()
+        """Ask the service to end, kill it after ``grace`` seconds; does not wait. Its death is reported as ever."""
+        self._killed = True
+        threading.Thread(target=self._end, args=(grace,), name=f"{self._spec.id}-kill", daemon=True).start()
 
     def close(self, grace: float = 10.0) -> None:
         """Ask the service to end, give it ``grace`` seconds, kill it. Twice is harmless.
@@ -307,21 +312,22 @@ class HostConnection:
         """
         with self._lock:
             self._state = _State.CLOSED
-        started = self._watcher.ident is not None
+        self._end(grace)
+        if self._watcher.ident is not None:  # it was started
+            self._down.wait(_PARTING_LIMIT)
+            if self._deliverer.is_alive() and threading.current_thread() is not self._deliverer:
+                self._deliverer.join(grace)
+
+    def _end(self, grace: float) -> None:
         try:
-            if started and not self._down.is_set():
+            if self._watcher.ident is not None and not self._down.is_set():
                 # On a thread: a host that does not read would block it.
                 threading.Thread(target=self._ask_to_end, name=f"{self._spec.id}-close", daemon=True).start()
                 self._down.wait(grace)
         finally:
             self._gateway.kill()
-        if started:
-            self._down.wait(_PARTING_LIMIT)
-            if self._deliverer.is_alive() and threading.current_thread() is not self._deliverer:
-                self._deliverer.join(grace)
 
     def _ask_to_end(self) -> None:
-        order: EndOrder = {"state": "end"}
         with contextlib.suppress(OSError), self._sending:
             assert self._channel is not None
-            self._channel.send(order)
+            self._channel.send(END)

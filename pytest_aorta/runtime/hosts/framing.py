@@ -7,8 +7,6 @@ from typing import Any
 
 import execnet
 
-Message = dict[str, Any]
-
 #: Bytes of one piece. A line that needs more than a second for it is of no use anyway.
 PIECE = 256 * 1024
 

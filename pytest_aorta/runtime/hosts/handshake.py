@@ -12,7 +12,7 @@ from pytest_aorta._version import __version__
 from pytest_aorta.runtime.hosts.code_digest import first_difference
 from pytest_aorta.runtime.hosts.gateway import HostGateway
 from pytest_aorta.runtime.hosts.host_main import BOOTSTRAP
-from pytest_aorta.runtime.hosts.service_messages import CodeAnswer, CodeQuestion, HostFacts, ServiceOrder, ServiceReport
+from pytest_aorta.runtime.hosts.service_messages import CodeQuestion, HostFacts, ServiceOrder, ServiceReport
 from pytest_aorta.runtime.hosts.specs import kind_of
 
 #: Seconds in which a process ends whose connection has ended.
@@ -70,8 +70,7 @@ class Handshake:
         redirect = kind_of(self._gateway.spec) != "socket"  # the output of a socket server is its owner's
         question: CodeQuestion = {"names": list(self._identity), "health": health, "redirect": redirect}
         channel.send(question)
-        answer = cast(CodeAnswer, channel.receive())
-        if difference := first_difference(self._identity, answer["digests"]):
+        if difference := first_difference(self._identity, cast("dict[str, str]", channel.receive())):
             raise RefusedError(
                 f"it would run other code: {difference}; install pytest-aorta {__version__} there from "
                 "the same source, and have the same version of every workload file at the same path"

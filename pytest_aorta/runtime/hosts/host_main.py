@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
-from pytest_aorta.runtime.hosts.framing import PIECE, Message, decode, encode
-from pytest_aorta.runtime.hosts.service_messages import CodeAnswer, CodeQuestion, ServiceOrder, ServiceReport
+from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
+from pytest_aorta.runtime.hosts.service_messages import CodeQuestion, ServiceOrder, ServiceReport
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 from pytest_aorta.runtime.zygotes.task_main import load
 
@@ -109,8 +110,7 @@ def serve(channel: execnet.Channel) -> None:
         os.dup2(2, 1)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.enable()
-    answer: CodeAnswer = {"digests": code_identity(locate(question["names"]))}
-    channel.send(answer)
+    channel.send(code_identity(locate(question["names"])))
     order = cast(ServiceOrder, channel.receive())  # never comes when the parent does not like the answer
     host_channel = HostChannel(channel)
     finished = threading.Event()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+#: From the parent: the service should end.
+END = "end"
+
 
 class HostFacts(TypedDict):
     """The first message from a host, sent by ``host_main.BOOTSTRAP``."""
@@ -18,17 +21,11 @@ class HostFacts(TypedDict):
 
 
 class CodeQuestion(TypedDict):
-    """Names of files whose digests are asked for; a channel for signs of life; whether stdout belongs to the log."""
+    """Names of files, answered by their digests; a channel for signs of life; whether stdout goes to the log."""
 
     names: list[str]
     health: Any
     redirect: bool
-
-
-class CodeAnswer(TypedDict):
-    """SHA-256 of these files, by name."""
-
-    digests: dict[str, str]
 
 
 class ServiceOrder(TypedDict):
@@ -43,9 +40,3 @@ class ServiceReport(TypedDict, total=False):
 
     state: Literal["ready", "failed", "returned"]
     error: dict[str, str]
-
-
-class EndOrder(TypedDict):
-    """The service should end."""
-
-    state: Literal["end"]

@@ -12,7 +12,7 @@ from typing import Any, cast
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.task_messages import Order, Standby, TaskEnd, TaskOrder
+from pytest_aorta.runtime.zygotes.task_messages import ChildTask, ServerOrder, Standby, TaskEnd
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
@@ -82,7 +82,7 @@ class Server(ABC):
             ZygoteError: the zygote is gone.
         """
         self.wait_ready()
-        order: TaskOrder = {
+        order: ChildTask = {
             "payload": payload,
             "stdout": None if stdout is None else str(stdout),
             "stderr": None if stderr is None else str(stderr),
@@ -123,7 +123,7 @@ class Server(ABC):
         self._task = None
         return report
 
-    def order(self, order: Order, descriptors: Sequence[int] = ()) -> None:
+    def order(self, order: ServerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order; that the process is dead is noticed where its reports are read."""
         with contextlib.suppress(OSError):
             self.control.send(order, descriptors)

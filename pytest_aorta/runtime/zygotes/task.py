@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message, wait
-from pytest_aorta.runtime.zygotes.task_messages import Order, TaskEnd
+from pytest_aorta.runtime.zygotes.task_messages import ServerOrder, TaskEnd
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 
@@ -24,7 +24,7 @@ class TaskOwner(Protocol):
     def next_report(self) -> TaskEnd | None:
         """Read the control channel: the end of the task, or ``None`` for something else."""
 
-    def order(self, order: Order) -> None:
+    def order(self, order: ServerOrder) -> None:
         """Send an order; that the process is dead is noticed elsewhere."""
 
 

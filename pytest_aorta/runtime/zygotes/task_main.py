@@ -14,7 +14,7 @@ from typing import Any, cast
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, TaskOrder
+from pytest_aorta.runtime.zygotes.task_messages import ChildReport, ChildTask, PrepareOrder
 
 
 def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callable[..., Any] | None) -> None:
@@ -28,7 +28,7 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     received = channel.receive()
     if received is None:
         os._exit(0)
-    task = cast(TaskOrder, received)
+    task = cast(ChildTask, received)
     # Open as long as this process lives, and not in what it executes.
     descriptors = [channel.receive_fd() for _ in range(task["descriptors"])]
     if None in descriptors:
@@ -37,7 +37,7 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
         redirect(task["stdout"], task["stderr"])
         arm(task["stacks"])
     except OSError as error:  # a folder that has vanished, a full disk
-        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
+        _report(channel, {"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
     try:
         if task["cores"] is not None:
@@ -48,7 +48,7 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     except BaseException:
         traceback.print_exc()  # into the task's own log
         leave(1)
-    channel.send({"type": "done"})
+    _report(channel, {"type": "done"})
     leave(0)
 
 
@@ -58,10 +58,14 @@ def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
         info = load(order["prepare"])(order["argument"])
         run: Callable[..., Any] = load(order["run"])
     except BaseException as error:
-        channel.send({"type": "failed", "error": describe_exception(error)})
+        _report(channel, {"type": "failed", "error": describe_exception(error)})
         leave(0)
-    channel.send({"type": "prepared", "info": info})
+    _report(channel, {"type": "prepared", "info": info})
     return run
+
+
+def _report(channel: Channel, report: ChildReport) -> None:
+    channel.send(report)
 
 
 def load(target: str) -> Any:

@@ -16,6 +16,16 @@ class PrepareOrder(TypedDict):
     rehearse: str | None
 
 
+class StartReport(TypedDict, total=False):
+    """How far a zygote has come; ``error`` of what failed, the others of what is ready."""
+
+    type: Literal["preparing", "failed", "ready"]
+    error: dict[str, str]
+    info: dict[str, Any]
+    against_forking: list[str]
+    version: str
+
+
 class ChildOrder(TypedDict):
     """The child that stood by was given a task, or was found dead and has to be replaced."""
 
@@ -38,7 +48,7 @@ class KillOrder(TypedDict):
     grace: float
 
 
-Order = ChildOrder | BranchOrder | KillOrder
+ServerOrder = ChildOrder | BranchOrder | KillOrder
 
 
 class Standby(TypedDict):
@@ -70,7 +80,7 @@ class BranchFate(TypedDict, total=False):
     error: str
 
 
-class TaskOrder(TypedDict):
+class ChildTask(TypedDict):
     """The task of a child. ``descriptors`` says how many follow."""
 
     payload: Any
@@ -79,3 +89,12 @@ class TaskOrder(TypedDict):
     stacks: str | None
     cores: list[int] | None
     descriptors: int
+
+
+class ChildReport(TypedDict, total=False):
+    """What a child sends besides the messages of its task. ``phase`` is missing where the preparation failed."""
+
+    type: Literal["prepared", "failed", "done"]
+    info: dict[str, Any]
+    phase: Literal["launch"]
+    error: dict[str, str]

@@ -16,7 +16,7 @@ from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
 from pytest_aorta.runtime.zygotes.server_children import ServerChildren, report_fate
 from pytest_aorta.runtime.zygotes.task_main import task_main
-from pytest_aorta.runtime.zygotes.task_messages import Order, PrepareOrder, Standby, TaskEnd
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, ServerOrder, Standby, TaskEnd
 
 
 class TaskServer:
@@ -67,7 +67,7 @@ class TaskServer:
             order = self.control.receive()
             if order is None:
                 return False
-            self.handle(cast(Order, order))
+            self.handle(cast(ServerOrder, order))
         return True
 
     def drain_wakeups(self) -> None:
@@ -76,7 +76,7 @@ class TaskServer:
             while os.read(self.wake_read, 512):
                 pass
 
-    def handle(self, order: Order) -> None:
+    def handle(self, order: ServerOrder) -> None:
         """Carry out one order."""
         children = self.children
         if order["op"] == "taken":
@@ -168,7 +168,7 @@ class TaskServer:
     def hurry(self) -> bool:
         """During a grace: handle orders, and say whether there is a reason to cut the grace short."""
         while self.control.poll():
-            order = cast("Order | None", self.control.receive())
+            order = cast("ServerOrder | None", self.control.receive())
             if order is None:
                 return True  # the parent, which has asked for the grace, is gone
             if order["op"] == "kill":

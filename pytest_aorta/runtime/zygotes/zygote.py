@@ -8,13 +8,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import IO
+from typing import IO, cast
 
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime.zygotes import process_tags
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
 from pytest_aorta.runtime.zygotes.zygote_error import StartPhase, ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
@@ -90,29 +90,30 @@ class Zygote(Server):
             return
         phase: StartPhase = "launch"
         give_up = time.monotonic() + timeout
-        while True:
-            if not self.control.poll(max(0.0, give_up - time.monotonic())):
-                self.close()
-                raise ZygoteError(f"not ready after {timeout:g} s\n{self.output()}", phase=phase)
-            message = self.control.receive()
-            if message is None or message["type"] != "preparing":
-                break
+        while (report := self._start_report(give_up, timeout, phase))["type"] == "preparing":
             phase = "import"
-        if message is None:
-            raise self._failed_start(phase)
-        if message["type"] == "failed":
+        if report["type"] == "failed":
             self.close()
-            error = message["error"]
+            error = report["error"]
             raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
-        if message["version"] != __version__:
+        if report["version"] != __version__:
             self.close()
             raise ZygoteError(
-                f"{self.spec.command[-1]} has pytest-aorta {message['version']}, but this is "
+                f"{self.spec.command[-1]} has pytest-aorta {report['version']}, but this is "
                 f"{__version__}; install the same version there"
             )
         self._ready = True
-        self.info = message["info"]
-        self.against_forking = message["against_forking"]
+        self.info = report["info"]
+        self.against_forking = report["against_forking"]
+
+    def _start_report(self, give_up: float, timeout: float, phase: StartPhase) -> StartReport:
+        if not self.control.poll(max(0.0, give_up - time.monotonic())):
+            self.close()
+            raise ZygoteError(f"not ready after {timeout:g} s\n{self.output()}", phase=phase)
+        report = self.control.receive()
+        if report is None:
+            raise self._failed_start(phase)
+        return cast(StartReport, report)
 
     def _failed_start(self, phase: StartPhase) -> ZygoteError:
         closed = self._ending

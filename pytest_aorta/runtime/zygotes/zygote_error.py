@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
+#: What a zygote was doing when it failed: being started, or preparing.
 StartPhase = Literal["launch", "import"]
 
 

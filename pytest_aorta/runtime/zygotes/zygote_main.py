@@ -18,7 +18,7 @@ from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
 from pytest_aorta.runtime.zygotes.task_main import load
-from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
 from pytest_aorta.runtime.zygotes.task_server import TaskServer
 
 
@@ -35,7 +35,7 @@ def main(fd: int, parent: int) -> None:
     order = cast(PrepareOrder, received)
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
-    control.send({"type": "preparing"})
+    _report(control, {"type": "preparing"})
     try:
         if not order["fresh"]:
             info = load(order["prepare"])(order["argument"])
@@ -43,14 +43,18 @@ def main(fd: int, parent: int) -> None:
         else:
             info, against = {}, []
     except BaseException as error:
-        control.send({"type": "failed", "error": describe_exception(error)})
+        _report(control, {"type": "failed", "error": describe_exception(error)})
         os._exit(0)
     gc.collect()
     gc.freeze()  # the collector would otherwise touch, and so copy, every page of a forked child
     # Before this process reports that it is ready: the thread that has started it may end then, which the kernel would
     # take for the parent's end.
     process_tree.die_with_parent(None)
-    control.send({"type": "ready", "info": info, "against_forking": against, "version": __version__})
+    _report(control, {"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)
     TaskServer(control, order, load(order["run"]) if not order["fresh"] else None).serve()
+
+
+def _report(control: Channel, report: StartReport) -> None:
+    control.send(report)

@@ -1,21 +1,18 @@
-"""Who serves the loop while several threads wait, while timers run, while it closes, and when Ctrl-C comes."""
+"""Which thread polls while several wait, while timers run, while the loop closes, and when SIGINT comes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.processes import PATIENCE, reset_signals
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime.engine.event_loop import EventLoop
-from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def bell(loop: EventLoop) -> Iterator[Bell]:
     made.close()
 
 
-def test_a_lone_waiting_thread_hears_of_it_itself(loop: EventLoop, bell: Bell) -> None:
+def test_a_single_waiting_thread_polls_itself(loop: EventLoop, bell: Bell) -> None:
     done, heard_on = threading.Event(), []
 
     def heard() -> None:
@@ -72,7 +69,7 @@ def test_a_lone_waiting_thread_hears_of_it_itself(loop: EventLoop, bell: Bell) -
     assert heard_on == [threading.get_ident()]
 
 
-def test_the_thread_serves_while_nobody_waits(loop: EventLoop, bell: Bell) -> None:
+def test_the_loops_thread_polls_while_no_other_does(loop: EventLoop, bell: Bell) -> None:
     for _ in range(3):
         visited, done = threading.Event(), threading.Event()
         bell.heard = visited.set
@@ -93,7 +90,7 @@ def test_the_thread_comes_back_after_a_long_visit(loop: EventLoop, bell: Bell) -
     assert done.wait(PATIENCE)
 
 
-def test_of_several_waiting_threads_each_hears_of_its_own(loop: EventLoop) -> None:
+def test_several_waiting_threads_each_get_their_event(loop: EventLoop) -> None:
     lost: list[int] = []
 
     def work(number: int) -> None:
@@ -115,7 +112,7 @@ def test_of_several_waiting_threads_each_hears_of_its_own(loop: EventLoop) -> No
     assert lost == []
 
 
-def test_who_serves_hears_of_an_event_that_no_callback_sets(loop: EventLoop, bell: Bell) -> None:
+def test_the_polling_thread_sees_an_event_that_no_callback_sets(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
 
     def elsewhere() -> None:
@@ -130,7 +127,7 @@ def test_who_serves_hears_of_an_event_that_no_callback_sets(loop: EventLoop, bel
     thread.join()
 
 
-def test_waiting_within_a_callback_serves_the_others(loop: EventLoop, bell: Bell) -> None:
+def test_waiting_within_a_callback_calls_the_others(loop: EventLoop, bell: Bell) -> None:
     inner, outer = threading.Event(), threading.Event()
     served: list[bool] = []
 
@@ -173,7 +170,7 @@ def test_cancelled_timers_do_not_pile_up(loop: EventLoop, bell: Bell) -> None:
     assert loop.run_until(done, PATIENCE)
 
 
-def test_a_timer_of_another_thread_reaches_who_serves(loop: EventLoop, bell: Bell) -> None:
+def test_a_timer_of_another_thread_reaches_the_polling_thread(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
     thread = threading.Timer(0.05, lambda: loop.call_at(time.monotonic() + 0.01, done.set))
     thread.start()
@@ -201,7 +198,7 @@ def test_a_callback_that_raises_stops_nothing(loop: EventLoop, bell: Bell, capfd
     assert "trouble of a callback" in capfd.readouterr().err
 
 
-def test_closing_lets_go_of_who_serves() -> None:
+def test_closing_ends_the_wait_of_the_polling_thread() -> None:
     loop = EventLoop("test")
     bell = Bell(loop, lambda: None)
     thread = threading.Thread(target=loop.run_until, args=(threading.Event(), None))
@@ -258,76 +255,3 @@ def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         loop.run_until(threading.Event(), PATIENCE)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_the_handler_is_put_back_and_another_one_is_left_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert SIGINT_GUARD.begin()
-        assert not SIGINT_GUARD.begin()
-        SIGINT_GUARD.end(False)
-        assert signal.getsignal(signal.SIGINT) is not before
-        SIGINT_GUARD.end(True)
-        assert signal.getsignal(signal.SIGINT) is before
-
-        assert SIGINT_GUARD.begin()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        SIGINT_GUARD.end(True)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-        assert not SIGINT_GUARD.begin()  # ignored: nothing to put off
-        SIGINT_GUARD.end(False)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-_INTERRUPTED_OFTEN = """
-import os, random, signal, sys, threading
-from pytest_aorta.runtime import Worker
-
-def nothing(args):
-    pass
-
-def many(orch, args, config):
-    refs = [orch.submit_sub(handle) for _ in range(200)]
-    refs.append(orch.submit_sub(handle, after=refs[:3]))
-    for ref in refs[::50]:
-        ref.wait()
-
-worker = Worker(3, num_sub_workers=2)
-handle = worker.register(nothing)
-worker.init()
-armed = threading.Semaphore(0)
-
-def interrupt():
-    while True:
-        armed.acquire()
-        threading.Event().wait(random.random() * 0.004)
-        os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt, daemon=True).start()
-count = 0
-for _ in range(200):
-    try:
-        armed.release()
-        while True:
-            worker.run(many)
-    except KeyboardInterrupt:
-        count += 1
-worker.run(many)
-worker.close()
-print(count, worker._engine.graph.live, len(worker._engine.graph.map))
-"""
-
-
-def test_a_worker_that_is_interrupted_often_loses_no_task_and_closes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_OFTEN],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        preexec_fn=reset_signals,
-    )
-
-    assert (done.stdout, done.stderr) == ("200 0 0\n", "")

@@ -1,4 +1,4 @@
-"""Ends: in order, after exceptions and interrupts, and when somebody is killed."""
+"""Ends: in order, after exceptions and interrupts, and when a process is killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_close_waits_for_the_runs_that_were_accepted_and_rejects_new_ones(host: 
     refused = []
 
     def meanwhile() -> None:
-        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
         try:
             worker.run(lambda orch, args, config: None)
         except WorkerClosed as error:
@@ -111,7 +111,7 @@ def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         building.set()
-        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
         orch.submit_sub(nothing)
 
     with ThreadPoolExecutor(1) as threads:

@@ -152,7 +152,7 @@ def test_an_exception_that_has_no_text_is_named(worker: Worker, task: Any, kind:
     assert failure_of(do(worker, task)) == (
         Outcome.TASK_FAILURE,
         kind,
-        f"sub_worker 0: {kind}: (its text cannot be had: {trouble})",
+        f"sub_worker 0: {kind}: (its text is unavailable: {trouble})",
     )
 
 

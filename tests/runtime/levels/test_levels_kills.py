@@ -1,4 +1,4 @@
-"""Somebody is killed, or forgets to close: nothing is left."""
+"""A process is killed, or a worker is not closed: nothing is left."""
 
 from __future__ import annotations
 

@@ -165,6 +165,22 @@ def test_a_graph_that_is_built_for_ever_is_ended_with_its_host(gates: Gates) -> 
         assert run_next(top, where).ok
 
 
+def test_a_graph_that_is_built_for_ever_is_ended_with_its_remote_host() -> None:
+    with Worker(4, grace=0.05) as top:
+        top.add_worker(Worker(3, num_sub_workers=1), host="popen")
+        endless, where = top.register(levels_graphs.endless), top.register(levels_graphs.where)
+        pid = run_next(top, where).payload
+
+        record = run_one(lambda orch: orch.submit_next_level(endless, timeout=0.1), top)
+
+        assert record.outcome is Outcome.TIMEOUT
+        wait_until_gone([pid])
+        lost = run_next(top, where)
+        assert lost.outcome is Outcome.ENDPOINT_FAILURE
+        assert lost.failure is not None
+        assert "it was ended, because a task there did not end when it should have" in lost.failure.message
+
+
 @pytest.mark.statement(38)
 def test_a_host_that_dies_is_its_tasks_failure_and_is_replaced(gates: Gates) -> None:
     with Worker(4, grace=0.1) as top:

@@ -67,7 +67,7 @@ def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: p
         run = worker.submit(build)
         records = [ref.wait(2 * PATIENCE) for ref in refs]
         assert run.records == records
-        assert worker._engine.graph.live == 0
+        assert worker._started.dispatcher.graph.live == 0
 
     log = (tmp_path / "log").read_text().split()
     for number, record in enumerate(records):

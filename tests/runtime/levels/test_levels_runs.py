@@ -1,4 +1,4 @@
-"""Runs: what is told of tasks, what a failure does to the rest, waiting, order, cancelling."""
+"""Runs: records of tasks, what a failure does to the rest, waiting, order, cancelling."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_task_can_be_waited_for_by_itself(host: Host, gates: Gates) -> None:
     assert settled == [refs[0].record] * 2
 
 
-def test_a_call_back_that_raises_harms_nobody(host: Host, gates: Gates, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_that_raises_does_no_harm(host: Host, gates: Gates, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[str] = []
 
     def angry(record: TaskRecord) -> None:

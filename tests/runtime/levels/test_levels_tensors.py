@@ -75,7 +75,7 @@ def test_what_a_task_writes_is_seen_by_the_next_one_and_here(host: Host) -> None
     assert (a.tolist(), b.tolist(), c.tolist()) == ([2] * 4, [3] * 4, [6] * 4)
 
 
-def test_a_reader_waits_for_its_writers_and_for_nobody_else(host: Host, gates: Gates) -> None:
+def test_a_reader_waits_for_its_writers_and_for_no_other_task(host: Host, gates: Gates) -> None:
     x, y = shared(2, 4), shared(4)
     refs: dict[str, TaskRef] = {}
 
@@ -291,4 +291,4 @@ def test_dependencies_above_hold_for_what_is_done_below(pod: Host) -> None:
         y.zero_()
         pod.worker.run(build)
         assert (x.tolist(), y.tolist()) == ([5] * 3, [5.5] * 3)
-    wait_until(lambda: pod.worker._engine.graph.live == 0, "the end of all nodes")
+    wait_until(lambda: pod.worker._started.dispatcher.graph.live == 0, "the end of all nodes")

@@ -172,7 +172,6 @@ def test_closing_wakes_those_who_wait() -> None:
 @pytest.mark.parametrize("ring", [-1, 4])
 def test_an_unknown_ring_is_refused(ring: int) -> None:
     rings = HeapRings(4 * KIB)
-    assert len(rings) == 4
 
     with pytest.raises(ValueError, match=f"no ring {ring}"):
         rings.allocate(ring, 1)
