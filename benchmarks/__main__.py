@@ -10,16 +10,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dispatch, gloo_trial, slots, torch_trial
+from benchmarks import dispatch, gloo_trial, slots, snapshots, torch_trial
 from benchmarks.compare import Comparison, Rounds, Subject, duration, table
 from benchmarks.forked_venv import VenvUnavailable, forked_python
-from benchmarks.machine import Company, facts
+from benchmarks.machine import BackgroundLoad, facts
 from benchmarks.processes import Workplace
 from benchmarks.quiet import Quiet
 
 _CACHE = Path(__file__).with_name(".cache")
 
-_PARTS = ("torch", "gloo", "phases", "dispatch", "slots")
+_PARTS = ("torch", "gloo", "phases", "dispatch", "slots", "snapshots")
 
 
 def main() -> int:
@@ -39,10 +39,10 @@ def main() -> int:
         place.run(sys.executable, "-c", "import torch")  # from the disk, for once
         for part in options.only or _PARTS:
             print(f"\n== {part}", flush=True)
-            company = Company()
+            load = BackgroundLoad()
             report[part] = _measure(part, place, options)
-            report["used_by_others"][part] = company.share()
-            print(f"(others used {company.share():.0%} of the cores meanwhile)")
+            report["used_by_others"][part] = load.share()
+            print(f"(others used {load.share():.0%} of the cores meanwhile)")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.json is not None:
@@ -74,6 +74,8 @@ def _options() -> argparse.Namespace:
 def _measure(part: str, place: Workplace, options: argparse.Namespace) -> dict[str, Any]:
     if part == "phases":
         return _phases(place)
+    if part == "snapshots":
+        return snapshots.measure(place, options.rounds)
     if part == "dispatch":
         return dispatch.measure(place, options.rounds, options.peers, Quiet(options.quiet))
     return _compare(part, place, options)

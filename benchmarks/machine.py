@@ -20,8 +20,8 @@ def facts() -> dict[str, str]:
     }
 
 
-class Company:
-    """How much of the machine others use meanwhile; what they use, the ratios of a busy machine suffer from."""
+class BackgroundLoad:
+    """Processor time that other processes use meanwhile; ratios suffer from it."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

@@ -1,11 +1,11 @@
-"""Measuring on a machine that others use, too: wait for a quiet moment, and measure again what was disturbed."""
+"""Wait for a quiet machine before a measurement, and repeat a disturbed one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from benchmarks.machine import Company
+from benchmarks.machine import BackgroundLoad
 
 Measure = Callable[[], Sequence[float]]
 
@@ -29,17 +29,17 @@ class Quiet:
             return measure()
         for _ in range(_ATTEMPTS):
             self._wait(self._limit)
-            company = Company()
+            load = BackgroundLoad()
             values = measure()
-            if company.share() <= self._limit:
+            if load.share() <= self._limit:
                 return values
         print(f"(not one of {_ATTEMPTS} measurements was undisturbed: the last one counts)")
         return values
 
     def _wait(self, limit: float) -> None:
         while self._patience > 0:
-            company = Company()
+            load = BackgroundLoad()
             time.sleep(_LOOK)
-            if company.share() <= limit:
+            if load.share() <= limit:
                 return
             self._patience -= _LOOK

@@ -8,51 +8,42 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pytest_aorta._version import __version__
+from pytest_aorta._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pytest_aorta.api import RunRequest, run_trials
-    from pytest_aorta.plugin.torchrun_result import TorchrunResult
-    from pytest_aorta.probe import EnvSnapshot, collect_env
-    from pytest_aorta.trials.elastic_options import ElasticOptions
-    from pytest_aorta.trials.execution import Execution, Resources
-    from pytest_aorta.trials.limits import Limits
-    from pytest_aorta.trials.result import TrialResult
-    from pytest_aorta.trials.workload import Workload, WorkloadResult
+    from pytest_aorta.api import RunRequest as RunRequest
+    from pytest_aorta.api import run_trials as run_trials
+    from pytest_aorta.plugin.torchrun_result import TorchrunResult as TorchrunResult
+    from pytest_aorta.probe.collect import collect_env as collect_env
+    from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
+    from pytest_aorta.trials.elastic_options import ElasticOptions as ElasticOptions
+    from pytest_aorta.trials.execution import Execution as Execution
+    from pytest_aorta.trials.execution import Resources as Resources
+    from pytest_aorta.trials.limits import Limits as Limits
+    from pytest_aorta.trials.result import TrialResult as TrialResult
+    from pytest_aorta.trials.workload import Workload as Workload
+    from pytest_aorta.trials.workload import WorkloadResult as WorkloadResult
 
+#: The module of each public name.
 _HOMES = {
-    "ElasticOptions": "pytest_aorta.trials.elastic_options",
-    "EnvSnapshot": "pytest_aorta.probe",
-    "Execution": "pytest_aorta.trials.execution",
-    "Limits": "pytest_aorta.trials.limits",
-    "Resources": "pytest_aorta.trials.execution",
-    "RunRequest": "pytest_aorta.api",
-    "TorchrunResult": "pytest_aorta.plugin.torchrun_result",
-    "TrialResult": "pytest_aorta.trials.result",
-    "Workload": "pytest_aorta.trials.workload",
-    "WorkloadResult": "pytest_aorta.trials.workload",
-    "collect_env": "pytest_aorta.probe",
-    "run_trials": "pytest_aorta.api",
+    "ElasticOptions": "trials.elastic_options",
+    "EnvSnapshot": "probe.snapshot",
+    "Execution": "trials.execution",
+    "Limits": "trials.limits",
+    "Resources": "trials.execution",
+    "RunRequest": "api",
+    "TorchrunResult": "plugin.torchrun_result",
+    "TrialResult": "trials.result",
+    "Workload": "trials.workload",
+    "WorkloadResult": "trials.workload",
+    "collect_env": "probe.collect",
+    "run_trials": "api",
 }
 
-__all__ = [
-    "ElasticOptions",
-    "EnvSnapshot",
-    "Execution",
-    "Limits",
-    "Resources",
-    "RunRequest",
-    "TorchrunResult",
-    "TrialResult",
-    "Workload",
-    "WorkloadResult",
-    "__version__",
-    "collect_env",
-    "run_trials",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -7,26 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.inprocess import InProcessTrial, check_here
-from pytest_aorta.launch.make_engine import make_engine
-from pytest_aorta.launch.nodes.addressing import process_rank
-from pytest_aorta.launch.resuming import kept_trial
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
-from pytest_aorta.workspace import history
-from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.leftovers import Leftovers
-from pytest_aorta.workspace.resume import read_kept, retitle
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.trials.result import TrialResult
-    from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workspace.paths import TrialPlace
 
 
 @dataclass(frozen=True)
@@ -78,52 +68,27 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
         resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
-    engine, run, results = make_engine(selection, [plan]), history.stamp(), Path(request.results_dir)
-    leftovers = Leftovers(results)
-
-    kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
-
-    def retire(place: TrialPlace) -> None:
-        history.retire(results, place, run, number, kind)
-
-    check = check_here if execution.isolation == "none" else engine.checked
-
-    def launch(spec: TrialSpec) -> RunningTrial:
-        place = plan.place(spec)
-        if spec.execution.isolation == "none":
-            retire(place)
-            return InProcessTrial(spec)
-        return engine.launch(
-            spec, place.folder_in(results, number or 0, kind), urgent=False, on_start=lambda: retire(place)
-        )
-
-    def write(running: RunningTrial, place: TrialPlace) -> None:
-        file, record = place.file_in(results), running.finish()
-        if running.resumed:
-            retitle(file, record.trial_id)
-        elif not (request.resume and read_kept(file)):
-            if file.exists():  # of an earlier run: this trial could not even be started
-                retire(place)
-            write_json(file, record.to_dict())
-        leftovers.remove(place.file)
-
+    runner = TrialRunner(selection, Path(request.results_dir))
+    runner.add_plan(plan)
+    planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []
     try:
-        check(plan.trials[0])
-        # All of them first: each looks for what is there before any trial takes its place.
-        found = [
-            kept_trial(spec, plan.place(spec).file_in(results), check) if request.resume else None
-            for spec in plan.trials
+        runner.check(plan.trials[0])
+        # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
+        found = [runner.find(spec, paths) for spec, paths in planned]
+        started = [
+            earlier or runner.start(spec, paths, urgent=False)
+            for earlier, (spec, paths) in zip(found, planned, strict=True)
         ]
-        for running in [it or launch(spec) for it, spec in zip(found, plan.trials, strict=True)]:
+        for trial, (_, paths) in zip(started, planned, strict=True):
             try:
                 for phase in ("setup", "run"):
-                    running.wait(phase)
+                    trial.wait(phase)
             except Exception:
                 pass  # only without isolation; the record has it
-            records.append(running.finish())
-            if not number:
-                write(running, plan.place(running.spec))
+            records.append(trial.finish())
+            if runner.store.is_writer:
+                runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
     finally:
-        engine.close()
+        runner.close()
     return records

@@ -17,7 +17,7 @@ from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.workspace.paths import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 Order = Literal["interleaved", "grouped", "random"]
 
@@ -83,10 +83,10 @@ class Plan:
                 labels.append(spec.cell)
         return found
 
-    def place(self, spec: TrialSpec) -> TrialPlace:
+    def paths(self, spec: TrialSpec) -> TrialPaths:
         """Where a trial's file lies below the results directory."""
         several = len(self.cells[spec.workload.name]) > 1
-        return place(spec.workload.name, spec.cell if several else None, spec.trial_index)
+        return trial_paths(spec.workload.name, spec.cell if several else None, spec.trial_index)
 
 
 def make_plan(selection: Selection, registry: Registry) -> Plan:
@@ -177,7 +177,7 @@ def overlay(
 
 
 def check_variables(source: str, variables: object) -> None:
-    """Raise ``PlanError`` for what cannot be overlaid; ``source`` says who asks for it. No message shows a value."""
+    """Raise ``PlanError`` for variables of ``source`` that cannot be overlaid. No message shows a value."""
     __tracebackhide__ = True  # pytest would show the arguments
     if not isinstance(variables, Mapping):
         raise PlanError(f"{source}: expected a mapping of variables to texts, not {type(variables).__name__}")

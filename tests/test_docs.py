@@ -25,6 +25,7 @@ def test_every_option_has_a_row() -> None:
     assert rows == [option.flag for option in OPTIONS]
 
 
+@pytest.mark.slow
 def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
     for block in blocks("workloads.md", "python"):
         name = block.splitlines()[0].removeprefix("# ")
@@ -63,3 +64,10 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_the_map_of_the_house_names_are_there() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
+        places = [DOCS.parent, DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
+        assert name == "cli/" or any((place / name).exists() for place in places), name

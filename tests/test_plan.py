@@ -297,7 +297,7 @@ for order in ("random", "grouped", "interleaved"):
     plan = make_plan(replace(selection, order=order), Registry.load())
     print(plan.digest, plan.cells)
     for spec in plan.trials:
-        print(spec.item_name, spec.trial_id, plan.place(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
+        print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
 """
 
 
@@ -379,7 +379,7 @@ def test_variables_with_similar_names_can(name: str) -> None:
 def test_the_trials_of_one_cell_lie_flat_in_the_folder_of_their_workload() -> None:
     plan = Plan(ordered([cell_of("a", trials=2), cell_of("b")], "grouped"))
 
-    assert {str(plan.place(spec).file) for spec in plan.trials} == {
+    assert {str(plan.paths(spec).file) for spec in plan.trials} == {
         "a/trial_0.json",
         "a/trial_1.json",
         "b/trial_0.json",
@@ -390,7 +390,7 @@ def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
     cells = [cell_of("a"), cell_of("a", mitigations=("x", "y"), indices=(0, 1)), cell_of("b")]
     plan = Plan(ordered(cells, "interleaved"))
 
-    assert [str(plan.place(spec).file) for spec in plan.trials] == [
+    assert [str(plan.paths(spec).file) for spec in plan.trials] == [
         "a/local-none/trial_0.json",
         "a/local-x+y/trial_0.json",
         "b/trial_0.json",
@@ -400,9 +400,9 @@ def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
 @given(grids)
 def test_every_trial_has_a_place_of_its_own(cells: list[list[TrialSpec]]) -> None:
     plan = Plan(ordered(cells, "random"))
-    places = [plan.place(spec) for spec in plan.trials]
+    found = [plan.paths(spec) for spec in plan.trials]
 
-    assert len({place.file for place in places} | {place.folder for place in places}) == 2 * len(places)
+    assert len({paths.file for paths in found} | {paths.folder for paths in found}) == 2 * len(found)
 
 
 def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> None:
@@ -411,8 +411,8 @@ def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> Non
     plan = make_plan(selection, registry)
 
     for spec in plan.trials:
-        assert str(plan.place(spec).file).isascii()
-        assert " " not in str(plan.place(spec).file)
+        assert str(plan.paths(spec).file).isascii()
+        assert " " not in str(plan.paths(spec).file)
         assert spec.item_name.isascii()
     assert plan.trials[0].mitigations == ("größe",)
 
@@ -449,8 +449,8 @@ def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
     assert len(plan.trials) == len(workloads) * len(environments) * len(sets) * trials
     for key in ("item_name", "trial_id"):
         assert len({getattr(spec, key) for spec in plan.trials}) == len(plan.trials)
-    files = {plan.place(spec).file for spec in plan.trials}
-    folders = {plan.place(spec).folder for spec in plan.trials}
+    files = {plan.paths(spec).file for spec in plan.trials}
+    folders = {plan.paths(spec).folder for spec in plan.trials}
     assert len(files | folders) == 2 * len(plan.trials)
     # What one trial leaves in its folder is never another one's.
     assert not any(folder in file.parents for file in files for folder in folders)

@@ -109,7 +109,7 @@ OPERATIONS = {
 }
 
 
-# All types need the same numbers, one after the other; nobody writes to them.
+# All types need the same numbers, one after the other; they are only read.
 @lru_cache(maxsize=32)
 def _values(step: int, rank: int, start: int, count: int) -> Tensor:
     """Elements of a rank's input, without a period that a wrong offset could hit, and other ones in every pass."""
@@ -158,22 +158,14 @@ def _reduce(operation: str, setting: Setting) -> Call:
     return Call(start, [tensor], [expected], tolerance)
 
 
-def _reduce_scatter(operation: str, setting: Setting) -> Call:
+def _reduce_scatter(operation: str, setting: Setting, *, into_tensor: bool = False) -> Call:
     rank, size = setting.ranks.rank, setting.size
     whole = setting.send(_input(setting, operation, rank, 0, setting.ranks.world_size * size))
     output = setting.receive(size)
     expected, tolerance = _reduced(setting, operation, rank * size, size)
-    start = partial(dist.reduce_scatter, output, list(torch.split(whole, size)), OPERATIONS[operation])
-    return Call(start, [output], [expected], tolerance)
-
-
-def _reduce_scatter_tensor(operation: str, setting: Setting) -> Call:
-    rank, size = setting.ranks.rank, setting.size
-    whole = setting.send(_input(setting, operation, rank, 0, setting.ranks.world_size * size))
-    output = setting.receive(size)
-    expected, tolerance = _reduced(setting, operation, rank * size, size)
-    start = partial(_newest("reduce_scatter_single", "reduce_scatter_tensor"), output, whole, OPERATIONS[operation])
-    return Call(start, [output], [expected], tolerance)
+    collective = _newest("reduce_scatter_single", "reduce_scatter_tensor") if into_tensor else dist.reduce_scatter
+    given = whole if into_tensor else list(torch.split(whole, size))
+    return Call(partial(collective, output, given, OPERATIONS[operation]), [output], [expected], tolerance)
 
 
 def _broadcast(setting: Setting) -> Call:
@@ -182,23 +174,26 @@ def _broadcast(setting: Setting) -> Call:
     return Call(lambda: dist.broadcast(tensor, setting.root), [tensor], [of_root])
 
 
-def _all_gather(setting: Setting) -> Call:
+def _inputs(setting: Setting) -> tuple[list[Tensor], Tensor]:
+    """The elements of all ranks, and those of this rank on its device."""
     of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
-    mine = setting.send(of_ranks[setting.ranks.rank])
+    return of_ranks, setting.send(of_ranks[setting.ranks.rank])
+
+
+def _all_gather(setting: Setting) -> Call:
+    of_ranks, mine = _inputs(setting)
     outputs = [setting.receive(setting.size) for _ in of_ranks]
     return Call(lambda: dist.all_gather(outputs, mine), outputs, of_ranks)
 
 
 def _all_gather_into_tensor(setting: Setting) -> Call:
-    of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
-    mine = setting.send(of_ranks[setting.ranks.rank])
+    of_ranks, mine = _inputs(setting)
     output = setting.receive(setting.ranks.world_size * setting.size)
     return Call(partial(_newest("all_gather_single", "all_gather_into_tensor"), output, mine), [output], of_ranks)
 
 
 def _gather(setting: Setting) -> Call:
-    of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
-    mine = setting.send(of_ranks[setting.ranks.rank])
+    of_ranks, mine = _inputs(setting)
     if setting.ranks.rank != setting.root:
         return Call(lambda: dist.gather(mine, None, setting.root), [], [])
     outputs = [setting.receive(setting.size) for _ in of_ranks]
@@ -277,7 +272,10 @@ COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
     **{f"all_reduce_{operation}": partial(_all_reduce, operation) for operation in OPERATIONS},
     **{f"reduce_{operation}": partial(_reduce, operation) for operation in OPERATIONS},
     **{f"reduce_scatter_{operation}": partial(_reduce_scatter, operation) for operation in OPERATIONS},
-    **{f"reduce_scatter_tensor_{operation}": partial(_reduce_scatter_tensor, operation) for operation in OPERATIONS},
+    **{
+        f"reduce_scatter_tensor_{operation}": partial(_reduce_scatter, operation, into_tensor=True)
+        for operation in OPERATIONS
+    },
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather_into_tensor,
@@ -288,4 +286,4 @@ COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
     "all_to_all_uneven": _all_to_all_uneven,
     "send_recv_ring": _send_recv_ring,
 }
-"""By name: what prepares one call."""
+"""By name: the function that prepares one call."""

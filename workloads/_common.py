@@ -1,4 +1,4 @@
-"""What the workloads share: the choice of a device, timing, lists in options, failures, and the process group."""
+"""Shared by the workloads: the choice of a device, timing, lists in options, failures, and the process group."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import torch.distributed as dist
 from pydantic import BeforeValidator
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+from pytest_aorta.trials.workload import WorkloadResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +49,7 @@ def gamma(roundings: int, unit_roundoff: float) -> float:
     N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, Lemma 3.1.
 
     Raises:
-        ValueError: ``n u >= 1``, where the bound says nothing.
+        ValueError: ``n u >= 1``, where there is no bound.
     """
     product = roundings * unit_roundoff
     if product >= 1:
@@ -59,7 +61,7 @@ def choose_device(name: DeviceName) -> torch.device:
     """The device of this process: a GPU has the index ``LOCAL_RANK``.
 
     ``auto`` is a GPU when there is one for every rank of this host, else the CPU. All ranks of a host see the same
-    numbers and so decide alike; a group of which one half is on GPUs would wait for itself for ever.
+    numbers and so decide alike; a group of which one half is on GPUs would hang.
 
     Raises:
         RuntimeError: a GPU is asked for by name and there is none for this rank.
@@ -106,7 +108,7 @@ class Stopwatch:
 
 @dataclass
 class Failures:
-    """What went wrong so far.
+    """The failures of a run.
 
     Attributes:
         count: all failures.
@@ -128,6 +130,24 @@ class Failures:
         """Add the failures of another process."""
         self._count(other.count, other.first_iteration)
         self.details.extend(other.details)
+
+    def result(
+        self, configured: int, step_times_ms: list[float], elapsed_sec: float, metrics: dict[str, Any]
+    ) -> WorkloadResult:
+        """The result of a run of which one step time was taken per iteration; it passes without a failure."""
+        return WorkloadResult(
+            passed=self.count == 0,
+            failure_count=self.count,
+            first_failure_iteration=self.first_iteration,
+            failure_details=self.details,
+            total_iterations=len(step_times_ms),
+            step_times_ms=step_times_ms,
+            elapsed_sec=elapsed_sec,
+            metrics=metrics,
+            main_work_started=True,
+            executed_iterations=len(step_times_ms),
+            configured_iterations=configured,
+        )
 
     def _count(self, count: int, iteration: int | None) -> None:
         self.count += count
@@ -160,7 +180,7 @@ class Ranks:
                     merged.extend(failures)
                 else:
                     merged.add(iteration, kind="rank_lost", rank=rank, error=f"{type(error).__name__}: {error}")
-        # Without an agent the store lives in rank 0: it must outlast the others' reading.
+        # Without an agent rank 0 keeps the store, and must not end before the others have read from it.
         self.store.set(f"read/{self.rank}", "")
         if self.rank == 0 and not any(detail.get("kind") == "rank_lost" for detail in merged.details):
             self.store.wait([f"read/{rank}" for rank in range(self.world_size)])
@@ -180,7 +200,7 @@ def join_process_group(device: torch.device, timeout_sec: float) -> Ranks:
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(2 * timeout)  # a rank may come to the store from a collective that it waited out
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    # An agent's store outlives this group: the keys of an earlier trial may still lie in it.
+    # An agent's store may hold the keys of an earlier group.
     name = [secrets.token_hex(8)]
     dist.broadcast_object_list(name, src=0)
     return Ranks(rank, world_size, backend, PrefixStore(f"aorta_workloads/{name[0]}", store))

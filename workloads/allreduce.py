@@ -31,7 +31,7 @@ UNSUPPORTED = re.compile(
     r"|invalid scalar type|unconvertible|can't be cast|cannot use reduceop",
     re.IGNORECASE,
 )
-"""How backends say that they do not have a type or an operation; any other error is a failure."""
+"""Errors of backends that do not have a type or an operation; any other error is a failure."""
 
 
 class AllReduce(Workload):
@@ -94,18 +94,14 @@ class AllReduce(Workload):
                 step_times.append(watch.milliseconds)
                 self.progress(step + 1, config.steps)
         except CollectiveError:
-            pass  # noted; after it the ranks are out of step, and nothing that follows would mean anything
+            pass  # noted; the ranks are out of step, so that all that follows would be meaningless
         else:
             if checks == config.steps:  # the barriers alone
                 failures.add(config.steps - 1, kind="nothing_checked", rank=ranks.rank)
         failures = ranks.share(max(len(step_times) - 1, 0), failures)
         elapsed = time.perf_counter() - started
-        return WorkloadResult(
-            passed=failures.count == 0,
-            failure_count=failures.count,
-            first_failure_iteration=failures.first_iteration,
-            failure_details=failures.details,
-            total_iterations=len(step_times),
+        return failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=elapsed,
             metrics={
@@ -120,9 +116,6 @@ class AllReduce(Workload):
                 "backend": ranks.backend,
                 "device": str(self.device),
             },
-            main_work_started=True,
-            executed_iterations=len(step_times),
-            configured_iterations=config.steps,
         )
 
     def cleanup(self) -> None:

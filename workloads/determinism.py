@@ -100,12 +100,8 @@ class Determinism(Workload):
                     failures.add(step, operation=name, threads=threads, **detail)
             self.progress(step + 1, config.steps)
         elapsed = time.perf_counter() - started
-        return WorkloadResult(
-            passed=failures.count == 0,
-            failure_count=failures.count,
-            first_failure_iteration=failures.first_iteration,
-            failure_details=failures.details,
-            total_iterations=config.steps,
+        return failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=elapsed,
             metrics={
@@ -114,9 +110,6 @@ class Determinism(Workload):
                 "operations_differing": sum(not finding.bitwise_equal for finding in findings.values()),
                 "operations": {name: vars(finding) for name, finding in findings.items()},
             },
-            main_work_started=True,
-            executed_iterations=config.steps,
-            configured_iterations=config.steps,
         )
 
     def cleanup(self) -> None:
@@ -178,12 +171,12 @@ class Determinism(Workload):
 
 @dataclass
 class _Finding:
-    """What the rounds so far say about one operation.
+    """What the rounds have shown of one operation.
 
     Attributes:
         bitwise_equal: all results had the bits of their reference.
         repeats_equal: all results of a round had the same bits.
-        max_abs_diff: largest absolute difference to the reference, in the operation's own unit.
+        max_abs_diff: largest absolute difference to the reference, in the operation's unit.
         rounds_differing: number of rounds with a result that differed.
     """
 

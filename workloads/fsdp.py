@@ -126,8 +126,8 @@ class Fsdp(Workload):
             own_loss = loss.item()
             losses.append(self._mean_over_ranks(loss.detach()))
             grad_norms.append(grad_norm)
-            # The loss of this rank as well: it says where a NaN came from. And on to the end: were one rank to stop
-            # at a NaN that the others do not see, they would wait for it.
+            # The loss of this rank as well, as it shows where a NaN came from. The run goes on: the others would wait
+            # for a rank that stops at a NaN that they do not have.
             if not (math.isfinite(own_loss) and math.isfinite(losses[-1])):
                 failures.add(step, kind="non_finite_loss", rank=ranks.rank, rank_loss=own_loss, mean_loss=losses[-1])
             if not math.isfinite(grad_norm):
@@ -138,12 +138,8 @@ class Fsdp(Workload):
         failures = ranks.share(config.steps - 1, failures)
         elapsed = time.perf_counter() - started
         tokens = config.steps * ranks.world_size * config.batch_size * config.sequence_length
-        return WorkloadResult(
-            passed=failures.count == 0,
-            failure_count=failures.count,
-            first_failure_iteration=failures.first_iteration,
-            failure_details=failures.details,
-            total_iterations=config.steps,
+        return failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=elapsed,
             metrics={
@@ -159,9 +155,6 @@ class Fsdp(Workload):
                 "device": str(self.device),
                 "corpus_sha256": hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
             },
-            main_work_started=True,
-            executed_iterations=config.steps,
-            configured_iterations=config.steps,
         )
 
     def cleanup(self) -> None:

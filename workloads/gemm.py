@@ -138,12 +138,8 @@ class Gemm(Workload):
             tally.failures.add(config.steps - 1, kind="nothing_checked")
         elapsed = time.perf_counter() - started
         cases = list(tally.cases.values())
-        return WorkloadResult(
-            passed=tally.failures.count == 0,
-            failure_count=tally.failures.count,
-            first_failure_iteration=tally.failures.first_iteration,
-            failure_details=tally.failures.details,
-            total_iterations=config.steps,
+        return tally.failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=elapsed,
             metrics={
@@ -153,9 +149,6 @@ class Gemm(Workload):
                 "gflops": tally.operations / (sum(step_times) * 1e6) if cases else 0.0,
                 "unsupported": [{"dtype": name, "reason": reason} for name, reason in tally.unsupported.items()],
             },
-            main_work_started=True,
-            executed_iterations=config.steps,
-            configured_iterations=config.steps,
         )
 
     def _case(
@@ -176,7 +169,7 @@ class Gemm(Workload):
             with watch.running():
                 products = [self._product(stored_left, stored_right) for _ in range(self.config.repeat)]
         except RuntimeError as error:
-            if "not implemented for" not in str(error):  # what torch says of a type that has no kernel
+            if "not implemented for" not in str(error):  # torch's message for a type without a kernel
                 raise
             tally.unsupported[name] = str(error)
             return

@@ -35,7 +35,7 @@ HEAP_BYTES = 2**24
 
 
 def multiply(args: SlotArgs) -> None:
-    """``C = A B`` or, when the scalar says that there is something in C already, ``C += A B``."""
+    """``C = A B`` or, when the scalar is not 0, ``C += A B``."""
     left, right, result = args.tensors
     (more,) = args.scalars
     if more:
@@ -54,7 +54,7 @@ def add_up(args: SlotArgs) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """What builds a graph, besides tensors: the length of a block and the callables of the tasks."""
 
     block: int
@@ -64,7 +64,7 @@ class Plan:
     multiply_rows: CallableHandle
 
 
-def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
     """Level 3: ``C = A B`` block by block, then the sum of C's elements: the sums of the blocks, added in pairs.
 
     ``args.tensors`` are A ``[m, k]``, B ``[k, n]``, C ``[m, n]`` and the total ``[1]``. Nothing here waits: what
@@ -84,8 +84,8 @@ def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
         reduce_pairs(orch, sums, total, plan)
 
 
-def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) -> None:
-    """Add pairs of ``values``, then pairs of these sums, and so on; every level of the tree in a scope of its own."""
+def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockPlan) -> None:
+    """Add pairs of ``values``, then pairs of these sums, and so on; with a scope for every level of the tree."""
     if len(values) <= 2:
         orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
         return
@@ -98,7 +98,7 @@ def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: Plan) 
         reduce_pairs(orch, sums, total, plan)
 
 
-def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
+def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
     """Level 4: the same, each host with its share of the block rows, and a tree over the totals of the hosts."""
     left, right, result, total = args.tensors
     with orch.scope():
@@ -111,7 +111,7 @@ def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: Plan) -> None:
 
 
 def allocate(orch: Orchestrator, count: int) -> Tensor:
-    """Memory for sums. It may still hold those of an earlier graph, which nobody must take for new ones."""
+    """Memory for sums, filled with NaN: it may hold the sums of an earlier graph."""
     return orch.alloc((count,), torch.float64).fill_(math.nan)
 
 
@@ -224,7 +224,7 @@ class Pipeline(Workload):
         self._left, self._right, self._result = (shared(config.size, config.size) for _ in range(3))
         self._total = shared(1)
         self.worker = self._build_worker()
-        self._plan = Plan(
+        self._plan = BlockPlan(
             config.block,
             config.hosts,
             self.worker.register(self.multiply),
@@ -255,12 +255,8 @@ class Pipeline(Workload):
             step_times.append(self._compute(generator))
             errors[step] = self._check(step, failures)
             self.progress(step + 1, config.steps)
-        return WorkloadResult(
-            passed=failures.count == 0,
-            failure_count=failures.count,
-            first_failure_iteration=failures.first_iteration,
-            failure_details=failures.details,
-            total_iterations=config.steps,
+        return failures.result(
+            configured=config.steps,
             step_times_ms=step_times,
             elapsed_sec=time.perf_counter() - started,
             metrics={
@@ -270,9 +266,6 @@ class Pipeline(Workload):
                 "max_abs_error": float(errors.max()),  # NaN if one of them is
                 "total": self._total.item(),
             },
-            main_work_started=True,
-            executed_iterations=config.steps,
-            configured_iterations=config.steps,
         )
 
     def _compute(self, generator: torch.Generator) -> float:

@@ -1,1 +1,1 @@
-"""A TrialSpec onto the runtime: single process, elastic agent, torchrun, external (we are already a rank)."""
+"""Running a TrialSpec on the runtime: in a single process, under torch's elastic agent or torchrun, or as a rank."""

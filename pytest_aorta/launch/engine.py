@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.service import HostOptions, TrialOrder
+from pytest_aorta.launch.host.service import HostOptions
+from pytest_aorta.launch.job_messages import TrialOrder, broken_cell
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.endpoints.process import StartupError
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator
@@ -25,6 +26,7 @@ from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.limits import GRACE
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -75,7 +77,7 @@ class TrialEngine:
             )
         self._variables: dict[str, str] = {}
         self._unusable: Exception | None = None
-        self._cells: dict[tuple[str, int | None], PreparedCell] = {}
+        self._cells: dict[tuple[str, Execution], PreparedCell] = {}
 
     @property
     def _session(self) -> Orchestrator:
@@ -101,7 +103,7 @@ class TrialEngine:
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 
     def check(self, spec: TrialSpec) -> PreparedCell | None:
-        """Prepare a cell, and find out what would prevent each of its trials.
+        """Prepare a cell, once, and find out what would prevent each of its trials.
 
         ``None`` where that is no mistake of the request: then every trial has it in its record.
 
@@ -111,23 +113,19 @@ class TrialEngine:
             EngineUnusable: no trial can be run.
         """
         preparation = self._preparation(self._order(spec))
-        # Urgent, because the caller waits, while trials that were launched ahead may wait for a slot.
-        record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
-        details = record.failure.details if record.failure is not None else {}
-        if details.get("kind") == "ConfigError":
-            raise ConfigError(details["message"])
-        if details.get("kind") == "LaunchModeError":
-            raise LaunchModeError(details["message"])
-        if record.outcome is not Outcome.SUCCESS:
-            return None
-        cell = PreparedCell.from_plain(record.payload)
-        self._cells[preparation.key, spec.execution.nproc] = cell
-        return cell
-
-    def checked(self, spec: TrialSpec) -> PreparedCell | None:
-        """As ``check``, with the result kept for all trials of a cell."""
-        key = self._preparation(self._order(spec)).key
-        return self._cells.get((key, spec.execution.nproc)) or self.check(spec)
+        key = preparation.key, spec.execution
+        if key not in self._cells:
+            # Urgent, because the caller waits, while trials that were launched ahead may wait for a slot.
+            record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
+            broken = broken_cell(record)
+            if broken is not None and broken["kind"] == "ConfigError":
+                raise ConfigError(broken["message"])
+            if broken is not None and broken["kind"] == "LaunchModeError":
+                raise LaunchModeError(broken["message"])
+            if record.outcome is not Outcome.SUCCESS:
+                return None
+            self._cells[key] = PreparedCell.from_plain(record.payload)
+        return self._cells[key]
 
     def launch(
         self,
@@ -138,7 +136,7 @@ class TrialEngine:
         urgent: bool = True,
         on_start: Callable[[], None] | None = None,
     ) -> SlotTrial:
-        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``, never for its own fault.
+        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
 
         Args:
             spec: what to run.

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.spec import TrialSpec
 
-#: pytest's own bookkeeping, which changes from item to item and says nothing to a workload.
+#: Variables of pytest that change from item to item.
 _NOT_INHERITED = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 
 
@@ -96,18 +97,19 @@ def zygote_spec(
     Raises:
         EnvironmentUnusable: the environment names something that is not there.
     """
+    argument: PrepareArgument = {
+        "target": spec.workload.target,
+        "overrides": dict(spec.overrides),
+        "steps": spec.steps,
+        "launcher": spec.execution.launcher,
+        "seed": fresh_seed,
+    }
     return ZygoteSpec(
         command=command(spec.environment),
         environ=environ(spec.environment, spec.overlay, inherited.variables, threads, devices),
-        prepare="pytest_aorta.launch.child.main:prepare",
-        argument={
-            "target": spec.workload.target,
-            "overrides": dict(spec.overrides),
-            "steps": spec.steps,
-            "launcher": spec.execution.launcher,
-            "seed": fresh_seed,
-        },
-        run="pytest_aorta.launch.child.main:run",
+        prepare="pytest_aorta.launch.child.trial_main:prepare",
+        argument=argument,
+        run="pytest_aorta.launch.child.trial_main:run",
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,

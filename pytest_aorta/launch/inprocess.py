@@ -1,4 +1,4 @@
-"""A trial in this very process, for debugging with ``--pdb``: no isolation, no deadline, no logs."""
+"""A trial in pytest's process, for debugging with ``--pdb``: no isolation, no deadline, no logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
-from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.outcome import Observed, conclude, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -38,6 +38,7 @@ class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
 
     resumed = False
+    started = True
 
     def __init__(self, spec: TrialSpec) -> None:
         self.spec = spec
@@ -51,7 +52,7 @@ class InProcessTrial:
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
         try:
-            self._live(phase)
+            self._run_phase(phase)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an exception that takes no attributes
                 error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
@@ -59,7 +60,7 @@ class InProcessTrial:
         return not self.seen.failed_in(phase)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
         return phase in self.seen.phases_sec and not self.seen.failed_in(phase)
 
     def failed(self) -> bool:
@@ -67,10 +68,10 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None: nothing is forked."""
+        """None."""
         return []
 
-    def _live(self, phase: str) -> None:
+    def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)
@@ -84,8 +85,8 @@ class InProcessTrial:
             self._lifecycle.run(reraise=True)
 
     def interrupt(self, why: str) -> None:
-        """Note that it cannot be judged."""
-        self.seen.lost = {"phase": self.seen.phase, "kind": "signal", "message": f"interrupted: {why}"}
+        """Note the reason."""
+        self.seen.lost = interruption(self.seen.phase, why)
 
     def finish(self) -> TrialResult:
         """Clean up, where there is something to clean up; the record."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
-from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -69,6 +71,11 @@ def build_record(
     )
 
 
+def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
+    """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
+    return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
+
+
 def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
     return Elastic.model_validate(
         {
@@ -80,3 +87,8 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
             "launcher_variables": seen.launcher_variables,
         }
     )
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    """The logs of a trial whose processes are gone, as ``artifacts`` of its record."""
+    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}

@@ -7,7 +7,7 @@ from pytest_aorta.trials.spec import TrialSpec
 
 
 class ReplayedTrial:
-    """Ends every phase as the record says that it has ended; the record bears the name that the trial has now."""
+    """Ends every phase as the record has it; the record gets the name that the trial has in this plan."""
 
     resumed = True
     #: It never takes a slot.
@@ -37,12 +37,12 @@ class ReplayedTrial:
         return self._record.exit_status != "ok"
 
     def interrupt(self, why: str) -> None:
-        """Nothing runs, and what is known stays known."""
+        """Nothing runs."""
 
     def finish(self) -> TrialResult:
         """The record."""
         return self._record
 
     def take_warnings(self) -> list[str]:
-        """None: whatever there was to say has been said."""
+        """None: the earlier run has shown them."""
         return []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.job_messages import JobEvent, broken_cell
+from pytest_aorta.launch.record import build_record, logs_in
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
@@ -16,7 +17,7 @@ from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.orchestrator import TaskRef
+    from pytest_aorta.runtime.handles import TaskRef
 
 
 class RunningTrial(Protocol):
@@ -25,12 +26,14 @@ class RunningTrial(Protocol):
     spec: TrialSpec
     #: Whether the result is that of an earlier run.
     resumed: bool
+    #: Whether it runs, or has run.
+    started: bool
 
     def wait(self, phase: str) -> bool:
-        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether it got through."""
+        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether the phase has succeeded."""
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
 
     def failed(self) -> bool:
         """Whether it has failed already."""
@@ -75,16 +78,16 @@ class SlotTrial:
             prepare()
         self.started = True
 
-    def receive(self, event: dict[str, Any]) -> None:
-        """Take in one event of ``launch.host.service.run_trial``."""
-        if "file" in event:
-            self._write(event["file"], event["data"])
+    def receive(self, event: JobEvent) -> None:
+        """Take in one event of the job."""
+        if event["type"] == "file":
+            self._write(event["name"], event["data"])
             return
         with self._changed:
-            if "warning" in event:
-                self._warnings.append(event["warning"])
+            if event["type"] == "warning":
+                self._warnings.append(event["text"])
             else:
-                self._ended[event["ended"]] = not event["failed"]
+                self._ended[event["phase"]] = not event["failed"]
             self._changed.notify_all()
 
     def _write(self, name: str, data: bytes) -> None:
@@ -103,14 +106,13 @@ class SlotTrial:
             self._changed.notify_all()
 
     def wait(self, phase: str) -> bool:
-        """Block until ``phase`` has ended, or the trial has; whether it got through."""
+        """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
         with self._changed:
-            while phase not in self._ended and self._settled is None:
-                self._changed.wait()
+            self._changed.wait_for(lambda: phase in self._ended or self._settled is not None)
             return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well already."""
+        """Whether ``phase`` has succeeded already."""
         return self._ended.get(phase, False)
 
     def failed(self) -> bool:
@@ -132,11 +134,10 @@ class SlotTrial:
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
         with self._changed:
-            while self._settled is None:
-                self._changed.wait()
-            settled = self._settled
+            self._changed.wait_for(lambda: self._settled is not None)
         if self._record is None:
-            self._record = self._build(settled)
+            assert self._settled is not None
+            self._record = self._build(self._settled)
         return self._record
 
     def _phase(self) -> Phase:
@@ -148,27 +149,20 @@ class SlotTrial:
     def _build(self, settled: TaskRecord) -> TrialResult:
         if settled.outcome is Outcome.SUCCESS:
             return TrialResult.from_dict(settled.payload)
-        seen = Observed(lost=lost_of(settled, self._why, self._phase()))
+        seen = Observed(lost=_lost(settled, self._why, self._phase()))
         logs = logs_in(self.folder) if self.started else {}  # what lies there is of an earlier run
         return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs)
 
 
-def lost_of(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
+def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
     """The ``failure`` of a trial whose job gave no record."""
     failure = settled.failure
-    details = dict(failure.details) if failure is not None else {}
     if settled.outcome is Outcome.CANCELLED or failure is None:
         return interruption(phase, why or "not wanted any more")
-    if "phase" in details:  # its cell could not be prepared, or has no devices any more
-        error = details["error"] or {"message": details["message"]}
-        return exit_failure(details["phase"], details["returncode"], error)
+    if (broken := broken_cell(settled)) is not None:
+        return exit_failure(broken["phase"], broken["returncode"], broken["error"] or {"message": broken["message"]})
     if settled.outcome is Outcome.ENDPOINT_FAILURE:
         what = "there is no host left to run it" if phase == "launch" else "the host that ran this trial died"
         return {"phase": phase, "kind": "exception", "message": f"{what}: {failure.message}"}
     lost: FailureData = {"phase": phase, "kind": "exception", "type": failure.type, "message": failure.message}
     return {**lost, "traceback": failure.traceback} if failure.traceback else lost
-
-
-def logs_in(folder: Path) -> dict[str, str]:
-    """The logs that a trial has left, as ``artifacts`` of its record."""
-    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}

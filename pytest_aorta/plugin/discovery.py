@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-#: Stands among the methods of a class that says that it is a workload by its base.
+#: Added to the methods of a class whose base is named Workload.
 _DECLARED = "(Workload)"
 
 

@@ -1,4 +1,4 @@
-"""What a failed trial says in pytest's report."""
+"""The text of a failed trial in pytest's report."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+import pytest
+
+from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-    from _pytest._code.code import ReprExceptionInfo
-
     from pytest_aorta.trials.result import TrialResult
-    from pytest_aorta.workspace.paths import TrialPlace
+    from pytest_aorta.workspace.paths import TrialPaths
 
 #: Lines of each log shown for a failed trial.
 _TAIL_LINES = 15
@@ -33,20 +33,15 @@ _DETAILS = 5
 _NOT_SHOWN = ("traceback", "at")
 
 
-def as_longrepr(text: str, path: Path) -> ReprExceptionInfo:
-    """A text as what pytest's reports hold: shown as it is, its first line in the short summary.
+class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # an attribute of a function
+    """Shown as text, without a traceback through pytest."""
 
-    A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
-    these, but they are what travels between xdist's processes.
-    """
-    from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
-
-    shown = ReprTraceback([ReprEntryNative([text + "\n"])], None, style="native")
-    return ReprExceptionInfo(shown, ReprFileLocation(str(path), 1, text.partition("\n")[0]))
+    def __init__(self, text: str) -> None:
+        super().__init__(text, pytrace=False)
 
 
-def failure_text(record: TrialResult, results: Path, place: TrialPlace, item: pytest.Item) -> str:
-    """What a failed trial says: the failure, the ends of its logs, and how to run just this trial again."""
+def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> str:
+    """The failure, the ends of the logs, and a command that runs just this trial again."""
     failure = record.failure
     assert failure is not None
     kind = failure.type if failure.type and failure.kind == "exception" else ""
@@ -58,10 +53,10 @@ def failure_text(record: TrialResult, results: Path, place: TrialPlace, item: py
     for detail in record.result.failure_details[:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     for name, relative in record.artifacts.items():
-        tail = tail_of(place.file_in(results).parent / relative)
+        tail = tail_of(paths.file_in(results).parent / relative)
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
-    lines += ["", f"trial file: {place.file_in(results)}", f"run it again: {rerun_line(item)}"]
+    lines += ["", f"trial file: {paths.file_in(results)}", f"run it again: {rerun_line(item)}"]
     return printable("\n".join(lines))
 
 
@@ -86,14 +81,7 @@ def _own_frames(traceback: list[str]) -> list[str]:
 
 def tail_of(path: Path) -> list[str]:
     """The last lines of a log, as printable text; empty when there are none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    clean = printable(text)
+    clean = printable(read_tail(path, _TAIL_BYTES))
     return _without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 

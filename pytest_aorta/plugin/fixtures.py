@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_aorta.plugin.marked_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
-    from pytest_aorta.probe import EnvSnapshot
+    from pytest_aorta.probe.snapshot import EnvSnapshot
 
 
 @pytest.fixture
@@ -54,6 +54,6 @@ def aorta_trial(request: pytest.FixtureRequest, aorta_run: RunTrial) -> MarkedTr
 @pytest.fixture(scope="session")
 def aorta_env() -> EnvSnapshot:
     """What pytest itself runs on, as trials record it."""
-    from pytest_aorta.probe import collect_env
+    from pytest_aorta.probe.collect import collect_env
 
     return collect_env()

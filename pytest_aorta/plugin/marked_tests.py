@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Selection, check_variables, trials_of
-from pytest_aorta.plugin.run import REPORT, Told, deadline_of, run_of, warn
+from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
+from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
-from pytest_aorta.workspace.paths import place
+from pytest_aorta.workspace.paths import trial_paths
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workspace.paths import TrialPlace
+    from pytest_aorta.workspace.paths import TrialPaths
 
 _KEYWORDS = ("trials", "mitigations", "environments", "timeout")
 
@@ -51,7 +53,7 @@ class RunTrial:
         self.item = item
         self._extra_env = extra_env
         self._count = itertools.count()  # a test may start trials on several threads
-        item.stash[REPORT] = Told()
+        item.stash[PAYLOAD] = ReportPayload()
 
     def __call__(
         self,
@@ -65,7 +67,7 @@ class RunTrial:
         timeout: float | None = None,
         index: int = 0,
     ) -> TrialResult:
-        """Run it in a process of its own and wait for its end.
+        """Run one trial in a separate process and wait for its end.
 
         Args:
             workload: registered name, or a workload class of this or any other file.
@@ -100,29 +102,29 @@ class RunTrial:
 
     @property
     def run(self) -> Run:
-        """The run of pytest that the test is part of."""
+        """The run that the test is part of."""
         return run_of(self.item.config)
 
     def carry_out(
         self, spec: TrialSpec, *, timeout: float | None = None, anew: bool = False
-    ) -> tuple[TrialResult, TrialPlace]:
-        """Run one trial, wait for its end, and have its file written; the record, and where the file will be.
+    ) -> tuple[TrialResult, TrialPaths]:
+        """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
 
         Args:
             spec: what to run.
             timeout: deadline in seconds that comes before all others.
-            anew: also with ``--aorta-resume``.
+            anew: whether to run it although ``--aorta-resume`` has a result.
         """
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
-        run.engine.check(spec)
-        where = place(self.item.nodeid, spec.workload.name, next(self._count))
+        run.runner.check(spec)
+        paths = trial_paths(self.item.nodeid, spec.workload.name, next(self._count))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.start(spec, where, timeout or deadline_of(self.item, spec))
+            running: RunningTrial = run.runner.start(spec, paths, timeout or deadline_of(self.item, spec))
         else:
-            running = run.launch(self.item, spec, where, self._extra_env)
+            running = run.launch(self.item, spec, paths, self._extra_env)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -130,11 +132,11 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.keep(self.item, where, running.finish(), running.resumed)
+            run.keep(self.item, paths, running.finish(), running.resumed)
             raise
-        run.keep(self.item, where, record, running.resumed)
+        run.keep(self.item, paths, record, running.resumed)
         warn(self.item, running)
-        return record, where
+        return record, paths
 
 
 class MarkedTrial:
@@ -168,7 +170,7 @@ class MarkedTrial:
 
 
 def in_a_process(execution: Execution) -> Execution:
-    """Options of a trial that a test starts: always in a process of its own."""
+    """Options of a trial that a test starts: always in a separate process."""
     return replace(execution, isolation="fork") if execution.isolation == "none" else execution
 
 
@@ -196,7 +198,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
         problem = _problem(marker)
         if problem is not None:
-            # As pytest says it of its own markers: one message, and no traceback through the plugin.
+            # As pytest does for wrong markers: one message, and no traceback through the plugin.
             pytest.fail(f"{metafunc.definition.nodeid}: @pytest.mark.aorta {problem}", pytrace=False)
         given.update(marker.kwargs)
     trials = given.get("trials", selection.trials)

@@ -1,17 +1,20 @@
 """Command line, environment variables and ini file to one Selection.
 
-Every option has three sources, the first that says something wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
+Every option has three sources, of which the first with a value wins: ``--aorta-NAME``, ``PYTEST_AORTA_NAME``, and
 ``aorta_NAME`` in the ini file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
 
 if TYPE_CHECKING:
     import pytest
@@ -84,24 +87,24 @@ def _devices(text: str) -> tuple[int, ...]:
         raise ValueError("a list such as 0-3 or 0,2-4, or none") from None
 
 
-def _seconds(text: str) -> float:
+def _number(text: str) -> float:
+    """Not a number where the text is none: then it is in no range."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    if not 0 < _number(text) < math.inf:
         raise ValueError("a number of seconds above 0")
-    return value
+    return float(text)
 
 
 def _grace(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
+    if not 0 <= _number(text) < math.inf:
         raise ValueError("a number of seconds, 0 for none")
-    return value
+    return float(text)
 
 
 def _size(text: str) -> int:
@@ -279,9 +282,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
     base = config.inipath.parent if config.inipath is not None else config.invocation_params.dir
     if values["aorta_slots"] == 0:
-        from pytest_aorta.plugin.slot_options import automatic_slots
-
-        values["aorta_slots"] = automatic_slots(config, values["aorta_devices"])
+        values["aorta_slots"] = _automatic_slots(config, values["aorta_devices"])
     if values["aorta_elastic"] is not None:
         from pytest_aorta.trials.elastic_options import elastic_options
 
@@ -306,6 +307,20 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     )
 
 
+def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:
+    """One per device that may be leased, else one per physical core that pytest may use.
+
+    One for an xdist worker, whose siblings are the other slots.
+    """
+    if is_worker(config) or is_controller(config):
+        return 1
+    if devices:
+        return len(devices)
+    import psutil
+
+    return max(1, min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))))
+
+
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     """``2*popen`` is two of them."""
     if not texts:
@@ -320,7 +335,7 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(expand_specs(texts))
     except ValueError:
         pass
-    try:  # for the message; the values of variables may be secrets, and no mistake is one of theirs
+    try:  # for the message, without the values of variables: these may be secrets, and are never the mistake
         expand_specs([without_values(text) for text in texts])
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
@@ -339,7 +354,7 @@ def _path(text: str, base: Path) -> Path:
 
 
 def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> Any:
-    """Parsed values of the first source that says something, a tuple for ``repeat`` options; ``None`` if none does."""
+    """Parsed values of the first source that has some, a tuple for ``repeat`` options; ``None`` if none has."""
     given = getattr(config.option, option.ini, None)
     source = option.flag
     if given is None and environ.get(option.variable):

@@ -10,96 +10,137 @@ import pytest
 
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, under_launcher
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.plan import Plan, PlanError
-from pytest_aorta.plugin.collection import TrialItem, plan_of_file
+from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.slot_options import check_slots, under_xdist
+from pytest_aorta.plugin.trial_item import TrialItem
+from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
 
 
 def check_trials(session: pytest.Session) -> None:
-    """Check one trial of every workload that is about to run.
-
-    Under xdist this process has no items and runs no trials; there, the check costs an import of the workload, and is
-    made only when an option that can be wrong was given.
+    """Check the options, the results directory, and one trial of every workload that is about to run.
 
     Raises:
         pytest.UsageError: a wrong option, or a workload that cannot be launched this way.
     """
     config = session.config
-    specs = [item.spec for item in session.items if isinstance(item, TrialItem)] if hasattr(session, "items") else []
-    if is_mentioned(config):  # also where trials are only started by tests
+    mentioned = is_mentioned(config)
+    if mentioned:  # also where trials are only started by tests
         end_in_order_when_terminated(config)
-        check_slots(config, run_of(config).selection)
-    if is_mentioned(config):
-        _check_nodes(config)
-    if under_xdist(config):
-        if under_launcher():
-            raise pytest.UsageError(
-                "pytest is a rank of an outer launcher (WORLD_SIZE and RANK are set); run it without -n"
-            )
-        run = run_of(config)
-        chosen = run.selection
-        if chosen.workloads and (chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices):
-            specs = list(run.plan.trials)
-    if config.getoption("setuponly", False):
+        check_slots(config)
+        check_devices(run_of(config).selection)
+        check_nodes(config)
+    specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
+    if config.getoption("setuponly", False) or not (mentioned or specs):
         return
-    if (specs or is_mentioned(config)) and run_of(config).selection.resume:
-        from pytest_aorta.launch.resuming import move_what_has_grown
-
-        move_what_has_grown(_plans(config), run_of(config).results)
-    if not specs:
-        return
-    refuse_unwritable(run_of(config).results)
+    run = run_of(config)
+    if run.selection.resume:
+        for plan in _plans(run):
+            run.runner.store.move_grown(plan.cells)
+    if specs:
+        check_writable(run.results)
     for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
         try:
-            check(run_of(config), spec)
+            run.runner.check(spec)
         except (ConfigError, LaunchModeError, EngineUnusable) as error:
             raise pytest.UsageError(str(error)) from None
 
 
-def _check_nodes(config: pytest.Config) -> None:
-    """The pytest processes of several nodes have to come to the same trial at the same time."""
-    selection = run_of(config).selection
-    if not is_multi_node(selection.execution.elastic):
-        return
-    for given, why in (
-        (under_xdist(config), "-n"),
-        (selection.resources.slots > 1, "--aorta-slots"),
-    ):
-        if given:
-            raise pytest.UsageError(f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {why}")
+def _specs_of_items(session: pytest.Session) -> list[TrialSpec]:
+    items = session.items if hasattr(session, "items") else []
+    return [item.spec for item in items if isinstance(item, TrialItem)]
 
 
-def _plans(config: pytest.Config) -> list[Plan]:
-    """All plans; those of files are known to xdist's workers only, and are made again."""
+def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
+    """What an xdist controller checks: it has no items, and the check costs it an import of the workload.
+
+    So it checks only where an option that can be wrong was given.
+    """
+    if under_launcher():
+        raise pytest.UsageError(
+            "pytest is a rank of an outer launcher (WORLD_SIZE and RANK are set); run it without -n"
+        )
     run = run_of(config)
-    if not under_xdist(config):
-        return run.plans
-    plans = list(run.plans)
-    files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    for file in dict.fromkeys(file for file in files if workload_classes(file)):
-        with contextlib.suppress(RegistryError, PlanError):  # the workers say so
-            plans.append(plan_of_file(file, run.selection, run.registry))
+    chosen = run.selection
+    can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
+    return list(run.plan.trials) if chosen.workloads and can_be_wrong else []
+
+
+def _plans(run: Run) -> list[Plan]:
+    """All plans; those of files are known to xdist's workers only, and are made again."""
+    plans, config = list(run.runner.plans), run.config
+    if is_controller(config):
+        files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+        for file in dict.fromkeys(file for file in files if workload_classes(file)):
+            with contextlib.suppress(RegistryError, PlanError):  # the workers report it
+                plans.append(plan_of_file(file, run.selection, run.registry))
     return plans
 
 
-def check(run: Run, spec: TrialSpec) -> None:
-    """Raise ``ConfigError``, ``LaunchModeError`` or ``EngineUnusable`` for what would prevent every trial of a cell."""
-    if spec.execution.isolation == "none":
-        from pytest_aorta.launch.inprocess import check_here
+def check_slots(config: pytest.Config) -> None:
+    """Refuse several slots or hosts where another tool runs trials side by side already.
 
-        check_here(spec)
-    else:
-        run.engine.check(spec)
+    Raises:
+        pytest.UsageError: naming both sides.
+    """
+    resources = run_of(config).selection.resources
+    if resources.total_slots == 1 and not resources.hosts:
+        return
+    option = "--aorta-host" if resources.hosts else f"--aorta-slots {resources.slots}"
+    if is_controller(config):
+        raise pytest.UsageError(f"{option} and -n both run trials side by side; use one of them")
+    if under_launcher():
+        raise pytest.UsageError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
 
 
-def refuse_unwritable(results: Path) -> None:
+def check_devices(selection: Selection) -> None:
+    """Refuse devices that are not there, or that cannot be leased.
+
+    Raises:
+        pytest.UsageError: naming the devices.
+    """
+    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
+    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
+
+    devices = selection.resources.devices
+    if devices is None:
+        return
+    option = f"--aorta-devices {devices_text(devices)}"
+    if selection.execution.isolation == "none":
+        raise pytest.UsageError(
+            f"{option} and --aorta-isolation none: a trial in pytest's own process has that process's devices"
+        )
+    if devices and under_launcher():
+        raise pytest.UsageError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
+    if devices and not selection.resources.hosts:
+        try:
+            Leases(choose_devices(devices, find_devices()))
+        except (ValueError, LeaseError, OSError) as error:
+            raise pytest.UsageError(f"{option}: {error}") from None
+
+
+def check_nodes(config: pytest.Config) -> None:
+    """Refuse parallel trials of several nodes, whose pytest processes have to come to each trial at the same time.
+
+    Raises:
+        pytest.UsageError: naming the option that runs them in parallel.
+    """
+    selection = run_of(config).selection
+    if is_multi_node(selection.execution.elastic):
+        for given, option in ((is_controller(config), "-n"), (selection.resources.slots > 1, "--aorta-slots")):
+            if given:
+                raise pytest.UsageError(
+                    f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {option}"
+                )
+
+
+def check_writable(results: Path) -> None:
     """Make the results directory, or say why it cannot be used.
 
     Raises:

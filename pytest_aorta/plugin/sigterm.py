@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
 from typing import NoReturn
 
 import pytest
+
+from pytest_aorta.plugin.xdist_roles import is_worker
 
 _PREPARED = pytest.StashKey[bool]()
 
@@ -22,23 +25,29 @@ def reason_of(error: BaseException) -> str:
 
 
 def end_in_order_when_terminated(config: pytest.Config) -> None:
-    """From now on, and until pytest ends; unless somebody has an idea of his own of what SIGTERM should do.
+    """Handle SIGTERM until pytest ends, unless something else handles it.
 
-    Not in an xdist worker: its controller writes what there is to write.
+    An xdist worker has no results to write: it ends at once when its controller does.
     """
-    if _PREPARED in config.stash or hasattr(config, "workerinput"):
+    if _PREPARED in config.stash:
+        return
+    if is_worker(config):
+        from pytest_aorta.runtime.zygotes.process_tree import die_with_parent
+
+        config.stash[_PREPARED] = True
+        die_with_parent(os.getppid())  # execnet would wait five seconds for the test that runs
         return
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         config.stash[_PREPARED] = True
         signal.signal(signal.SIGTERM, _terminate)
-        config.add_cleanup(_forget)
+        config.add_cleanup(_restore)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ending in order is all that another one could ask for
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # pytest is ending already
     raise Terminated("SIGTERM")
 
 
-def _forget() -> None:
+def _restore() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

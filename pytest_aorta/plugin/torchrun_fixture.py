@@ -44,7 +44,7 @@ class RunTorchrun:
         timeout: float | None = None,
         mitigations: Sequence[str] = ("none",),
     ) -> TorchrunResult:
-        """Run it in processes of its own and wait for their end. What the script does is in the result.
+        """Run a script in separate processes and wait for their end. What it does is in the result, not an exception.
 
         Args:
             script: a file, looked for in ``cwd`` and then beside the test; or ``"-m"``, and a module's name follows.
@@ -107,9 +107,9 @@ class RunTorchrun:
             limits=replace(run.selection.limits, stall_timeout=None),  # a script cannot report progress
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
-        # Anew every time: which files a script takes part of its course from is not known.
-        trial, place = self._run.carry_out(spec, timeout=timeout, anew=True)
-        return TorchrunResult.of(trial, nproc, place.folder_in(run.results))
+        # Anew every time: which files decide what a script does is not known.
+        trial, paths = self._run.carry_out(spec, timeout=timeout, anew=True)
+        return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
     def _find(
         self, words: list[str], folder: Path, pythonpath: str | None

@@ -1,4 +1,4 @@
-"""What became of a script under torchrun."""
+"""The result of a script under torchrun."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TorchrunResult:
 
     @property
     def message(self) -> str:
-        """What became of it, in words: first in one line, then with the traceback or the end of the log."""
+        """The outcome in one line, then the traceback or the end of the log."""
         size = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
         title = f"{self.trial.workload} on {size}: {self.exit_status}"
         failure = self.failure

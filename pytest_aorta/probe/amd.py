@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
 from pytest_aorta.probe.tool import ToolFailed, ask
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
         return None
     devices: list[Facts] = []
     hidden = 0
-    for node in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*"), key=lambda path: (len(path.name), path.name)):
+    for node in kfd_nodes(root):
         try:
             device = _device(node, root)
         except PermissionError:
@@ -58,7 +59,7 @@ def _device(node: Path, root: Path) -> Facts | None:
     """One node of the topology; ``None`` for a CPU."""
     if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
         return None
-    properties = _properties(node / "properties")
+    properties = kfd_properties(node)
     address = _pci_address(properties)
     pci = root / "sys/bus/pci/devices" / address
     return {
@@ -90,13 +91,8 @@ def _pci_address(properties: dict[str, int]) -> str:
 
 
 def _memory(node: Path) -> int:
-    banks = [_properties(file) for file in node.glob("mem_banks/*/properties")]
+    banks = [kfd_properties(bank) for bank in node.glob("mem_banks/*")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
-
-
-def _properties(file: Path) -> dict[str, int]:
-    pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
 
 
 def _line(file: Path) -> str | None:

@@ -1,14 +1,19 @@
-"""Snapshots: the static part once per zygote, the rest once per trial in its own process."""
+"""Snapshots: the static part once per zygote, the rest once per trial in its own process, at its start and end."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+from pytest_aorta.probe.git import git_state_now
 from pytest_aorta.probe.guard import Facts, Guard, describe
-from pytest_aorta.probe.process import process
-from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.probe.imported_modules import imported_modules
+from pytest_aorta.probe.libraries import mapped_objects
+from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.process_state import process
+from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
 from pytest_aorta.probe.static import StaticEnv, gather_static
+from pytest_aorta.probe.torch_state import torch_state
 from pytest_aorta.probe.variables import recorded_variables
 
 if TYPE_CHECKING:
@@ -28,13 +33,15 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     static = gather_static(source)
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
+    collect_end(static, over=False)
     return static
 
 
 def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) -> EnvSnapshot:
     """Find out where and in what this process runs. Never raises.
 
-    With ``static`` this takes well under a millisecond and starts no process, so every trial can afford it.
+    With ``static`` this takes about a millisecond, and starts no process unless files of the workload's repository have
+    changed since: then git runs once. Every trial can afford it.
 
     Args:
         static: what ``collect_static()`` found in this process or the one it was forked from; without it, this
@@ -47,12 +54,32 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return EnvSnapshot.unavailable(describe("collect_env", error))
 
 
+def collect_end(static: StaticEnv | None = None, over: bool = True) -> EndSnapshot:
+    """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
+
+    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
+    milliseconds with ``static``, which is used for the names of the installed distributions.
+
+    Args:
+        static: as for ``collect_env()``.
+        over: false in a rehearsal before ``run()``: leaves out what torch decides for good when it is first asked.
+    """
+    try:
+        return _collect_end(static if static is not None else collect_static(), over)
+    except Exception as error:
+        return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
+
+
 def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
     guard = Guard()
     captured_at = utc_now()
     nothing: dict[str, str] = {}
-    now: Facts = guard.fact("process", lambda: process(guard), {})
-    variables = guard.fact("env_vars", lambda: recorded_variables(os.environ, overlay), nothing)
+    now: Facts = guard.part("process", lambda: process(guard, static.clock), {})
+    variables = guard.part("env_vars", lambda: recorded_variables(os.environ, overlay), nothing)
+    sections = static.sections
+    if sections.get("git") is not None:
+        before: Facts | None = sections["git"]
+        sections = {**sections, "git": guard.part("git", lambda: git_state_now(before, static.git), before)}
     reasons = [*static.reasons, *guard.reasons]
     # Not validated: all of it is plain data made by this package, and in a freshly forked child validation would cost
     # more than everything above, because it touches (and so copies) every page that the sections lie on.
@@ -60,7 +87,28 @@ def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
         captured_at=captured_at,
         partial=bool(reasons),
         partial_reasons=reasons,
+        parts_ms={
+            **{f"static.{name}": milliseconds for name, milliseconds in static.parts_ms.items()},
+            **{f"trial.{name}": milliseconds for name, milliseconds in guard.parts_ms.items()},
+        },
         process=now,
         env_vars=variables,
-        **static.sections,
+        **sections,
+    )
+
+
+def _collect_end(static: StaticEnv, over: bool) -> EndSnapshot:
+    guard = Guard()
+    captured_at = utc_now()
+    torch = guard.part("torch", lambda: torch_state(guard, over), None)
+    libraries: Facts = guard.part("libraries", lambda: plain(mapped_objects()), {})
+    modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed)), {})
+    return EndSnapshot.model_construct(
+        captured_at=captured_at,
+        partial=bool(guard.reasons),
+        partial_reasons=guard.reasons,
+        torch=torch,
+        libraries=libraries,
+        modules=modules,
+        parts_ms=guard.parts_ms,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_aorta.probe.plain import plain, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -33,15 +35,31 @@ class Guard:
 
     Attributes:
         reasons: one line per failed probe, in the order of the failures.
+        parts_ms: milliseconds that each part took, by name.
     """
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.parts_ms: dict[str, float] = {}
+
+    def part(self, name: str, probe: Callable[[], T], default: T) -> T:
+        """As ``fact()``, with the time it takes."""
+        with self.timed(name):
+            return self.fact(name, probe, default)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Keep the time that the part ``name`` takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts_ms[name] = round((time.perf_counter() - start) * 1000, 3)
 
     def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
         """What ``probe()`` returns; ``default``, and a reason, when it raises.
 
-        KeyboardInterrupt and SystemExit pass: they are somebody's decision, not a failing probe.
+        KeyboardInterrupt and SystemExit pass: they are no failures of a probe.
         """
         try:
             return probe()

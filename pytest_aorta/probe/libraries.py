@@ -1,27 +1,66 @@
-"""Which copies of the libraries that matter are loaded in this process.
+"""Which shared libraries are loaded in this process.
 
-A wheel's own RCCL, the system's and a preloaded one all say "RCCL"; the path says which one it is.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_aorta.probe.guard import Facts
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
     r"|amdhip64|hsa-runtime64|hipblas|hipblaslt|rocblas|hipsparse|rocsolver|MIOpen|hiprtc|amd_comgr"
     r"|cuda|cudart|cublas|cublasLt|cudnn|cusparse|cusolver|nvrtc"
     r"|torch_cpu|torch_cuda|torch_hip|c10|gomp|omp|iomp5|mkl_\w+|openblas\w*|scipy_openblas\w*|blis|dnnl"
-    r"|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
+    r"|aotriton\w*|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
 )
+# address, permissions, offset, device, inode, path
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+_SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
+_EXTENSION_MODULE = re.compile(r"\.(?:cpython-\w+-[\w-]+|abi3)\.so$")
+# What the kernel puts behind the path of a mapped file that has been removed or replaced since.
+_GONE = " (deleted)"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not tell."""
+    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
+    return _relevant(_mapped(maps))
+
+
+def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
+    """All shared objects mapped now: ``count``, ``digest`` of their paths, ``names`` without their folders.
+
+    ``names`` leaves out extension modules of Python: those are imported, so ``imported_modules()`` counts them.
+    ``relevant`` are the paths that ``loaded_libraries()`` gives, ``replaced`` those whose file has been removed or
+    overwritten since it was loaded. The digest is the SHA-256 of the sorted paths, each ended by a newline.
+    """
+    mapped = {path.removesuffix(_GONE): path.endswith(_GONE) for path in _mapped(maps)}
+    paths = sorted(path for path in mapped if _SHARED_OBJECT.match(path.rpartition("/")[2]))
+    lines = "".join(f"{path}\n" for path in paths)
+    return {
+        "count": len(paths),
+        "digest": "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest(),
+        "names": sorted(name for path in paths if not _EXTENSION_MODULE.search(name := path.rpartition("/")[2])),
+        "relevant": _relevant(paths),
+        "replaced": [path for path in paths if mapped[path]],
+    }
+
+
+def _mapped(maps: Path) -> set[str]:
     try:
         text = maps.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return []
-    paths = {columns[5] for columns in (line.split(None, 5) for line in text.splitlines()) if len(columns) == 6}
+        return set()
+    return set(_MAPPED.findall(text))
+
+
+def _relevant(paths: Iterable[str]) -> list[str]:
     return sorted(path for path in paths if _RELEVANT.match(path.rpartition("/")[2]))

@@ -44,7 +44,7 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     if smi is not None:
         devices = guard.fact("accelerator.nvidia", lambda: _devices_of_smi(smi, expected=driver), None)
     if devices is None and not driver:
-        # The tool alone, as in many images, says nothing about the machine.
+        # Many images have the tool on machines without a GPU.
         return None
     if devices is None:
         none: list[Facts] = []
@@ -56,7 +56,7 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
 
 
 def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
-    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``, which is how it says that none is."""
+    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``: then there is no GPU."""
     for fields in ({**_BASIC, **_MORE}, _BASIC):
         query = ",".join(fields)
         answer = ask([smi, f"--query-gpu={query}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
@@ -86,7 +86,7 @@ def _device(row: dict[str, str]) -> Facts:
 
 
 def _devices_of_driver(proc: Path) -> list[Facts]:
-    """What /proc/driver/nvidia/gpus tells: less than nvidia-smi, but it is there in every container."""
+    """The devices in /proc/driver/nvidia/gpus: fewer facts than nvidia-smi has, but there in every container."""
     names = {"Model": "name", "GPU UUID": "uuid", "Bus Location": "pci_bus_id", "Video BIOS": "vbios_version"}
     devices = []
     for file in sorted(proc.glob("gpus/*/information")):

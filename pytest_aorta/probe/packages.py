@@ -1,16 +1,26 @@
-"""The installed distributions: versions of those that matter, and a digest of them all."""
+"""The installed distributions: versions of those that matter, and a digest of them all.
+
+The list of them all is the same for thousands of trials: it is written once, into a file named by its digest.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import tempfile
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_aorta.probe.plain import words
+from pytest_aorta.probe.plain import plain, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from email.message import Message
+    from pathlib import Path
 
     from pytest_aorta.probe.guard import Facts, Guard
 
@@ -27,41 +37,123 @@ _NAMES = words(
 # The wheels that bring the GPU libraries along: nvidia-nccl-cu12, rocm-sdk-core, ...
 _FAMILIES = ("nvidia-", "rocm", "cuda-", "triton-", "jax-", "torch-")
 
+# The first folder of a line of RECORD, or a single module beside the metadata.
+_RECORDED = re.compile(r"^(?:([^/,.\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,\n]+)?\.(?:py|so)),", re.MULTILINE)
 
-def packages(guard: Guard) -> Facts:
+
+class Owner(NamedTuple):
+    """A distribution that a top-level name belongs to, and the folder it is installed in."""
+
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The installed distributions.
+
+    Attributes:
+        versions: canonical name -> version. Of two with one name, the first on ``sys.path``, which is the one imported.
+        owners: top-level name of modules -> distributions that say it is theirs.
+    """
+
+    versions: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, tuple[Owner, ...]] = field(default_factory=dict)
+
+
+def packages(installed: Installed) -> Facts:
     """``versions`` of the relevant distributions, ``count`` of all of them, and their ``digest``.
 
     The digest is the SHA-256 of the sorted lines ``name==version`` (canonical names, UTF-8, each ended by a newline):
     equal digests mean equal installations, by name and version.
     """
-    installed = _installed(metadata.distributions(), guard)
-    lines = "".join(f"{name}=={version}\n" for name, version in sorted(installed.items()))
     return {
-        "versions": {name: version for name, version in sorted(installed.items()) if _relevant(name)},
-        "count": len(installed),
-        "digest": "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest(),
+        "versions": {name: version for name, version in sorted(installed.versions.items()) if _relevant(name)},
+        "count": len(installed.versions),
+        "digest": _digest(installed.versions),
     }
 
 
-def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> dict[str, str]:
-    """Canonical name -> version. Of two with one name, the first on ``sys.path``, which is the one imported."""
-    installed: dict[str, str] = {}
+def package_list(installed: Installed) -> Facts:
+    """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
+    versions = dict(sorted(installed.versions.items()))
+    listing: Facts = plain({"digest": _digest(versions), "count": len(versions), "versions": versions})
+    return listing
+
+
+def package_list_name(digest: str) -> str:
+    """The name of the file that lists the distributions with this digest: ``packages-<16 digits>.json``."""
+    return f"packages-{digest.removeprefix('sha256:')[:16]}.json"
+
+
+def write_package_list(folder: Path, listing: Mapping[str, object]) -> Path:
+    """Write what ``package_list()`` gave into ``folder``, unless it is there; the file. Raises ``OSError``."""
+    file = folder / package_list_name(str(listing["digest"]))
+    if not file.exists():
+        descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as opened:
+                json.dump(listing, opened, indent=1)
+            os.chmod(draft, 0o644)
+            os.replace(draft, file)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    return file
+
+
+def installed_distributions(guard: Guard) -> Installed:
+    """All distributions on ``sys.path``; those whose metadata cannot be read are counted in a reason."""
+    return _installed(metadata.distributions(), guard)
+
+
+def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> Installed:
+    versions: dict[str, str] = {}
+    owners: dict[str, tuple[Owner, ...]] = {}
     unreadable = []
     for distribution in distributions:
         try:
-            told = distribution.metadata
+            fields = _headers(distribution)
             # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
-            if "Name" not in told or "Version" not in told:
+            if "Name" not in fields or "Version" not in fields:
                 continue
-            name, version = told["Name"], told["Version"]
+            name, version = fields["Name"], fields["Version"]
         except Exception as error:
             unreadable.append(f"{type(error).__name__}: {error}")
             continue
-        if name and version:
-            installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+        if name and version and (canonical := re.sub(r"[-_.]+", "-", name).lower()) not in versions:
+            versions[canonical] = version
+            owner = Owner(canonical, os.path.dirname(str(distribution.locate_file("x"))))
+            for top in _top_level_names(distribution):
+                owners[top] = (*owners.get(top, ()), owner)
     if unreadable:
         guard.reasons.append(f"packages: {len(unreadable)} distribution(s) unreadable, the first: {unreadable[0]}")
-    return installed
+    return Installed(versions, owners)
+
+
+def _headers(distribution: metadata.Distribution) -> Message:
+    """Its metadata without the description at the end, which ``distribution.metadata`` parses as well."""
+    text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
+    return HeaderParser().parsestr(re.split(r"\n\r?\n", text, maxsplit=1)[0])
+
+
+def _top_level_names(distribution: metadata.Distribution) -> set[str]:
+    """Names that can be imported from it.
+
+    Found without ``metadata.packages_distributions()``, which takes a millisecond for each distribution.
+    """
+    try:
+        names = distribution.read_text("top_level.txt")
+        if names is not None:
+            return set(names.split())
+        return {folder or module for folder, module in _RECORDED.findall(distribution.read_text("RECORD") or "")}
+    except (OSError, UnicodeDecodeError):
+        return set()
+
+
+def _digest(versions: Mapping[str, str]) -> str:
+    lines = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+    return "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _relevant(name: str) -> bool:

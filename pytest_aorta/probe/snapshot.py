@@ -10,12 +10,38 @@ from pydantic import BaseModel, ConfigDict, field_validator
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 def utc_now() -> str:
     """This moment in ISO 8601 with milliseconds, in UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+class EndSnapshot(BaseModel):
+    """What ``run()`` has left behind in a trial's process: what was set, loaded and imported on the way.
+
+    Attributes:
+        captured_at, partial, partial_reasons: as in ``EnvSnapshot``.
+        torch: threads, deterministic flags, precision, allocator, initialised devices; ``None`` when not imported.
+        libraries: the shared objects that are mapped: names, digest of the paths, paths of those that matter.
+        modules: the imported modules, counted by installed distribution.
+        parts_ms: milliseconds that each part took.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    captured_at: str
+    partial: bool = False
+    partial_reasons: list[str] = []
+    torch: dict[str, Any] | None = None
+    libraries: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
+    parts_ms: dict[str, float] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """This snapshot as JSON-able data that shares nothing with it."""
+        return self.model_dump(mode="json")
 
 
 class EnvSnapshot(BaseModel):
@@ -30,16 +56,21 @@ class EnvSnapshot(BaseModel):
         captured_at: when the snapshot was taken, ISO 8601 in UTC.
         partial: whether a probe failed.
         partial_reasons: one ``probe: ExceptionType: message`` per failed probe.
-        host: hostname, kernel, CPU model and instruction sets, cores, total memory.
+        parts_ms: milliseconds that each part took, by ``static.<section>`` (once per cell) and ``trial.<section>``.
+        host: hostname, kernel and its command line, CPU model, instruction sets, sockets, cores, caches and clock,
+            total memory, NUMA nodes, transparent huge pages.
         runtime_context: container, control group limits, virtual or conda environment.
         python: version, executable, prefix.
         torch: how torch was built, the versions of its libraries, its thread counts at the start.
         libraries: paths of the loaded libraries that matter (collectives, BLAS, GPU runtimes, OpenMP, allocators).
         accelerator: drivers and devices of NVIDIA and AMD, CUDA toolkit, ROCm release.
+        compilers: paths and versions of the compilers on PATH.
         packages: versions of relevant distributions, a digest of all of them.
         git: state of the repository that holds the workload's source; ``None`` without one.
-        process: pid, working directory, limits, affinity, available memory, load, torch's thread counts now.
+        process: pid, working directory, limits, affinity, nice level and scheduler, NUMA policy, clock, huge pages,
+            available memory, load, torch's thread counts now.
         env_vars: the variables recorded by the rule of ``recorded_variables``, as this process saw them.
+        end: the same process after ``run()``; ``None`` when it did not get there.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -48,16 +79,19 @@ class EnvSnapshot(BaseModel):
     captured_at: str
     partial: bool = False
     partial_reasons: list[str] = []
+    parts_ms: dict[str, float] = {}
     host: dict[str, Any] = {}
     runtime_context: dict[str, Any] = {}
     python: dict[str, Any] = {}
     torch: dict[str, Any] = {}
     libraries: list[str] = []
     accelerator: dict[str, Any] = {}
+    compilers: dict[str, Any] = {}
     packages: dict[str, Any] = {}
     git: dict[str, Any] | None = None
     process: dict[str, Any] = {}
     env_vars: dict[str, str] = {}
+    end: EndSnapshot | None = None
 
     @field_validator("schema_version")
     @classmethod
@@ -77,5 +111,5 @@ class EnvSnapshot(BaseModel):
 
     @classmethod
     def unavailable(cls, reason: str) -> EnvSnapshot:
-        """The snapshot of a trial whose process never got as far as taking one; ``reason`` says why."""
+        """The snapshot of a trial whose process took none, for a ``reason``."""
         return cls(captured_at=utc_now(), partial=True, partial_reasons=[reason])

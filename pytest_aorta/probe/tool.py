@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _NOT_FOR_TOOLS = ("GIT_", "LD_AUDIT", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 
 _KILL_GRACE_SEC = 1.0
+# After another tool has used up their common time, an answer that has been given is still read.
+_LAST_LOOK_SEC = 0.1
 
 
 class ToolFailed(RuntimeError):
@@ -48,11 +51,40 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
     Starts no threads. Raises ``ToolTimedOut`` after having killed the tool's process group, ``OSError`` when it cannot
     be started.
     """
+    return _finish(_start(argv, extra_env), timeout_sec, timeout_sec)
+
+
+def ask_all(commands: Mapping[str, Sequence[str]], timeout_sec: float) -> dict[str, Answer | Exception]:
+    """Run all ``commands`` side by side, for at most ``timeout_sec`` seconds together; by name the answer or the error.
+
+    What a tool says must fit into a pipe (64 KiB): the tools are listened to one after the other.
+    """
+    deadline = time.monotonic() + timeout_sec
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    answers: dict[str, Answer | Exception] = {}
+    try:
+        for name, argv in commands.items():
+            try:
+                started[name] = _start(argv, None)
+            except OSError as error:
+                answers[name] = error
+        while started:
+            name = next(iter(started))
+            try:
+                left = max(deadline - time.monotonic(), _LAST_LOOK_SEC)
+                answers[name] = _finish(started.pop(name), left, timeout_sec)
+            except ToolFailed as error:
+                answers[name] = error
+    finally:  # interrupted
+        for process in started.values():
+            _kill(process)
+    return answers
+
+
+def _start(argv: Sequence[str], extra_env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_TOOLS)}
     environ |= {"LC_ALL": "C", **(extra_env or {})}
-    # Not subprocess.run(): after its timeout it waits for the killed process without a limit, and a process stuck in a
-    # wedged GPU's driver does not die.
-    process = subprocess.Popen(
+    return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -61,16 +93,22 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
         cwd="/",
         start_new_session=True,
     )
+
+
+def _finish(process: subprocess.Popen[bytes], left_sec: float, timeout_sec: float) -> Answer:
+    # Not subprocess.run(): after its timeout it waits for the killed process without a limit, and a process stuck in a
+    # wedged GPU's driver does not die.
+    program: str = process.args[0]  # type: ignore[index, assignment]
     try:
-        stdout, stderr = process.communicate(timeout=timeout_sec)
+        stdout, stderr = process.communicate(timeout=left_sec)
     except BaseException as error:
         died = _kill(process)
         if isinstance(error, subprocess.TimeoutExpired):
             left = "" if died else f"; process {process.pid} did not die of SIGKILL"
-            raise ToolTimedOut(f"{argv[0]} gave no answer within {timeout_sec:g} s{left}") from None
+            raise ToolTimedOut(f"{program} gave no answer within {timeout_sec:g} s{left}") from None
         raise
     return Answer(
-        command=os.path.basename(argv[0]),
+        command=os.path.basename(program),
         returncode=process.returncode,
         stdout=stdout.decode("utf-8", "replace"),
         stderr=stderr.decode("utf-8", "replace"),

@@ -16,7 +16,7 @@ _DISTRIBUTED = ("gloo", "mpi", "nccl", "ucc", "xccl")
 
 
 def torch_build(guard: Guard) -> Facts:
-    """Facts about torch; only ``imported`` and ``version`` while nobody has imported it.
+    """Facts about torch; only ``imported`` and ``version`` while it is not imported.
 
     Only what is compiled in is asked for. Questions that look as harmless initialise a GPU's runtime, after which no
     forked child can use it: ``torch.cuda.is_available()`` and, on ROCm, ``torch.__config__.show()``.

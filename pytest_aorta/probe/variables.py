@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.plain import printable, words
+from pytest_aorta.probe.redaction import REDACTED, has_secret, is_secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-REDACTED = "<redacted>"
-"""Stands for the value of a known variable that carries a secret inside it."""
 
 FAMILIES = words(
     """
@@ -38,22 +35,6 @@ NAMES = words(
 )
 """Single names outside the families: ranks, numerics, and what decides which libraries and allocator are loaded."""
 
-# A family is somebody's naming convention, and people put tokens under it (SLURM_JWT is SLURM's own). Losing a harmless
-# variable costs a line in a report, publishing a token costs more: so these match anywhere in the name ...
-_SECRET_WORDS = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|API_KEY|ACCESSKEY|PRIVATEKEY|JWT"
-)
-# ... and these, which are also syllables of harmless words, as a whole part between underscores.
-_SECRET_PARTS = frozenset(
-    {"AUTH", "BEARER", "COOKIE", "CRED", "CREDS", "KEY", "KEYS", "OAUTH", "PRIVATE", "PW", "PWD", "SIGNATURE"}
-)
-# sbatch --export=ALL,HF_TOKEN=... comes back here with the assignments inside; nothing in it is worth that.
-_NEVER = frozenset({"SLURM_EXPORT_ENV"})
-
-_USER_IN_URL = re.compile(r"://[^/\s@]*@")
-# NAME=value, and "name": value. Not NAME:value: the folders of a search path are separated like that.
-_ASSIGNMENT = re.compile(r"(\w+)[\"']?\s*=|[\"'](\w+)[\"']\s*:")
-
 
 def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()) -> dict[str, str]:
     """The variables of ``environ`` that go into a trial's file, sorted by name.
@@ -68,24 +49,7 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
     for name in environ:
         if name in named:
             found[printable(name)] = printable(environ[name])
-        elif (name in NAMES or name.partition("_")[0] in FAMILIES) and not _says_secret(name):
+        elif (name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name):
             value = environ[name]
-            found[printable(name)] = REDACTED if _holds_secret(value) else printable(value)
+            found[printable(name)] = REDACTED if has_secret(value) else printable(value)
     return dict(sorted(found.items()))
-
-
-def _says_secret(name: str) -> bool:
-    if name in _NEVER:
-        return True
-    upper = name.upper()
-    if _SECRET_WORDS.search(upper):
-        return True
-    parts = upper.split("_")
-    # PASS inside a name is a compiler's pass (TRITON_DUMP_PASS_STAGES), at its end more likely a password.
-    return parts[-1] == "PASS" or not _SECRET_PARTS.isdisjoint(parts)
-
-
-def _holds_secret(value: str) -> bool:
-    if "://" in value and _USER_IN_URL.search(value):
-        return True
-    return any(_says_secret(left or right) for left, right in _ASSIGNMENT.findall(value))

@@ -32,7 +32,7 @@ class Catalog(Generic[T]):
         separators: characters with a meaning of their own wherever such names are written in a row.
 
     Raises:
-        RegistryError: a name that nobody could type or read.
+        RegistryError: a name that cannot be typed or read.
         RegistryCollisionError: a name with two offers.
     """
 
@@ -96,7 +96,7 @@ class Catalog(Generic[T]):
         message = f"unknown {self._kind} {name!r}; available: {', '.join(self.names()) or '(none is registered)'}"
         if suggestion := self._closest(name):
             message += f"; did you mean {suggestion!r}?"
-        # The name may belong to a package whose plugin is half installed: say what is broken while at it.
+        # The name may belong to a plugin that is broken.
         if problems := self.problems():
             message += "\nthese plugins could not be loaded:\n  " + "\n  ".join(problems)
         return message
@@ -104,7 +104,7 @@ class Catalog(Generic[T]):
     def _closest(self, name: str) -> str | None:
         import difflib  # only here: a typo is rare, and a child process never makes one
 
-        # Names are case-sensitive, but whoever typed the wrong case wants to be told so.
+        # Names are case-sensitive; a suggestion helps after a wrong case.
         folded = {candidate.casefold(): candidate for candidate in self.names()}
         matches = difflib.get_close_matches(str(name).casefold(), folded, n=1)
         return folded[matches[0]] if matches else None

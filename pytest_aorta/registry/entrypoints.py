@@ -1,4 +1,4 @@
-"""What installed distributions offer, read from their metadata alone: nothing of theirs is imported to learn a name."""
+"""What installed distributions offer, read from their metadata alone: a name costs no import."""
 
 from __future__ import annotations
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pytest_aorta.registry import entrypoints
+from pytest_aorta.registry.builtin_environments import BUILTIN_ENVIRONMENTS
+from pytest_aorta.registry.builtin_mitigations import BUILTIN_MITIGATIONS
 from pytest_aorta.registry.catalog import Catalog, Offer
 from pytest_aorta.registry.entrypoints import PluginEntry, plugin_entries
-from pytest_aorta.registry.environments import BUILTIN_ENVIRONMENTS
 from pytest_aorta.registry.errors import (
     UnknownCollectorError,
     UnknownEnvironmentError,
     UnknownMitigationError,
     UnknownWorkloadError,
 )
-from pytest_aorta.registry.mitigations import BUILTIN_MITIGATIONS
 from pytest_aorta.registry.payloads import environment_from, mitigation_from
 from pytest_aorta.registry.sidecar import Sidecar, read_sidecars
 from pytest_aorta.registry.types import BUILTIN_SOURCE, Environment, Mitigation, WorkloadEntry
@@ -35,7 +35,7 @@ class Registry:
     """Everything that has a name, from the package itself, from installed plugins and from sidecar files.
 
     Names come from metadata. A plugin is imported when one of its mitigations or environments is asked for by name, so
-    one that is broken, or slow to import, costs nobody else anything; a workload's module is never imported here.
+    one that is broken, or slow to import, costs no other name anything; a workload's module is never imported here.
     Names are matched exactly, with their case.
     """
 

@@ -54,7 +54,7 @@ class Environment:
 
     @property
     def kind(self) -> EnvironmentKind:
-        """The outermost thing that the environment asks for; ``local`` when it asks for none."""
+        """The outermost part of the environment; ``local`` when it has none."""
         if self.docker:
             return "docker"
         if self.venv:

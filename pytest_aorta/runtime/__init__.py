@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext as JobContext
     from pytest_aorta.runtime.endpoints.job_slot import Slot as Slot
-    from pytest_aorta.runtime.endpoints.process import StartupError as StartupError
-    from pytest_aorta.runtime.engine.runs import RunHandle as RunHandle
+    from pytest_aorta.runtime.endpoints.protocol import StartupError as StartupError
     from pytest_aorta.runtime.engine.tasks import Job as Job
     from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
     from pytest_aorta.runtime.graph.args import Tag as Tag
     from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.handles import RunHandle as RunHandle
+    from pytest_aorta.runtime.handles import TaskRef as TaskRef
     from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
     from pytest_aorta.runtime.memory.transfer import SlotArgs as SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
-    from pytest_aorta.runtime.orchestrator import TaskRef as TaskRef
-    from pytest_aorta.runtime.records import Failure as Failure
     from pytest_aorta.runtime.records import Outcome as Outcome
     from pytest_aorta.runtime.records import TaskError as TaskError
+    from pytest_aorta.runtime.records import TaskFailure as TaskFailure
     from pytest_aorta.runtime.records import TaskRecord as TaskRecord
     from pytest_aorta.runtime.worker import Worker as Worker
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
-    "CallableHandle": "callables",
-    "Failure": "records",
-    "Job": "work",
-    "JobContext": "jobs",
+    "CallableHandle": "memory.callables",
+    "TaskFailure": "records",
+    "Job": "engine.tasks",
+    "JobContext": "endpoints.job_slot",
     "Orchestrator": "orchestrator",
     "Outcome": "records",
-    "Preparation": "work",
-    "RunHandle": "runs",
-    "Slot": "jobs",
-    "SlotArgs": "wire",
-    "StartupError": "linked",
+    "Preparation": "engine.tasks",
+    "RunHandle": "handles",
+    "Slot": "endpoints.job_slot",
+    "SlotArgs": "memory.transfer",
+    "StartupError": "endpoints.protocol",
     "Tag": "graph.args",
     "TaskArgs": "graph.args",
     "TaskError": "records",
     "TaskRecord": "records",
-    "TaskRef": "orchestrator",
+    "TaskRef": "handles",
     "Worker": "worker",
 }
 

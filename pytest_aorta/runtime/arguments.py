@@ -1,4 +1,4 @@
-"""What a worker can be given, and what it cannot."""
+"""Checks of the arguments of ``Worker``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_aorta.runtime.endpoints.job_slot import Slot
 
 
 def worker_ids(workers: Iterable[int]) -> frozenset[int]:
-    """What ``register`` was given as ids; raises ``ValueError`` where one is none."""
+    """The ids that ``register`` was given; raises ``ValueError`` for any other object."""
     found = list(workers)
     for worker in found:
         if isinstance(worker, bool) or not isinstance(worker, int) or worker < 0:
@@ -19,7 +19,7 @@ def worker_ids(workers: Iterable[int]) -> frozenset[int]:
 def check_arguments(
     level: int, device_ids: Sequence[int], subs: int, slots: int | Sequence[Slot], ring: int, timeout: float
 ) -> None:
-    """What ``Worker`` was given; raises ``ValueError`` where it makes no sense."""
+    """Raise ``ValueError`` for arguments that make no sense."""
     if not isinstance(level, int) or isinstance(level, bool) or level < 3:
         raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")
     if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):

@@ -1,4 +1,4 @@
-"""What became of a task: its outcome, its failure, its times."""
+"""How a task ended: outcome, failure, times."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Outcome(str, enum.Enum):
     TIMEOUT = "timeout"
     #: It never started, because something that it needs had failed.
     SKIPPED = "skipped"
-    #: Somebody did not want it any more.
+    #: It was cancelled, or ended early.
     CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """Why a task did not succeed.
 
     ``message`` has one prefix per level that it has passed: ``child_worker 0 level=3: sub_worker 1: ValueError: ...``.
-    ``details`` is what an exception's attribute ``details`` held: JSON values for whoever understands them.
+    ``details`` is what an exception's attribute ``details`` held: JSON values for the submitter.
     """
 
     type: str
@@ -44,7 +44,7 @@ class Failure:
     traceback: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def at(self, place: str) -> Failure:
+    def at(self, place: str) -> TaskFailure:
         """The same, seen from one level above."""
         return replace(self, message=f"{place}: {self.message}"[:MAX_MESSAGE])
 
@@ -58,14 +58,14 @@ class Failure:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Failure:
+    def from_plain(cls, plain: Mapping[str, Any]) -> TaskFailure:
         """The reverse of ``to_plain``."""
         return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Bounded, and complete: what is known of a task that has settled.
+    """A task that has settled. Its size is bounded.
 
     ``payload`` is what its callable returned, when that was a JSON value; ``worker`` the endpoint that ran it; the
     times are seconds since the epoch, ``started`` and ``ended`` ``None`` where it never did. ``members`` are the
@@ -76,7 +76,7 @@ class TaskRecord:
     label: str
     outcome: Outcome
     payload: Any = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
     worker: str | None = None
     submitted: float = 0.0
     started: float | None = None
@@ -95,7 +95,7 @@ class TaskRecord:
 
 
 class TaskError(RuntimeError):
-    """A task failed. ``record`` says all that is known; the text is the failure's message."""
+    """A task failed; ``record`` has the details, the text is the failure's message."""
 
     def __init__(self, record: TaskRecord) -> None:
         super().__init__(record.failure.message if record.failure is not None else record.outcome.value)
@@ -107,11 +107,15 @@ class TaskError(RuntimeError):
 
 @dataclass(frozen=True)
 class Completion:
-    """What an endpoint tells of a task that it ran."""
+    """How a task ended at the endpoint that ran it."""
 
     outcome: Outcome
     payload: Any = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
+
+    def at(self, place: str) -> Completion:
+        """The same, seen from one level above."""
+        return self if self.failure is None else replace(self, failure=self.failure.at(place))
 
 
 def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceback: str = "") -> Completion:
@@ -121,10 +125,10 @@ def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceb
     try:
         text = str(error)
     except BaseException as trouble:
-        text = f"(its text cannot be had: {type(trouble).__name__})"
+        text = f"(its text is unavailable: {type(trouble).__name__})"
     name = type(error).__name__
     message = f"{name}: {text}"[:MAX_MESSAGE]
-    return Completion(outcome, None, Failure(name, message, _shortened(traceback), _details(error)))
+    return Completion(outcome, None, TaskFailure(name, message, _shortened(traceback), _details(error)))
 
 
 def _shortened(text: str) -> str:
@@ -133,7 +137,7 @@ def _shortened(text: str) -> str:
 
 
 def _details(error: BaseException) -> Mapping[str, Any]:
-    """What ``details`` holds, if that can travel; attributes of other people's exceptions may be anything."""
+    """The attribute ``details`` of an exception, if it is JSON; in other libraries it may be any object."""
     try:
         details = getattr(error, "details", None)
         return dict(details) if isinstance(details, Mapping) and json.dumps(details) else {}

@@ -1,34 +1,48 @@
-"""A worker: children that run tasks, and an engine that decides which runs what and when."""
+"""A worker: what it is made of, what is registered with it, when it starts and ends."""
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
-from pytest_aorta.runtime.endpoints.child_processes import Staff
-from pytest_aorta.runtime.endpoints.job_slot import JobSlot, Slot
-from pytest_aorta.runtime.engine.engine import Engine
-from pytest_aorta.runtime.engine.runs import Run, RunHandle
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
-from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, Definition, define
-from pytest_aorta.runtime.memory.heap import Heap
-from pytest_aorta.runtime.orchestrator import Orchestrator
+from pytest_aorta.runtime.endpoints.job_slot import Slot
+from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
+from pytest_aorta.runtime.started_worker import StartedWorker
+from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pytest_aorta.runtime.handles import RunHandle
+    from pytest_aorta.runtime.orchestrator import Orchestrator
 
 #: Seconds that ``close`` waits for the runs that were accepted.
 DRAIN = 10.0
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
+
+
+class WorkerState(enum.Enum):
+    """The state of a worker in its life cycle."""
+
+    NEW = enum.auto()
+    #: Put below another worker, which has not started.
+    ATTACHED = enum.auto()
+    #: Started in another process, by the worker above.
+    DELEGATED = enum.auto()
+    INITIALIZING = enum.auto()
+    READY = enum.auto()
+    #: Its runs have ended, its processes are being ended.
+    CLOSING = enum.auto()
+    CLOSED = enum.auto()
+    #: It could not be started.
+    FAILED = enum.auto()
 
 
 class Worker:
@@ -47,7 +61,7 @@ class Worker:
         prepare: called without arguments in every slot process before it is ready.
         service: ``module:function``, called once with ``service_argument`` where jobs run; jobs find the result as
             ``job.service``, and its ``close()`` is called at the end.
-        service_argument: JSON value, or anything that can be pickled.
+        service_argument: JSON value, or any object that can be pickled.
         grace: seconds between asking and killing.
     """
 
@@ -66,64 +80,69 @@ class Worker:
         grace: float = 5.0,
     ) -> None:
         check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s)
-        self.level = level
-        self.device_ids = tuple(device_ids)
-        self.num_sub_workers = num_sub_workers
-        self.slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
-        self.heap_ring_size = heap_ring_size
-        self.startup_timeout_s = float(startup_timeout_s)
-        self.prepare = define(prepare) if prepare is not None else None
-        self.service = service
-        self.service_argument = service_argument
-        self.grace = grace
+        self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
         self.callables = Callables(uuid.uuid4().hex)
-        #: Workers below, with the host that each is on: an execnet specification, or ``None`` for this one.
+        #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
         self.children: list[tuple[Worker, str | None]] = []
-        #: Files that must be the same on every host, by name; see ``hosts.identity``.
+        #: Files that must be the same on every host, by name; see ``hosts.code_digest``.
         self.identity: Mapping[str, str] = {}
-        #: Ids of the workers that may run a callable, by its handle's serial, where not all may.
-        self.eligible: dict[int, frozenset[int]] = {}
-        #: NEW, INITIALIZING, READY, FAILED, CLOSED; or ABOVE: started by the worker above, in another process.
-        self._state = "NEW"
-        self._attached = False
-        self._owner: int | None = None
+        self._arguments = WorkerSpec(
+            level=level,
+            callables=self.callables.table(),
+            device_ids=tuple(device_ids),
+            num_sub_workers=num_sub_workers,
+            slots=len(self._slots),
+            heap_ring_size=heap_ring_size,
+            startup_timeout_s=float(startup_timeout_s),
+            prepare=define(prepare) if prepare is not None else None,
+            service=service,
+            service_argument=service_argument,
+            grace=grace,
+        )
+        self._state = WorkerState.NEW
+        #: Held while processes are started, and while they load a callable.
         self._lifecycle = threading.RLock()
-        self._building = threading.Lock()
-        self._builder: int | None = None
-        self._session: tuple[Run, Orchestrator] | None = None
-        self._job_service: Any = None
-        self._teardown_reached = False
+        #: The thread that closes it.
+        self._owner: int | None = None
 
-    @property
-    def total_slots(self) -> int:
-        """Places for jobs here and below."""
-        return len(self.slots) + sum(child.total_slots for child, _ in self.children)
+    def spec(self, above: CallableTable | None = None) -> WorkerSpec:
+        """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
+        callables = self.callables.table(above)
+        children = tuple((child.spec(callables), host) for child, host in self.children)
+        return replace(self._arguments, callables=callables, identity=dict(self.identity), children=children)
 
-    @property
-    def has_slots(self) -> bool:
-        """Whether it takes jobs, and not graphs."""
-        return self.total_slots > 0
-
-    # Before init
+    @classmethod
+    def from_spec(cls, spec: WorkerSpec) -> Worker:
+        """The reverse of ``spec``: a worker that is not started."""
+        worker = cls(spec.level, slots=spec.slots)
+        worker._arguments = spec
+        worker.callables = Callables.from_table(spec.callables)
+        worker.identity = spec.identity
+        for child, host in spec.children:
+            worker.add_worker(cls.from_spec(child), host)
+        return worker
 
     def add_worker(self, child: Worker, host: str | None = None) -> int:
         """Put a worker below this one; its id.
 
         Args:
-            child: of a lower level, not started, and nobody else's.
+            child: of a lower level, not started, and not below another worker.
             host: where it runs, as execnet spells it (``popen``, ``ssh=...``, ``socket=...``); here, if not given.
         """
-        if self.level < 4:
-            raise ValueError(f"level {self.level} has no workers below it; level 4 and up have")
-        if self._state != "NEW":
+        level, below = self._arguments.level, child._arguments.level
+        if level < 4:
+            raise ValueError(f"level {level} has no workers below it; level 4 and up have")
+        if self._state not in (WorkerState.NEW, WorkerState.ATTACHED):
             raise RuntimeError("add_worker after init")
-        if child is self or child.level >= self.level:
-            raise ValueError(f"a worker of level {child.level} cannot be below one of level {self.level}")
-        if child._state != "NEW" or child._attached:
+        if child is self or below >= level:
+            raise ValueError(f"a worker of level {below} cannot be below one of level {level}")
+        if child._state is not WorkerState.NEW:
             raise RuntimeError("the child has been started, or is another worker's")
-        child._attached = True
+        child._state = WorkerState.ATTACHED
         self.children.append((child, host))
         return len(self.children) - 1
+
+    # Callables
 
     def register(self, target: Callable[..., Any] | str, workers: Iterable[int] | None = None) -> CallableHandle:
         """Make a callable known to every process below that could run it.
@@ -138,117 +157,106 @@ class Worker:
             RuntimeError: after ``init``: one of the processes could not load it; it is registered nowhere.
         """
         definition = define(target)
-        allowed = None if workers is None else worker_ids(workers)
+        eligible = None if workers is None else worker_ids(workers)
         with self._lifecycle:
-            if self._state in ("CLOSED", "FAILED"):
-                raise RuntimeError(f"register with a worker that is {self._state}")
-            if self._state == "ABOVE":
+            if self._state in (WorkerState.CLOSED, WorkerState.FAILED):
+                raise RuntimeError(f"register with a worker that is {self._state.name}")
+            if self._state is WorkerState.DELEGATED:
                 raise RuntimeError("this worker was started by the one above it: register there")
-            if self._state == "READY":
-                self._require_children(ValueError)
-                if allowed is not None:
-                    self._require_workers(allowed, ValueError)
-                new = definition.digest not in self.callables.definitions
-                handle = self.callables.add(definition)
-                try:
-                    if new:
-                        self._staff.broadcast(definition)
-                except BaseException:
-                    self.callables.remove(handle)
-                    raise
-            else:
-                handle = self.callables.add(definition)
-        if allowed is not None:
-            self.eligible[handle.serial] = allowed
-        return handle
+            if not self._has_started:
+                return self.callables.add(definition, eligible)
+            self._check_children(ValueError)
+            if eligible is not None:
+                self._check_eligible(eligible, ValueError)
+            new = definition.digest not in self.callables.definitions
+            handle = self.callables.add(definition, eligible)
+            try:
+                if new:
+                    self._started.child_processes.broadcast(definition)
+            except BaseException:
+                self.callables.remove(handle)
+                raise
+            return handle
 
     def unregister(self, handle: CallableHandle) -> None:
         """Drop a handle; with the last one of a callable, the processes below forget it."""
         with self._lifecycle:
             digest = self.callables.remove(handle)
-            self.eligible.pop(handle.serial, None)
-            if digest is not None and self._state == "READY":
-                self._staff.withdraw(digest)
+            if digest is not None and self._has_started:
+                self._started.child_processes.withdraw(digest)
 
     def accept(self, definition: Definition) -> None:
         """Take in what a worker above has registered."""
         definition.load()
         with self._lifecycle:
-            known = definition.digest in self.callables.definitions
-            self.callables.accept(definition)
+            new = self.callables.accept(definition)
             try:
-                self._staff.broadcast(definition)
+                self._started.child_processes.broadcast(definition)
             except BaseException:
-                if not known:
-                    self.callables.definitions.pop(definition.digest, None)
+                if new:
+                    self.callables.forget(definition.digest)
                 raise
 
     def withdraw(self, digest: str) -> None:
         """Forget what a worker above has registered."""
         with self._lifecycle:
-            if not self.callables.count(digest):
-                self.callables.definitions.pop(digest, None)
-                self._staff.withdraw(digest)
+            if self.callables.forget(digest):
+                self._started.child_processes.withdraw(digest)
 
-    # Lifecycle
+    def _check_children(self, error: type[Exception]) -> None:
+        if not (self._arguments.device_ids or self._arguments.num_sub_workers or self.children):
+            raise error("there is no process that could run a callable: no device_ids, no SUB workers, no children")
+
+    def _check_eligible(self, eligible: frozenset[int], error: type[Exception]) -> None:
+        known = set(range(len(self._arguments.device_ids) or len(self.children)))
+        if not eligible or not eligible <= known:
+            raise error(f"a callable is registered for workers {sorted(eligible)}, but there are {sorted(known)}")
+
+    # Life cycle
+
+    @property
+    def _has_started(self) -> bool:
+        return self._state in (WorkerState.READY, WorkerState.CLOSING)
 
     def init(self) -> None:
         """Start the whole tree; returns when every process in it is ready.
 
         Raises:
             StartupError: a process failed, died or hung while it started; nothing is left of the others.
-            RuntimeError: already closed, or a callable is registered that nobody could run.
+            RuntimeError: already closed, or a callable is registered that no process could run.
         """
-        if self._state == "READY":  # also while a callable is being registered, which may take long
+        if self._has_started:  # without the lock, which is held while a callable is registered
             return
         with self._lifecycle:
-            if self._state == "READY":
+            if self._has_started:
                 return
-            if self._attached:
+            if self._state in (WorkerState.ATTACHED, WorkerState.DELEGATED):
                 raise RuntimeError("this worker is started by the one above it")
-            if self._state != "NEW":
-                raise RuntimeError(f"init of a worker that is {self._state}")
+            if self._state is not WorkerState.NEW:
+                raise RuntimeError(f"init of a worker that is {self._state.name}")
             if self.callables.definitions:
-                self._require_children(RuntimeError)
-            for allowed in self.eligible.values():
-                self._require_workers(allowed, RuntimeError)
-            self._state = "INITIALIZING"
+                self._check_children(RuntimeError)
+            for eligible in self.callables.restrictions():
+                self._check_eligible(eligible, RuntimeError)
+            self._state = WorkerState.INITIALIZING
             if self._owner is None:
                 self._owner = threading.get_ident()
-            give_up = time.monotonic() + self.startup_timeout_s
             try:
-                self._start(give_up)
+                self._start(time.monotonic() + self._arguments.startup_timeout_s)
             except BaseException:
-                self._state = "FAILED"
+                self._state = WorkerState.FAILED
                 raise
-            self._state = "READY"
+            self._state = WorkerState.READY
 
     def _start(self, give_up: float) -> None:
-        self._engine = Engine(f"level {self.level} worker", self.level, self.grace)
-        self._heap = Heap(self.heap_ring_size)
-        self._engine.release_slab = self._heap.release
-        self._staff = Staff(self._engine)
-        self._engine.run_ended = self._staff.run_ended
+        self._started = StartedWorker(self.spec, self.callables.resolve)
+        for child, _ in self.children:
+            child._state = WorkerState.DELEGATED
         try:
-            if self.slots:
-                if self.service is not None:
-                    module, _, name = self.service.partition(":")
-                    self._job_service = getattr(import_module(module), name)(self.service_argument)
-                for slot in self.slots:
-                    self._engine.placement.add(JobSlot(self._engine, slot, self._job_service))
-            self._staff.start(self, give_up)
+            self._started.start(self._slots, give_up)
         except BaseException:
-            self._tear_down()
+            self._started.close(CLOSE_GRACE)
             raise
-
-    def _require_children(self, error: type[Exception]) -> None:
-        if not (self.device_ids or self.num_sub_workers or self.children):
-            raise error("there is no process that could run a callable: no device_ids, no SUB workers, no children")
-
-    def _require_workers(self, allowed: frozenset[int], error: type[Exception]) -> None:
-        there = set(range(len(self.device_ids) or len(self.children)))
-        if not allowed or not allowed <= there:
-            raise error(f"a callable is registered for workers {sorted(allowed)}, but there are {sorted(there)}")
 
     def close(self) -> None:
         """Wait up to ten seconds for the runs that were accepted, then end every process. Twice is harmless.
@@ -257,56 +265,28 @@ class Worker:
             RuntimeError: from another thread than that of ``init``, or from within a graph that is being built.
             TimeoutError: the runs have not ended; nothing was ended, and ``close`` can be called again.
         """
-        if self._state in ("CLOSED", "NEW", "FAILED", "ABOVE"):
-            self._state = "CLOSED"
+        if self._state is not WorkerState.INITIALIZING and not self._has_started:
+            self._state = WorkerState.CLOSED
             return
-        if self._builder == threading.get_ident():
+        if self._has_started and self._started.building_thread == threading.get_ident():
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner != threading.get_ident():
             raise RuntimeError("close from another thread than the one that called init")
-        if not self._teardown_reached:
-            if self._session is not None:
-                self._end_session()
-            if not self._engine.drain(DRAIN):
-                raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
-        self._tear_down()
-        self._state = "CLOSED"
-
-    def _end_session(self) -> None:
-        assert self._session is not None
-        run, orchestrator = self._session
-        orchestrator.end()
-        self._engine.cancel_run(run, "the worker is closed", running=True)
-        self._engine.close_run(run)
-        self._close_service()  # which ends what its jobs wait for
-
-    def _tear_down(self) -> None:
-        self._teardown_reached = True
-        self._engine.closing = True
-        try:
-            self._staff.close(CLOSE_GRACE)
-            self._close_service()
-        finally:
-            self._heap.close()
-            self._engine.reactor.close()
-
-    def _close_service(self) -> None:
-        service, self._job_service = self._job_service, None
-        if service is not None:
-            service.close()
+        if self._state is not WorkerState.CLOSING and not self._started.drain(DRAIN):
+            raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
+        self._state = WorkerState.CLOSING
+        self._started.close(CLOSE_GRACE)
+        self._state = WorkerState.CLOSED
 
     def __enter__(self) -> Worker:
-        self._owner = threading.get_ident()  # it is the one that leaves, whoever implies ``init``
+        self._owner = threading.get_ident()  # the thread that leaves closes, even if another one implies ``init``
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self._state == "READY":
-            with self._engine.lock:
-                runs = list(self._engine.runs)
-            for run in runs:
-                self._engine.cancel_run(run, "the worker is closed after an exception", running=True)
+        if kind is not None and self._state is WorkerState.READY:
+            self._started.cancel_runs("the worker is closed after an exception")
         self.close()
 
     # Runs
@@ -332,24 +312,9 @@ class Worker:
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
         """
         self.init()
-        if self._builder == threading.get_ident():
+        if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        mine = INTERRUPTS.begin()
-        try:
-            run = self._engine.open_run(fail_fast=fail_fast, keeps=(orch_fn, args, config))
-            orchestrator = self._orchestrator(run)
-            try:
-                with self._build():
-                    orch_fn(orchestrator, args, config)
-            except BaseException:
-                self._engine.cancel_run(run, "the graph could not be built", running=False)
-                raise
-            finally:
-                orchestrator.end()
-                self._engine.close_run(run)
-            return RunHandle(run, self._engine.reactor.drive, self._cancel(run))
-        finally:
-            INTERRUPTS.end(mine)
+        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast)
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
@@ -359,36 +324,6 @@ class Worker:
 
     @property
     def session(self) -> Orchestrator:
-        """The run for jobs that stays open for as long as the worker; it holds up no other run."""
+        """The run for jobs that stays open for as long as the worker; it delays no other run."""
         self.init()
-        with self._lifecycle:
-            if self._session is None:
-                run = self._engine.open_run(fail_fast=False, remember=False, session=True)
-                self._session = (run, self._orchestrator(run))
-            return self._session[1]
-
-    def _cancel(self, run: Run) -> Callable[[str, bool], None]:
-        return lambda why, running: self._engine.cancel_run(run, why, running)
-
-    @contextmanager
-    def _build(self) -> Iterator[None]:
-        with self._building:
-            self._builder = threading.get_ident()
-            try:
-                with INTERRUPTS.allowed():
-                    yield
-            finally:
-                self._builder = None
-
-    def _orchestrator(self, run: Run) -> Orchestrator:
-        return Orchestrator(self._engine, run, self._heap, self._resolve)
-
-    def _resolve(self, handle: CallableHandle, workers: Iterable[int]) -> tuple[Definition, frozenset[int] | None]:
-        """The callable, and the ids of those that may run it, when not all may."""
-        definition = self.callables.resolve(handle)
-        eligible = self.eligible.get(handle.serial) if handle.owner == self.callables.owner else None
-        if eligible is not None:
-            for worker in workers:
-                if worker not in eligible:
-                    raise ValueError(f"{handle.name} is registered for workers {sorted(eligible)}, not for {worker}")
-        return definition, eligible
+        return self._started.session

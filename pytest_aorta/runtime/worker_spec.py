@@ -1,45 +1,39 @@
-"""A worker as JSON values, for the process that builds it."""
+"""All that another process needs to build a worker, and those below it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_aorta.runtime.endpoints.process import packed, unpacked
-from pytest_aorta.runtime.memory.callables import Callables, Definition
-from pytest_aorta.runtime.worker import Worker
-
-#: Arguments of ``Worker`` that are JSON values as they are.
-_SAME = ("num_sub_workers", "heap_ring_size", "startup_timeout_s", "service", "grace")
+from pytest_aorta.runtime.memory.callables import CallableTable, Definition
 
 
-def write_manifest(worker: Worker) -> dict[str, Any]:
-    """Everything that another process needs to build this worker, and those below it."""
-    return {
-        **{name: getattr(worker, name) for name in ("level", *_SAME)},
-        "device_ids": list(worker.device_ids),
-        "slots": len(worker.slots),
-        "prepare": None if worker.prepare is None else worker.prepare.to_plain(),
-        "service_argument": packed(worker.service_argument),
-        "callables": worker.callables.to_plain(),
-        "eligible": [[serial, sorted(allowed)] for serial, allowed in worker.eligible.items()],
-        "children": [[write_manifest(child), host] for child, host in worker.children],
-    }
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The arguments of ``Worker``, where they are documented, and what was registered with it since.
 
+    Attributes:
+        slots: number of places for jobs. Shares of cores are not here: they are of the submitter's host.
+        identity: digests of files that must be the same on the hosts of ``children``.
+        children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
+    """
 
-def read_manifest(manifest: Mapping[str, Any]) -> Worker:
-    """The worker of a manifest, not started."""
-    worker = Worker(
-        manifest["level"],
-        device_ids=manifest["device_ids"],
-        slots=manifest["slots"],
-        service_argument=unpacked(manifest["service_argument"]),
-        **{name: manifest[name] for name in _SAME},
-    )
-    if manifest["prepare"] is not None:
-        worker.prepare = Definition(*manifest["prepare"])
-    worker.callables = Callables.from_plain(manifest["callables"])
-    worker.eligible = {serial: frozenset(allowed) for serial, allowed in manifest["eligible"]}
-    for child, host in manifest["children"]:
-        worker.add_worker(read_manifest(child), host)
-    return worker
+    level: int
+    callables: CallableTable
+    device_ids: tuple[int, ...] = ()
+    num_sub_workers: int = 0
+    slots: int = 0
+    heap_ring_size: int = 2**30
+    startup_timeout_s: float = 300.0
+    prepare: Definition | None = None
+    service: str | None = None
+    service_argument: Any = None
+    grace: float = 5.0
+    identity: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[tuple[WorkerSpec, str | None], ...] = ()
+
+    @property
+    def total_slots(self) -> int:
+        """Places for jobs here and below."""
+        return self.slots + sum(child.total_slots for child, _ in self.children)

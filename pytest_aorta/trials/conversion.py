@@ -30,8 +30,7 @@ def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> 
     """Reduce a value to ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` and ``dict`` with ``str`` keys.
 
     NumPy and torch scalars become numbers, small arrays lists. What has no such form becomes its ``repr``, and a line
-    is added to ``notes`` that names the place. Never raises, whatever the value does when it is looked at; only a
-    ``KeyboardInterrupt`` passes.
+    that names the place is added to ``notes``. Lets only ``KeyboardInterrupt`` of the value's methods through.
     """
     return _plain(value, [] if notes is None else notes, where, ())
 
@@ -49,7 +48,7 @@ def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) ->
         return _text(value)
     try:
         return _reduce(value, notes, where, (*inside, id(value)))
-    except KeyboardInterrupt:  # somebody's decision, and not the value's
+    except KeyboardInterrupt:  # the user's, not the value's
         raise
     except BaseException as error:
         notes.append(f"{where or 'value'}: {_type_name(error)} while reading it; kept as text")
@@ -59,7 +58,7 @@ def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) ->
 def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(value.value, notes, where, inside)
-    # The methods of the bases: those of a subclass may return anything, itself included.
+    # The methods of the bases, because those of a subclass may return anything.
     if isinstance(value, int):
         number = int.__int__(value)
         if number.bit_length() > _INT_BITS:
@@ -96,7 +95,7 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
             notes.append(f"{where or 'value'}: {size} elements; kept as text")
             return f"<{_type_name(value)} of shape {shape}, {value.dtype}>"
         listed = value.tolist()
-        # numpy.longdouble has no Python counterpart, and gives itself
+        # numpy.longdouble has no Python counterpart, and returns itself
         return float(listed) if type(listed) is type(value) else _plain(listed, notes, where, inside)
     notes.append(f"{where or 'value'}: {_type_name(value)} has no JSON form; kept as text")
     return _text(value)
@@ -125,7 +124,7 @@ def _text(value: object) -> str:
 
 
 def _type_name(value: object) -> str:
-    # Past the value's metaclass, which may have a say in what is found on a class.
+    # Not by getattr, which asks the metaclass.
     name: str = type.__dict__["__qualname__"].__get__(type(value))
     return name
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
 from pytest_aorta.trials.outcome import exit_failure
@@ -24,7 +24,7 @@ class NotAResult(TypeError):
 
 
 class Lifecycle:
-    """The three phases of one trial, to be called in order; each sends ``begin`` and ``end`` events."""
+    """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event."""
 
     def __init__(self, cls: type[Any], config: Any, send: Send) -> None:
         self.cls = cls
@@ -37,7 +37,7 @@ class Lifecycle:
     def run_all(self, on_error: Callable[[BaseException], object] = lambda error: None) -> bool:
         """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
 
-        ``on_error`` takes what one of these two has raised, before the cleanup, in which others may notice.
+        ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes.
         """
         fine = self.setup() and self.run()
         if self.error is not None:
@@ -61,7 +61,7 @@ class Lifecycle:
         """Run it; the ``end`` event carries the result as plain data."""
         return self._phase("run", lambda: result_to_plain(self.workload.run()), reraise)
 
-    def cleanup(self, *, reraise: bool = False) -> bool:
+    def cleanup(self) -> bool:
         """Clean up, where the workload can."""
 
         def body() -> None:
@@ -69,9 +69,9 @@ class Lifecycle:
             if cleanup is not None:
                 cleanup()
 
-        return self._phase("cleanup", body, reraise)
+        return self._phase("cleanup", body)
 
-    def _phase(self, phase: Phase, body: Callable[[], ResultData | None], reraise: bool) -> bool:
+    def _phase(self, phase: Phase, body: Callable[[], ResultData | None], reraise: bool = False) -> bool:
         self.send({"type": "begin", "phase": phase})
         end: EndEvent = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
@@ -92,7 +92,7 @@ class Lifecycle:
 
 
 def report_progress_to(workload: Any, send: Send) -> None:
-    """Give the instance a ``progress`` method that reaches the runner."""
+    """Replace ``progress`` on the instance by a method that sends events."""
     last = 0.0
 
     def progress(step: int, total: int | None = None) -> None:

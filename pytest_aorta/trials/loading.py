@@ -1,4 +1,4 @@
-"""From a workload's target to its class, and from the class to a description of it as plain data."""
+"""Importing the class of a workload, and describing it as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_class(target: str) -> type[Any]:
 
     Raises:
         WorkloadLoadError: there is no such attribute, or it is no workload.
-        Exception: whatever the import raises.
+        Exception: any that the import raises.
     """
     where, _, name = target.rpartition(":")
     module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
@@ -102,7 +102,7 @@ def _load_under(name: str, path: Path) -> ModuleType:
 
 
 def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> dict[str, Any]:
-    """What the parent needs to know of a workload before its first trial, as plain data.
+    """What the host needs of a workload before its first trial: the fields of ``launch.workload_info.WorkloadInfo``.
 
     ``config_error`` is a message when the options do not fit, else ``None``.
     """

@@ -22,7 +22,7 @@ def identifier(name: str) -> str:
     """
     safe = _UNSAFE.sub("_", name)
     safe = re.sub(r"^[.-]", "_", safe)[:_LIMIT]
-    # "~" is not safe itself, so that a changed name and one that was safe cannot meet.
+    # "~" is not a safe character, so a changed name never equals one that was safe.
     if safe == name != "":
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]

@@ -1,4 +1,4 @@
-"""From what was seen of a trial to its exit status and failure. Pure; no clocks, no processes."""
+"""From what was observed of a trial to its exit status and failure. Pure: no clocks, no processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_aorta.trials.events import (
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import ExitStatus
 
-#: What comes after a phase has ended well; the process's exit belongs to ``cleanup``.
+#: The phase after one that has succeeded; the process's exit belongs to ``cleanup``.
 _NEXT: dict[Phase, Phase] = {
     "launch": "setup",
     "import": "setup",
@@ -34,36 +34,37 @@ _NEXT: dict[Phase, Phase] = {
 
 _BEFORE_SETUP = ("launch", "import")
 
-#: Failures in these phases say nothing about the workload's bug.
+#: A failure in these phases is no result of the workload.
 _BEFORE_WORK = ("launch", "import", "setup")
 
 
 @dataclass
 class Observed:
-    """Everything that the parent saw of one trial.
+    """Everything that the host observed of one trial.
 
     Attributes:
         phase: the phase that the trial is in, or was in when it ended.
         phases_sec: duration of each ended phase in seconds.
-        env: the trial's own environment snapshot, ``None`` while it has not come.
-        result: the plain fields of what ``run()`` returned.
-        failures: failures that the trial told of itself, by phase.
+        env: snapshot of the trial's environment, ``None`` before it was received.
+        result: what ``run()`` returned.
+        failures: failures that the trial reported, by phase.
         ranks: records of the ranks of a distributed trial.
         states: of the worker group.
         attempts: those that were followed by another one.
-        launcher_variables: those that the launcher has set for its ranks.
+        launcher_variables: variables that the launcher has set for its ranks.
         rank_failure: the root cause among the ranks.
-        rank_cleanup: what went wrong in the cleanup of one of them.
+        rank_cleanup: the first failure in the cleanup of a rank.
         progress: last progress event.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
-        finished: whether the trial's process said that it had finished all phases.
+        finished: whether the trial's process reported the end of all phases.
         finished_at: when, in seconds of ``time.time()``.
-        timed_out: whether the parent ended it because of its deadline, or because it made no progress.
+        timed_out: whether the host ended it because of its deadline or stall limit.
         timeout: the deadline in seconds.
-        stalled: the seconds without progress because of which it was ended.
-        location: where it was then, in words.
+        stalled: the stall limit in seconds, if that is why it was ended.
+        location: where it was then, as text.
         hung_rank: the rank that others waited for then, or the only one that hung.
-        lost: why the trial cannot be judged (launch failed, host process died, interrupted), as a ``Failure``.
+        lost: the failure of a trial that was not started, was interrupted, or whose zygote or host died.
+        notes: for ``failure_details``.
     """
 
     phase: Phase = "launch"
@@ -91,11 +92,11 @@ class Observed:
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether no more events can come."""
         return self.returncode is not None or self.lost is not None
 
     def failed_in(self, phase: str) -> bool:
-        """Whether the trial, waited for until the end of ``phase`` (setup or run), did not get through it."""
+        """Whether ``phase`` (setup or run) did not succeed, asked after its end or the trial's."""
         if phase == "setup":
             return "setup" not in self.phases_sec or "setup" in self.failures
         return self.result is None or not self.result["passed"] or self.rank_failure is not None
@@ -103,8 +104,8 @@ class Observed:
     def see(self, event: TrialEvent) -> None:
         """Take in one event of the trial's process.
 
-        After the deadline, only news of ranks and of the end count: the signals that ask for stacks and end the trial
-        interrupt its system calls, and what it then says of itself is not what it would have done.
+        After the deadline, events of phases do not count: the signals that ask for stacks and end the trial interrupt
+        its system calls, and so change what it does.
         """
         if self.timed_out and event["type"] in ("begin", "end", "lived", "attempt"):
             return
@@ -139,7 +140,7 @@ class Observed:
             self.finished_at = event.get("at", 0.0)
 
     def _begin_again(self) -> None:
-        """What the ranks of an attempt have told does not count any more: another one follows."""
+        """Forget what the ranks of an attempt have reported, for another attempt follows."""
         self.phase = "setup"
         self.phases_sec = {name: sec for name, sec in self.phases_sec.items() if name in _BEFORE_SETUP}
         self.result = None
@@ -154,14 +155,13 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
         return "infrastructure_failed", seen.lost
     failure = _failure(seen)
     if seen.result is not None:
-        status: ExitStatus = "ok" if seen.result["passed"] else "workload_failed"
         if seen.rank_failure is not None:
-            # A rank that fails, or hangs, while rank 0 says ok is never hidden.
+            # Also where rank 0 has passed.
             hung = seen.rank_failure["kind"] in ("timeout", "stall")
             return "timeout" if hung else "workload_failed", seen.rank_failure
         if not seen.result["passed"]:
-            return status, _unpassed(seen.result)
-        return status, failure
+            return "workload_failed", _unpassed(seen.result)
+        return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
     if failure["kind"] in ("timeout", "stall"):
@@ -170,7 +170,7 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
 
 
 def _failure(seen: Observed) -> FailureData | None:
-    """What went wrong first: a phase, a rank, the deadline, or the process itself."""
+    """The first of: a rank, a phase, the deadline, a cleanup, the process."""
     if seen.rank_failure is not None and not seen.timed_out:
         return seen.rank_failure
     if failure := seen.failures.get("setup") or seen.failures.get("run"):
@@ -189,14 +189,14 @@ def _failure(seen: Observed) -> FailureData | None:
 
 
 def timeout_failure(seen: Observed) -> FailureData:
-    """What to say of a process that the deadline, or the stall limit, found still running."""
+    """The failure of a process that was running when the deadline or the stall limit passed."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
     where = {"launch": "launching", "import": "importing"}.get(seen.phase, f"{seen.phase}()")
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"
     if seen.progress is not None:
-        total = seen.progress.get("total")
+        total = seen.progress["total"]
         message += f", after step {seen.progress['step']}" + (f" of {total}" if total is not None else "")
     if seen.location is not None:
         message += f"; {seen.location}"
@@ -226,17 +226,10 @@ def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str])
 def _ended_early(seen: Observed) -> FailureData:
     code = seen.returncode
     if code is None:
-        return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and nobody saw how"}
+        return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and its exit code is unknown"}
     where = f"in {seen.phase}()" if seen.phase in ("setup", "run", "cleanup") else f"during {seen.phase}"
-    if code < 0:
-        name = signal_name(-code)
-        return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} {where}"}
-    return {
-        "phase": seen.phase,
-        "kind": "exit_code",
-        "exit_code": code,
-        "message": f"the process ended itself with exit code {code} {where}",
-    }
+    ended = f"ended by {signal_name(-code)}" if code < 0 else f"the process ended itself with exit code {code}"
+    return exit_failure(seen.phase, code, {"message": f"{ended} {where}"})
 
 
 def _unpassed(result: ResultData) -> FailureData:

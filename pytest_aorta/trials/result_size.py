@@ -1,4 +1,4 @@
-"""Bounding what a trial returns: its record is read as a whole, by every reader."""
+"""Bounding the size of a result, because readers load a trial file as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTES = 20
 
 
 def bounded(result: ResultData, limit: int = FIELD_LIMIT) -> ResultData:
-    """A plain result with what is too large left out, and a note in ``failure_details`` for each thing.
+    """A result without what is too large, and a note in ``failure_details`` for each omission.
 
     Of ``metrics``, the largest go first; of the lists, the end goes.
     """

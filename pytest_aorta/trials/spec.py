@@ -14,7 +14,7 @@ from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
 
-#: Options of the agent that say where trials run, and not how.
+#: Options of the agent that select nodes, and have no influence on the outcome.
 _PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
 
 

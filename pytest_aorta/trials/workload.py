@@ -1,4 +1,4 @@
-"""The contract between a workload and whatever runs it."""
+"""The interface of a workload."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class WorkloadResult:
 
     Attributes:
         passed: whether the run met the workload's own criterion.
-        failure_count: number of failures seen (what counts is the workload's to say).
+        failure_count: number of failures, as the workload defines them.
         first_failure_iteration: index of the first failing iteration, ``None`` without one.
         failure_details: one mapping per failure; free keys.
         total_iterations: iterations that the workload counts as done.
         step_times_ms: duration of every step, in milliseconds.
         elapsed_sec: duration of the main work, in seconds.
-        metrics: whatever else is worth keeping; numbers are best.
+        metrics: any further values; numbers are best.
         main_work_started: ``False`` when the run ended before its main work; ``None`` when not tracked.
         executed_iterations: iterations executed; ``None`` when not tracked.
         configured_iterations: iterations asked for; ``None`` when not tracked.
@@ -57,9 +57,9 @@ class Workload(ABC):
         launch_mode: ``"single_process"``, or ``"distributed"`` for one process per rank, which finds the usual
             variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ...) and calls ``init_process_group()`` itself.
         min_world_size: smallest number of ranks of a distributed workload, and the default.
-        result_scope: what ``run()`` returns in a rank: ``"global"``, when rank 0 speaks for all ranks, or
-            ``"rank_local"``, when every rank speaks for itself; then the trial passes when all do, their failures are
-            counted together and listed in the order of the ranks, and the metrics are rank 0's.
+        result_scope: what ``run()`` returns in a rank: ``"global"``, when the result of rank 0 is that of the trial, or
+            ``"rank_local"``, when each rank returns a result of its part; then the trial passes when all ranks pass,
+            failures are counted together and listed in the order of the ranks, and the metrics are those of rank 0.
         timeout_sec: default deadline of a trial in seconds, from the hand-over to the trial's process until that
             process has ended; ``None`` for no deadline.
     """
@@ -74,11 +74,11 @@ class Workload(ABC):
 
     @abstractmethod
     def setup(self) -> None:
-        """Prepare: allocate, initialise process groups, build the model. A failure here says nothing about the bug."""
+        """Prepare: allocate, initialise process groups, build the model. A failure is ``infrastructure_failed``."""
 
     @abstractmethod
     def run(self) -> WorkloadResult:
-        """Do the main work and say whether it passed."""
+        """Do the main work; ``passed`` is whether it met the workload's criterion."""
 
     def cleanup(self) -> None:  # noqa: B027  (optional on purpose)
         """Release what ``setup()`` took."""
@@ -86,5 +86,5 @@ class Workload(ABC):
     def progress(self, step: int, total: int | None = None) -> None:  # noqa: B027  (replaced by the runner)
         """Report that ``step`` (of ``total``) steps are done. Cheap; call it once per step.
 
-        The runner replaces this method on the instance; on its own, a workload reports to nobody.
+        Replaced on the instance when a trial runs; outside of a trial it does nothing.
         """

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPlace
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
 
 
 def stamp() -> str:
@@ -17,22 +17,22 @@ def stamp() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
-def retire(results: Path, place: TrialPlace, run: str, rank: int | None = None, kind: PartKind = "rank") -> None:
+def retire(results: Path, paths: TrialPaths, run: str, rank: int | None = None, kind: PartKind = "rank") -> None:
     """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
 
-    The file goes first: without it, what is left does not look like a result.
+    The file is moved first: what is left does not look like a result then.
 
     Args:
         results: the results directory.
         place: of the trial.
         run: name of this run in the history.
-        rank: where every rank is a pytest process of its own: which of them this is. Each moves its own artifacts,
-            and rank 0 the file; ``None`` moves those of all ranks.
-        kind: ``node`` where that is so of nodes instead.
+        rank: of this process, where each rank is a pytest process: it moves the artifacts of this rank, and rank 0 the
+            file as well; ``None`` moves everything.
+        kind: ``node`` where the processes are nodes.
     """
-    parts = [place.file, place.folder] if not rank else [place.folder_of(rank, kind)]
+    parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
     if rank is None:
-        name, folder = glob.escape(place.folder.name), results / place.folder.parent
+        name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
         others = [*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")]
         parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in sorted(others)]
     for part in parts:
@@ -53,17 +53,17 @@ def _free(path: Path) -> Path:
     return candidate
 
 
-def retire_others(results: Path, workloads: Collection[str], kept: Collection[TrialPlace], run: str) -> None:
+def retire_others(results: Path, workloads: Collection[str], kept: Collection[TrialPaths], run: str) -> None:
     """Move what a complete run of ``workloads`` no longer holds to ``.history/<run>/``."""
-    files = {place.file for place in kept}
+    files = {paths.file for paths in kept}
     for workload in workloads:
-        for place in list(_trials(results, workload)):
-            if place.file not in files:
-                retire(results, place, run)
+        for paths in list(_trials(results, workload)):
+            if paths.file not in files:
+                retire(results, paths, run)
                 with contextlib.suppress(OSError):
-                    (results / place.file).parent.rmdir()  # only when it is empty
+                    (results / paths.file).parent.rmdir()  # only when it is empty
 
 
-def _trials(results: Path, workload: str) -> Iterator[TrialPlace]:
+def _trials(results: Path, workload: str) -> Iterator[TrialPaths]:
     for path in sorted((results / workload).glob("trial_*.json")) + sorted((results / workload).glob("*/trial_*.json")):
-        yield TrialPlace(PurePosixPath(path.relative_to(results).as_posix()))
+        yield TrialPaths(PurePosixPath(path.relative_to(results).as_posix()))

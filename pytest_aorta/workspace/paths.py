@@ -10,12 +10,12 @@ from pytest_aorta.trials.names import identifier
 
 HISTORY = ".history"
 
-#: What each of several pytest processes is that run the same trials together.
+#: What pytest processes that run the same trials together are.
 PartKind = Literal["rank", "node"]
 
 
 @dataclass(frozen=True)
-class TrialPlace:
+class TrialPaths:
     """Paths of one trial, relative to the results directory: ``file`` and the artifacts folder beside it."""
 
     file: PurePosixPath
@@ -38,7 +38,7 @@ class TrialPlace:
         return results / self.folder_of(rank, kind)
 
 
-def place(group: str, subgroup: str | None, trial_index: int) -> TrialPlace:
+def trial_paths(group: str, subgroup: str | None, trial_index: int) -> TrialPaths:
     """``<group>/trial_<T>.json``, or ``<group>/<subgroup>/trial_<T>.json``.
 
     A plan's trials are grouped by workload, and by cell where the workload has several; the trials that a test starts
@@ -47,4 +47,4 @@ def place(group: str, subgroup: str | None, trial_index: int) -> TrialPlace:
     folder = PurePosixPath(identifier(group))
     if subgroup is not None:
         folder /= identifier(subgroup)
-    return TrialPlace(folder / f"trial_{trial_index}.json")
+    return TrialPaths(folder / f"trial_{trial_index}.json")

@@ -14,7 +14,7 @@ from pytest_aorta.workspace.atomic import write_json
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
-#: Statuses that say something about the workload; anything else is worth another try.
+#: Statuses that depend on the workload; with any other, a trial is run again.
 REPLAYABLE = ("ok", "workload_failed", "timeout")
 
 
@@ -60,7 +60,7 @@ def move_flat_files(results: Path, workload: str) -> None:
 
 
 def _move(file: Path, cell: Path) -> None:
-    """Move a trial to its cell, unless something else lies there. The file goes last: the move can be gone on with."""
+    """Move a trial to its cell, unless something else is there. The file goes last, so that a move can be completed."""
     stem = file.with_suffix("")
     folders = [stem, *sorted(file.parent.glob(f"{glob.escape(stem.name)}.rank_*"))]
     # The target first: of two processes, the slower one finds the source gone then.

@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from acceptance_stage import Finished, Stage
-
-pytest_plugins = ["acceptance_fixtures"]
+from support.stage import Stage, counts
 
 OPTIONS = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
 
@@ -18,16 +16,16 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished]]:
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, pytest.RunResult]]:
     """Run it."""
     stage = Stage(tmp_path_factory.mktemp("example") / "stage")
-    yield stage, stage.pytest("--aorta-workload", "determinism", *OPTIONS)
+    yield stage, stage.run("--aorta-workload", "determinism", *OPTIONS)
     stage.close()
 
 
-def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, Finished]) -> None:
+def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, done = example
-    assert (done.returncode, done.counts) == (1, {"failed": 3, "passed": 3})
+    assert (done.ret, counts(done)) == (1, {"failed": 3, "passed": 3})
     assert stage.statuses() == {
         f"determinism/local-{cell}/trial_{index}.json": status
         for cell, status in (("none", "workload_failed"), ("omp_1", "ok"))
@@ -35,7 +33,7 @@ def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, Fini
     }
 
 
-def test_the_variable_is_in_the_files_of_the_second_cell(example: tuple[Stage, Finished]) -> None:
+def test_the_variable_is_in_the_files_of_the_second_cell(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, _ = example
     for path, trial in stage.trials().items():
         found = trial["env"]["env_vars"].get("OMP_NUM_THREADS")
@@ -43,7 +41,7 @@ def test_the_variable_is_in_the_files_of_the_second_cell(example: tuple[Stage, F
         assert trial["mitigations_applied"] == ["omp_1" if "omp_1" in path else "none"]
 
 
-def test_the_variable_had_an_effect(example: tuple[Stage, Finished]) -> None:
+def test_the_variable_had_an_effect(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, _ = example
     for path, trial in stage.trials().items():
         result = trial["result"]
@@ -57,16 +55,16 @@ def test_the_variable_had_an_effect(example: tuple[Stage, Finished]) -> None:
             assert result["failure_details"][0]["kind"] == "differs_from_reference"
 
 
-def test_trials_repeat(example: tuple[Stage, Finished]) -> None:
+def test_trials_repeat(example: tuple[Stage, pytest.RunResult]) -> None:
     """What differs is the number of threads, not the run: the failures of all trials are the same."""
     stage, _ = example
     details = [trial["result"]["failure_details"] for path, trial in stage.trials().items() if "none" in path]
     assert details[0] == details[1] == details[2]
 
 
-def test_the_table_shows_it(example: tuple[Stage, Finished]) -> None:
+def test_the_table_shows_it(example: tuple[Stage, pytest.RunResult]) -> None:
     _, done = example
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("determinism ")]
+    rows = [line.split() for line in done.stdout.str().splitlines() if line.startswith("determinism ")]
     # workload, cell, trials, ok, failed, timeout, infra
     assert [row[1:7] for row in rows] == [
         ["local-none", "3", "0", "3", "0", "0"],

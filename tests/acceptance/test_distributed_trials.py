@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_stage import Finished, Stage
+from support.stage import Stage, counts, text
 
-pytest_plugins = ["acceptance_fixtures"]
+HERE = Path(__file__).parent
 
 LAUNCHERS = ("elastic", "torchrun", "external")
 
@@ -36,7 +37,10 @@ PARTS = {"elastic": list(EXPECTED), "torchrun": list(EXPECTED)[:4], "external": 
 #: The deadline in seconds. Real torchrun starts three interpreters before it passes.
 DEADLINES = {"elastic": "4", "torchrun": "15", "external": "5"}
 
-CASES = [(launcher, part) for launcher in LAUNCHERS for part in PARTS[launcher]]
+#: What is run where every change is tried, and what is not.
+MARKS = {"elastic": [], "torchrun": [pytest.mark.slow], "external": [pytest.mark.slow]}
+EACH = [pytest.param(launcher, marks=MARKS[launcher]) for launcher in LAUNCHERS]
+CASES = [pytest.param(launcher, part, marks=MARKS[launcher]) for launcher in LAUNCHERS for part in PARTS[launcher]]
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,19 @@ class Played:
 
     launcher: str
     stage: Stage
-    done: Finished
+    done: pytest.RunResult
 
     def trial(self, part: str) -> dict[str, Any]:
         """Its trial file."""
         return self.stage.trial(f"Gloo/trial_{PARTS[self.launcher].index(part)}.json")
 
 
-def launch(stage: Stage, launcher: str, *arguments: str) -> Finished:
+def launch(stage: Stage, launcher: str, *arguments: str) -> pytest.RunResult:
     """Run pytest so that ``launcher`` starts the ranks."""
     if launcher == "external":
         return stage.torchrun(2, *arguments)
     chosen = () if launcher == "elastic" else ("--aorta-launcher", launcher)
-    return stage.pytest(*arguments, *chosen)
+    return stage.run(*arguments, *chosen)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def plays(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
     @cache
     def play(launcher: str) -> Played:
         stage = Stage(tmp_path_factory.mktemp(launcher) / "stage")
-        stage.bring("gloo_workloads.py")
+        stage.copy(HERE / "gloo_workloads.py")
         script = ("--aorta-trials", str(len(PARTS[launcher])), "--aorta-config", f"script={'.'.join(PARTS[launcher])}")
         done = launch(stage, launcher, "gloo_workloads.py", *script, "--aorta-timeout", DEADLINES[launcher])
         stage.close()
@@ -82,17 +86,17 @@ def played(plays: Callable[[str], Played], request: pytest.FixtureRequest) -> Pl
     return plays(request.getfixturevalue("launcher"))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", EACH)
 def test_one_file_per_trial_and_one_terminal(played: Played, launcher: str) -> None:
     parts = PARTS[launcher]
     assert played.stage.files() == [f"Gloo/trial_{index}.json" for index in range(len(parts))]
-    assert played.done.returncode == 1
-    errors = {"error": 1} if "setup_raises" in parts else {}
-    assert played.done.counts == {"failed": len(parts) - 1 - len(errors), "passed": 1, **errors}
-    assert played.done.text.count("test session starts") == 1
+    assert played.done.ret == 1
+    errors = {"errors": 1} if "setup_raises" in parts else {}
+    assert counts(played.done) == {"failed": len(parts) - 1 - len(errors), "passed": 1, **errors}
+    assert text(played.done).count("test session starts") == 1
     if launcher != "torchrun":
-        assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in played.done.stdout
-    assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in played.done.stdout
+        assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in played.done.stdout.str()
+    assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in played.done.stdout.str()
 
 
 @pytest.mark.parametrize(("launcher", "part"), CASES)
@@ -145,7 +149,7 @@ def test_every_rank_has_logs(played: Played, launcher: str, part: str) -> None:
         assert "Fatal Python error: Segmentation fault" in (folder / rank["stderr"]).read_text()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", EACH)
 def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> None:
     trial = played.trial("hangs_alone")
     folder = played.stage.results / "Gloo"
@@ -155,7 +159,7 @@ def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> No
     assert "gloo_workloads.py" in (folder / path).read_text()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", EACH)
 def test_what_rank_0_found_is_kept(played: Played, launcher: str) -> None:
     assert played.trial("nothing")["result"]["metrics"]["total"] == 3.0
     assert played.trial("hangs_alone")["result"]["passed"]
@@ -168,12 +172,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stag
     for launcher in LAUNCHERS:
         stage = stages[launcher] = Stage(tmp_path_factory.mktemp(f"fsdp_{launcher}") / "stage")
         done = launch(stage, launcher, "--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-steps", "8")
-        assert (done.returncode, done.counts) == (0, {"passed": 2}), done.text
+        assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
     yield stages
     for stage in stages.values():
         stage.close()
 
 
+@pytest.mark.slow
 def test_trials_of_fsdp_are_the_same_under_every_launcher(trained: dict[str, Stage]) -> None:
     """The second trial of an external run included, which needs a rendezvous of its own."""
     for stage in trained.values():
@@ -190,6 +195,7 @@ def test_trials_of_fsdp_are_the_same_under_every_launcher(trained: dict[str, Sta
         assert [sorted(record) for record in trial["ranks"]] == [sorted(record) for record in first["ranks"]]
 
 
+@pytest.mark.slow
 def test_every_trial_has_a_rendezvous_of_its_own(trained: dict[str, Stage]) -> None:
     for stage in trained.values():
         ports = [trial["env"]["env_vars"]["MASTER_PORT"] for trial in stage.trials().values()]

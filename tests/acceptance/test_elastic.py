@@ -1,19 +1,22 @@
-"""Distributed trials on torch's elastic agent: its life, its options, its restarts, and what is told of them."""
+"""Distributed trials on torch's elastic agent: states, options, restarts, and their records."""
 
 from __future__ import annotations
 
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from support.stage import Stage
 
 from pytest_aorta.trials.result import GroupState
 
-if TYPE_CHECKING:
-    from conftest import Bench
+#: Real torchrun takes seconds for each trial.
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
 
 WORKLOAD = """
 import os
@@ -127,21 +130,34 @@ class Judges(Sums):
 
 
 @pytest.fixture
-def sums(bench: Bench) -> Bench:
-    bench.write(sums=WORKLOAD)
-    return bench
+def sums(stage: Stage) -> Stage:
+    stage.write(sums=WORKLOAD)
+    return stage
 
 
-def run(bench: Bench, name: str, *options: str) -> dict[str, Any]:
+def run(stage: Stage, name: str, *options: str) -> dict[str, Any]:
     """Run one trial; its record."""
-    bench.run(f"sums.py::{name}", "--aorta-timeout", "50", *options)
-    assert bench.left_running() == []
-    return bench.trial(f"{name}/trial_0.json")
+    stage.run(f"sums.py::{name}", "--aorta-timeout", "50", *options)
+    assert stage.left_running() == []
+    return stage.trial(f"{name}/trial_0.json")
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_the_life_of_the_worker_group_is_recorded(sums: Bench, launcher: str) -> None:
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The record of a trial of ``Sums``, which is run once per launcher."""
+
+    @cache
+    def play(launcher: str) -> dict[str, Any]:
+        stage = Stage(tmp_path_factory.mktemp(launcher))
+        stage.write(sums=WORKLOAD)
+        return run(stage, "Sums", "--aorta-launcher", launcher)
+
+    return play
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_life_of_the_worker_group_is_recorded(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
+    trial = plain(launcher)
     assert trial["exit_status"] == "ok"
     elastic = trial["elastic"]
     assert elastic["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
@@ -159,16 +175,16 @@ def test_the_life_of_the_worker_group_is_recorded(sums: Bench, launcher: str) ->
         assert not list(Path(tempfile.gettempdir()).glob(f"pytest-aorta-*-rank-{rank['pid']}.sock"))
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_every_rank_has_its_own_result(sums: Bench, launcher: str) -> None:
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_rank_has_its_own_result(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
+    trial = plain(launcher)
     assert [rank["result"]["metrics"]["rank"] for rank in trial["ranks"]] == [0, 1]
     assert [rank["result"]["metrics"]["total"] for rank in trial["ranks"]] == [3.0, 3.0]
     assert trial["result"]["metrics"]["rank"] == 0
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_a_rank_that_fails_once_is_started_again(sums: Bench, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> None:
     name = {"auto": "FailsOnce", "torchrun": "FailsOnceAlone"}[launcher]
     trial = run(sums, name, "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1")
     assert (trial["exit_status"], trial["failure"]) == ("ok", None)
@@ -190,13 +206,13 @@ def test_a_rank_that_fails_once_is_started_again(sums: Bench, launcher: str) -> 
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
-def test_the_summary_counts_them_apart(sums: Bench) -> None:
+def test_the_summary_counts_them_apart(sums: Stage) -> None:
     result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["1 trial ok only after a restart of the ranks: 1 of FailsOnce local-none"])
 
 
-def test_the_last_attempt_is_the_trials(sums: Bench) -> None:
+def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
     trial = run(sums, "FailsAlways", "--aorta-elastic", "max_restarts=2")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 2")
     assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == [
@@ -206,16 +222,16 @@ def test_the_last_attempt_is_the_trials(sums: Bench) -> None:
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
 
 
-def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Bench) -> None:
-    """torch would wait for 30 seconds, whatever it is told; the deadline is earlier than that."""
+def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
+    """torch would wait for 30 seconds, whatever its arguments are; the deadline is earlier."""
     options = ("--aorta-grace", "1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")
     trial = run(sums, "IgnoresSigterm", *options)
     assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGKILL")
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_no_rank_outlives_its_agent(sums: Bench, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
     trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "--aorta-grace", "0")
     assert trial["exit_status"] == "workload_failed"
     assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
@@ -228,8 +244,12 @@ def test_no_rank_outlives_its_agent(sums: Bench, launcher: str) -> None:
     assert None not in [rank["pid"] for rank in trial["ranks"]]
 
 
-def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Bench) -> None:
-    trial = run(sums, "WaitsInCpp", "--aorta-timeout", "8")
+def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
+    # What the model imports in run() would count as no progress.
+    sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
+    sums.register(waits="waits:WaitsInCpp")
+    sums.run("--aorta-workload", "waits", "--aorta-stall-timeout", "4").assert_outcomes(failed=1)
+    trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
     assert "rank 1 is missing: sleep() at sums.py line" in failure["message"]
@@ -237,12 +257,12 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Benc
     assert waits == sleeps + 1
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
     recorded = trial["artifacts"]["attempt_0/rank_0.collectives"]
-    assert '"profiling_name"' in (sums.results / "WaitsInCpp" / recorded).read_text()
+    assert '"profiling_name"' in (sums.results / "waits" / recorded).read_text()
     # The servers that were asked say nothing in the ranks' logs.
-    assert "WorkerServer" not in (sums.results / "WaitsInCpp" / trial["ranks"][0]["stderr"]).read_text()
+    assert "WorkerServer" not in (sums.results / "waits" / trial["ranks"][0]["stderr"]).read_text()
 
 
-def test_the_options_reach_the_ranks(sums: Bench) -> None:
+def test_the_options_reach_the_ranks(sums: Stage) -> None:
     given = {
         "role": "trainer",
         "rdzv_id": "mine",
@@ -259,15 +279,15 @@ def test_the_options_reach_the_ranks(sums: Bench) -> None:
     assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_fresh_interpreters(sums: Bench, method: str) -> None:
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_fresh_interpreters(sums: Stage, method: str) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
     assert [rank["result"]["passed"] for rank in trial["ranks"]] == [True, True]
     assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
 
 
-def test_redirects_and_tee_of_single_ranks(sums: Bench) -> None:
+def test_redirects_and_tee_of_single_ranks(sums: Stage) -> None:
     options = ("--aorta-elastic", "redirects=1:3", "--aorta-elastic", "tee=1:1")
     trial = run(sums, "Sums", *options)
     logs = sorted(name for name in trial["artifacts"] if "rank" in name)
@@ -277,38 +297,40 @@ def test_redirects_and_tee_of_single_ranks(sums: Bench) -> None:
     assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
 
 
-def test_torchs_own_rendezvous(sums: Bench) -> None:
+def test_torchs_own_rendezvous(sums: Stage) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", "rdzv_backend=c10d", "--aorta-elastic", "rdzv_endpoint=localhost:0")
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
 
 
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_what_the_launcher_sets_is_told(sums: Bench, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    trial = run(sums, "Sums", "--aorta-launcher", launcher)
-    told = trial["elastic"]["launcher_variables"]
-    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
-    assert told.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
-    assert not [name for name in told if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_variables_of_the_launcher_are_recorded(
+    sums: Stage, plain: Callable[[str], dict[str, Any]], launcher: str
+) -> None:
+    trial = plain(launcher)
+    found = trial["elastic"]["launcher_variables"]
+    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
+    assert found.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
+    assert not [name for name in found if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
     # What the trial itself is given wins.
     trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
 
 
-def test_what_an_outer_launcher_has_set_is_told(sums: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_variables_of_an_outer_launcher_are_recorded(sums: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "pytest")
-    done = sums.pytester.run(*command, "-p", "no:hypothesispytest", "sums.py::Sums", timeout=100)
+    done = sums.command(*command, "-p", "no:hypothesispytest", "sums.py::Sums")
     assert done.ret == 0
     trial = sums.trial("Sums/trial_0.json")
     assert trial["elastic"]["launcher"] == "external"
-    told = trial["elastic"]["launcher_variables"]
-    assert told.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
+    found = trial["elastic"]["launcher_variables"]
+    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 
-def test_ranks_that_speak_for_themselves(sums: Bench) -> None:
+def test_ranks_with_local_results(sums: Stage) -> None:
     trial = run(sums, "Judges", "--aorta-nproc", "3")
     assert trial["exit_status"] == "workload_failed"
     result = trial["result"]
@@ -330,13 +352,13 @@ def test_every_state_can_be_recorded() -> None:
         assert GroupState(state=name, at=1.0, attempt=0).state == name  # type: ignore[arg-type]
 
 
-def test_a_wrong_option_is_answered_by_what_is_valid(sums: Bench) -> None:
+def test_a_wrong_option_is_answered_by_what_is_valid(sums: Stage) -> None:
     for text, said in {
         "max_restart=1": "expected KEY=VALUE with a KEY of max_restarts, *",
         "nnodes=2:1": "expected nnodes= a number of nodes, or MIN:MAX",
         "start_method=thread": "expected start_method= fork, spawn or forkserver",
     }.items():
-        result = sums.run("sums.py", "--aorta-elastic", text)
+        result = sums.run_here("sums.py", "--aorta-elastic", text)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic: '{text}' is not valid; {said}"])
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_stage import Finished, Stage, make_venv
+from support.stage import Stage, counts, make_venv, text
 
 import pytest_aorta
 
-pytest_plugins = ["acceptance_fixtures"]
+HERE = Path(__file__).parent
 
 IMAGE = "aorta.invalid/no-such-image:0"
 
@@ -22,10 +22,12 @@ SHOWN = ("FOO", "BAR", "VIRTUAL_ENV", "PYTHONHASHSEED")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished, dict[str, dict[str, Any]]]]:
+def ran(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Stage, pytest.RunResult, dict[str, dict[str, Any]]]]:
     """One run in all environments, good and bad: the stage, pytest's end, and the trials by environment."""
     stage = Stage(tmp_path_factory.mktemp("environments") / "stage")
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     make_venv(stage.path / "good", with_ours=True)
     make_venv(stage.path / "bare", with_ours=False)
     environments: dict[str, dict[str, Any]] = {
@@ -40,17 +42,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finis
         "image": {"docker": IMAGE},
         "perturbed": {"env": {"MALLOC_PERTURB_": "165"}},
     }
-    registry = stage.registry(environments=environments)
+    registry = stage.write_registry(environments=environments)
     axis = [word for name in environments for word in ("--aorta-environment", name)]
     options = ("--aorta-registry-file", registry, "--aorta-config", f"show={','.join(SHOWN)}")
-    done = stage.pytest("simple_workloads.py", "-k", "Tells", *options, *axis, env={"PYTHONHASHSEED": "3"})
+    done = stage.run("simple_workloads.py", "-k", "Tells", *options, *axis, env={"PYTHONHASHSEED": "3"})
     trials = {trial["execution_env"]["name"]: trial for trial in stage.trials().values()}
-    assert set(trials) == set(environments), done.text
+    assert set(trials) == set(environments), text(done)
     yield stage, done, trials
     stage.close()
 
 
-Ran = tuple[Stage, Finished, dict[str, dict[str, Any]]]
+Ran = tuple[Stage, pytest.RunResult, dict[str, dict[str, Any]]]
 
 
 def metrics(ran: Ran, name: str) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def test_a_bad_environment_does_not_stop_the_others(ran: Ran) -> None:
     _, done, trials = ran
     bad = {"bare", "missing", "no_launcher", "bad_launcher"}
     assert {name for name, trial in trials.items() if trial["exit_status"] != "ok"} == bad
-    assert (done.returncode, done.counts["error"], done.counts["passed"]) == (1, len(bad), len(trials) - len(bad))
+    assert (done.ret, counts(done)["errors"], counts(done)["passed"]) == (1, len(bad), len(trials) - len(bad))
 
 
 def test_a_venv_is_the_interpreter_of_the_trial(ran: Ran) -> None:
@@ -98,10 +100,10 @@ def test_what_cannot_run_says_what_to_do(ran: Ran, name: str, says: list[str]) -
     trial = trials[name]
     assert trial["exit_status"] == "infrastructure_failed"
     assert trial["failure"]["phase"] == "launch"
-    for text in says:
-        text = text.format(path=stage.path, version=pytest_aorta.__version__)
-        assert text in trial["failure"]["message"]
-        assert text in done.stdout
+    for words in says:
+        words = words.format(path=stage.path, version=pytest_aorta.__version__)
+        assert words in trial["failure"]["message"]
+        assert words in done.stdout.str()
     assert trial["env"]["partial"]
 
 
@@ -138,12 +140,12 @@ def test_an_image_without_an_engine_is_a_label(ran: Ran) -> None:
 
 def test_the_path_of_docker_does_not_matter(stage: Stage) -> None:
     """An engine that answers with an error, and one that is not there at all: the trial runs, the digest is null."""
-    stage.bring("simple_workloads.py")
-    registry = stage.registry(environments={"image": {"docker": IMAGE}})
-    docker = stage.write("bin/docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    stage.copy(HERE / "simple_workloads.py")
+    registry = stage.write_registry(environments={"image": {"docker": IMAGE}})
+    docker = stage.write_file("bin/docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     docker.chmod(0o755)
     options = ("-k", "Tells", "--aorta-environment", "image", "--aorta-registry-file", registry)
-    done = stage.pytest("simple_workloads.py", *options, env={"PATH": f"{docker.parent}:/usr/bin:/bin"})
-    assert done.returncode == 0, done.text
+    done = stage.run("simple_workloads.py", *options, env={"PATH": f"{docker.parent}:/usr/bin:/bin"})
+    assert done.ret == 0, text(done)
     assert stage.trial("Tells/trial_0.json")["execution_env"]["digest"] is None
-    assert "Docker daemon" not in done.text
+    assert "Docker daemon" not in text(done)

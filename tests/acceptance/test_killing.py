@@ -5,18 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
-from acceptance_stage import Stage, pytest_command, torchrun_command, wait_for
+from support.processes import is_gone, wait_for
+from support.stage import PYTEST, Stage, counts, torchrun_command
 
-pytest_plugins = ["acceptance_fixtures"]
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
 def held(stage: Stage) -> Callable[[], psutil.Process]:
     """Waits for a trial of ``Held`` to be in the middle of ``run()``; its process."""
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
 
     def wait() -> psutil.Process:
         def pid() -> int | None:
@@ -41,29 +43,21 @@ def ancestor(process: psutil.Process, is_it: Callable[[psutil.Process], bool]) -
     return next(parent for parent in process.parents() if is_it(parent))
 
 
-def has_ended(process: psutil.Process) -> bool:
-    """An orphan that nobody collects, in a container without an init, has ended as well."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def is_zygote(process: psutil.Process) -> bool:
     """By the command that it was started with."""
     return "pytest_aorta.runtime.zygotes.zygote_main" in " ".join(process.cmdline())
 
 
 def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process]) -> None:
-    running = stage.start(*pytest_command(), *trials_of_held(8, "-n", "2"))
+    running = stage.start(*trials_of_held(8, "-n", "2"))
     zygote = ancestor(held(), is_zygote)
     worker = ancestor(zygote, lambda process: process.pid != running.pid)
     assert worker.ppid() == running.pid
     worker.kill()
     done = stage.finish(running)
-    assert done.returncode == 1
+    assert done.ret == 1
     # xdist tells of the crash as of a failed test, and does not run it again.
-    assert done.counts == {"failed": 1, "passed": 7}
+    assert counts(done) == {"failed": 1, "passed": 7}
     statuses = stage.statuses()
     assert list(statuses) == [f"Held/trial_{index}.json" for index in range(8)]
     assert sorted(statuses.values()) == ["infrastructure_failed"] + ["ok"] * 7
@@ -76,27 +70,27 @@ def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process])
 def test_a_killed_pytest(stage: Stage, held: Callable[[], psutil.Process], options: tuple[str, ...]) -> None:
     # Trial 0 of both workloads first: one is held, the other one's file is there before or after.
     both = ("simple_workloads.py", "-k", "Held or Second")
-    running = stage.start(*pytest_command(), *both, *options)
+    running = stage.start(*both, *options)
     trial = held()
     assert len(trial.children()) == 2
     before = stage.trials()
     running.kill()
     running.wait(60)
     stage.wait_until_alone()
-    assert has_ended(trial)
+    assert is_gone(trial.pid)
     assert stage.trials() | before == stage.trials()
     assert "Held/trial_0.json" not in stage.files()
     # The next run in the same folder is not disturbed by what is left (a file that was just being written), and takes
     # it away.
-    done = stage.pytest(*both)
-    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    done = stage.run(*both)
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
 
 
-def start_a_pair_that_hangs(stage: Stage, command: list[str]) -> subprocess.Popen[str]:
+def start_a_pair_that_hangs(stage: Stage, *command: str) -> subprocess.Popen[bytes]:
     """Start two trials of two ranks; returns in the middle of the second one, which hangs."""
-    stage.bring("gloo_workloads.py")
+    stage.copy(HERE / "gloo_workloads.py")
     options = ("--aorta-trials", "2", "--aorta-config", "script=nothing.hangs")
-    running = stage.start(*command, "gloo_workloads.py", *options)
+    running = stage.start_command(*command, "gloo_workloads.py", *options)
     asked = [stage.path / f"asked_by_rank_{rank}" for rank in (0, 1)]
 
     def both_have_begun() -> bool | None:
@@ -107,7 +101,7 @@ def start_a_pair_that_hangs(stage: Stage, command: list[str]) -> subprocess.Pope
 
 
 def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
-    running = start_a_pair_that_hangs(stage, pytest_command())
+    running = start_a_pair_that_hangs(stage, *PYTEST)
     running.kill()
     running.wait(60)
     stage.wait_until_alone()
@@ -116,7 +110,7 @@ def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
 
 def test_killed_pytests_that_are_ranks(stage: Stage) -> None:
     """All of them and their torchrun at once, as the kernel does when a job is over its limit of memory."""
-    running = start_a_pair_that_hangs(stage, torchrun_command(2))
+    running = start_a_pair_that_hangs(stage, *torchrun_command(2))
     ranks = psutil.Process(running.pid).children()
     assert len(ranks) == 2
     running.kill()
@@ -128,30 +122,34 @@ def test_killed_pytests_that_are_ranks(stage: Stage) -> None:
 
 
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:
-    running = stage.start(*pytest_command(), *trials_of_held(3))
+    running = stage.start(*trials_of_held(3))
     trial = held()
     ancestor(trial, is_zygote).kill()
     done = stage.finish(running)
-    assert (done.returncode, done.counts) == (1, {"error": 1, "passed": 2})
+    assert (done.ret, counts(done)) == (1, {"errors": 1, "passed": 2})
     assert list(stage.statuses().values()) == ["infrastructure_failed", "ok", "ok"]
     failure = stage.trial("Held/trial_0.json")["failure"]
     assert failure["phase"] == "run"
     assert "the zygote" in failure["message"]
     assert "SIGKILL" in failure["message"]
-    assert has_ended(trial)
+    assert is_gone(trial.pid)
 
 
 def test_a_killed_trial(stage: Stage, held: Callable[[], psutil.Process]) -> None:
-    running = stage.start(*pytest_command(), *trials_of_held(3))
+    running = stage.start(*trials_of_held(3))
     held().kill()
     done = stage.finish(running)
-    assert (done.returncode, done.counts) == (1, {"failed": 1, "passed": 2})
+    assert (done.ret, counts(done)) == (1, {"failed": 1, "passed": 2})
     first = stage.trial("Held/trial_0.json")
     assert first["exit_status"] == "workload_failed"
     assert (first["failure"]["kind"], first["failure"]["signal"]) == ("signal", "SIGKILL")
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "workers",
+    # xdist gives its workers seconds to end by themselves.
+    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
@@ -163,35 +161,35 @@ def test_an_interrupted_pytest_tells_of_the_trial(
     stage: Stage, held: Callable[[], psutil.Process], number: int, reason: str, workers: tuple[str, ...]
 ) -> None:
     """SIGTERM as from a batch system, which comes to pytest only."""
-    running = stage.start(*pytest_command(), *workers, *trials_of_held(3))
+    running = stage.start(*workers, *trials_of_held(3))
     trial = held()
     running.send_signal(number)
     done = stage.finish(running)
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert done.ret == pytest.ExitCode.INTERRUPTED
     statuses = stage.statuses()
     assert statuses.pop("Held/trial_0.json") == "infrastructure_failed"
     assert set(statuses.values()) <= {"ok", "infrastructure_failed"}  # another worker may have been on its way
     assert stage.trial("Held/trial_0.json")["failure"]["message"] == f"interrupted: {reason}"
     stage.wait_until_alone()
-    assert has_ended(trial)
+    assert is_gone(trial.pid)
 
 
 def test_trials_that_resist_their_deadline(stage: Stage) -> None:
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     parts = ["stops_itself", "ignores_sigterm", "passes"]
     options = ("--aorta-trials", "3", "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
-    done = stage.pytest("simple_workloads.py", "-k", "Plays", *options)
-    assert (done.returncode, done.counts) == (1, {"failed": 2, "passed": 1})
+    done = stage.run("simple_workloads.py", "-k", "Plays", *options)
+    assert (done.ret, counts(done)) == (1, {"failed": 2, "passed": 1})
     assert list(stage.statuses().values()) == ["timeout", "timeout", "ok"]
     failures = [trial["failure"] for trial in stage.trials().values()]
     assert [failure["phase"] for failure in failures[:2]] == ["run", "run"]
 
 
 def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     options = ("--aorta-trials", "2", "--aorta-config", "script=leaves_a_daemon.passes")
-    done = stage.pytest("simple_workloads.py", "-k", "Plays", *options)
-    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    done = stage.run("simple_workloads.py", "-k", "Plays", *options)
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
     first, second = stage.trials().values()
     assert first["exit_status"] == second["exit_status"] == "ok"
     (note,) = first["result"]["failure_details"]
@@ -202,11 +200,11 @@ def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
 
 def test_two_pytests_at_once(stage: Stage) -> None:
     """In one folder, with results directories of their own."""
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     processes = []
     for name in ("left", "right"):
         (stage.path / name).mkdir()
-        command = (*pytest_command(), "simple_workloads.py", "-k", "Tells", "--aorta-trials", "20")
+        command = ("simple_workloads.py", "-k", "Tells", "--aorta-trials", "8")
         variables = {"NAME": name}
         options = ("--aorta-config", "show=NAME", "--aorta-results-dir", f"{name}/results")
         processes.append(stage.start(*command, *options, env=variables))
@@ -214,5 +212,5 @@ def test_two_pytests_at_once(stage: Stage) -> None:
         assert process.wait(120) == 0
     for name in ("left", "right"):
         trials = stage.trials(f"{name}/results")
-        assert len(trials) == 20
+        assert len(trials) == 8
         assert {trial["result"]["metrics"]["variables"]["NAME"] for trial in trials.values()} == {name}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_stage import Finished, Stage
+from support.stage import Stage, counts, text
 
-pytest_plugins = ["acceptance_fixtures"]
+HERE = Path(__file__).parent
 
 #: All that may differ, as paths into a trial file, with all that is below; ``*`` is any index of a list.
 MAY_DIFFER = (
@@ -63,11 +64,11 @@ def comparable(trial: dict[str, Any], may_differ: tuple[str, ...]) -> dict[str, 
     return {path: type(leaf) if free.fullmatch(path) else leaf for path, leaf in facts(trial).items()}
 
 
-def run(stage: Stage, results: str, *options: str) -> tuple[Finished, dict[str, dict[str, Any]]]:
+def run(stage: Stage, results: str, *options: str) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
     """Run all workloads in the same folder; pytest's end and the trial files."""
     where = ("--aorta-results-dir", results)
-    done = stage.pytest(*WORKLOADS, *CELLS, *where, *options, env={"PYTHONHASHSEED": "1"})
-    assert done.returncode == 1, done.text
+    done = stage.run(*WORKLOADS, *CELLS, *where, *options, env={"PYTHONHASHSEED": "1"})
+    assert done.ret == 1, text(done)
     return done, stage.trials(results)
 
 
@@ -75,14 +76,14 @@ def run(stage: Stage, results: str, *options: str) -> tuple[Finished, dict[str, 
 def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """One folder for all runs, since tracebacks name files."""
     stage = Stage(tmp_path_factory.mktemp("theatre") / "stage")
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     stage.register(tells="simple_workloads:Tells", broken="simple_workloads:Breaks")
     yield stage
     stage.close()
 
 
 @pytest.fixture(scope="module")
-def plain(theatre: Stage) -> tuple[Finished, dict[str, dict[str, Any]]]:
+def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
     """What a plain run writes."""
     return run(theatre, "plain")
 
@@ -90,30 +91,34 @@ def plain(theatre: Stage) -> tuple[Finished, dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("name", "options", "may_differ"),
     [
-        ("again", (), MAY_DIFFER),
+        pytest.param("again", (), MAY_DIFFER, marks=pytest.mark.slow),
         ("xdist", ("-n", "2"), MAY_DIFFER),
-        ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+        pytest.param(
+            *("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_files_are_the_same(
     theatre: Stage,
-    plain: tuple[Finished, dict[str, dict[str, Any]]],
+    plain: tuple[pytest.RunResult, dict[str, dict[str, Any]]],
     name: str,
     options: tuple[str, ...],
     may_differ: tuple[str, ...],
 ) -> None:
     done, trials = run(theatre, name, *options)
-    assert done.counts == plain[0].counts == {"passed": 4, "failed": 2}
+    assert counts(done) == counts(plain[0]) == {"passed": 4, "failed": 2}
     assert list(trials) == list(plain[1])
     for path, trial in trials.items():
         assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path
 
 
+@pytest.mark.slow
 def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
     found = {}
     for isolation in ("fork", "spawn"):
         options = ("--aorta-steps", "4", "--aorta-isolation", isolation, "--aorta-results-dir", f"ranks_{isolation}")
-        assert theatre.pytest("--aorta-workload", "fsdp", *options).returncode == 0
+        assert theatre.run("--aorta-workload", "fsdp", *options).ret == 0
         found[isolation] = theatre.trial("fsdp/trial_0.json", f"ranks_{isolation}")
     may_differ = MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS + MAY_DIFFER_WITH_RANKS
     assert comparable(found["fork"], may_differ) == comparable(found["spawn"], may_differ)
@@ -121,7 +126,7 @@ def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
         assert comparable(found["fork"], (path,)) != facts(found["fork"]), path
 
 
-def test_what_may_differ_does_occur(plain: tuple[Finished, dict[str, dict[str, Any]]]) -> None:
+def test_what_may_differ_does_occur(plain: tuple[pytest.RunResult, dict[str, dict[str, Any]]]) -> None:
     """No path above is a mistake: each is in some trial file."""
     for path in MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS:
         assert any(comparable(trial, (path,)) != facts(trial) for trial in plain[1].values()), path

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_stage import Finished, Stage, make_venv, torchrun_command
+from support.stage import Stage, counts, make_venv, text, torchrun_command
 
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
@@ -47,8 +47,7 @@ from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
 
-pytest_plugins = ["acceptance_fixtures"]
-
+HERE = Path(__file__).parent
 PACKAGE = Path(pytest_aorta.__file__).parent
 PLUGIN_PACKAGE = Path(__file__).parents[1] / "plugin_package"
 
@@ -140,7 +139,7 @@ RECORD: dict[str, Any] = {
 @pytest.fixture
 def simple(stage: Stage) -> Stage:
     """A stage that offers the workloads of ``simple_workloads.py`` by name."""
-    stage.bring("simple_workloads.py")
+    stage.copy(HERE / "simple_workloads.py")
     names = ("Tells", "Plays", "Second", "Solo", "Pair", "Quartet")
     stage.register(**{name.lower(): f"simple_workloads:{name}" for name in names})
     return stage
@@ -159,11 +158,11 @@ def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 @pytest.fixture(scope="module")
-def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Finished]]:
+def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, pytest.RunResult]]:
     """``fsdp`` with ``tf32_off``, and with a collector that is known."""
     stage = Stage(tmp_path_factory.mktemp("tf32") / "stage")
     options = ("--aorta-trials", "2", "--aorta-environment", "local", "--aorta-mitigations", "tf32_off")
-    yield stage, stage.pytest("--aorta-workload", "fsdp", *options, "--aorta-collect", "rocprof")
+    yield stage, stage.run("--aorta-workload", "fsdp", *options, "--aorta-collect", "rocprof")
     stage.close()
 
 
@@ -171,8 +170,8 @@ def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[St
 
 
 def test_run_trials_and_run_request_import_cleanly(stage: Stage) -> None:
-    done = stage.run(sys.executable, "-c", "from pytest_aorta import run_trials, RunRequest")
-    assert (done.returncode, done.text.strip()) == (0, "")
+    done = stage.command(sys.executable, "-c", "from pytest_aorta import run_trials, RunRequest")
+    assert (done.ret, text(done).strip()) == (0, "")
     assert inspect.getdoc(run_trials)
     assert list(inspect.signature(run_trials).parameters) == ["request"]
 
@@ -186,8 +185,8 @@ def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
 
 
 def test_trial_result_imports_cleanly(stage: Stage) -> None:
-    done = stage.run(sys.executable, "-c", "from pytest_aorta import TrialResult")
-    assert (done.returncode, done.text.strip()) == (0, "")
+    done = stage.command(sys.executable, "-c", "from pytest_aorta import TrialResult")
+    assert (done.ret, text(done).strip()) == (0, "")
 
 
 def test_trial_result_round_trips_without_loss() -> None:
@@ -202,8 +201,8 @@ def test_trial_result_round_trips_without_loss() -> None:
 
 
 def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
-    done = stage.pytest("--aorta-workload", "fsdp", "--aorta-trials", "2")
-    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    done = stage.run("--aorta-workload", "fsdp", "--aorta-trials", "2")
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
     for index, trial in enumerate(stage.trials().values()):
         assert trial["trial_id"] == f"fsdp_d0_m0_t{index}"
@@ -214,9 +213,9 @@ def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
         assert len(trial["result"]["step_times_ms"]) == trial["result"]["total_iterations"] > 0
 
 
-def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Stage, Finished]) -> None:
+def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Stage, pytest.RunResult]) -> None:
     stage, done = with_tf32_off
-    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
     for trial in stage.trials().values():
         assert trial["mitigations_applied"] == ["tf32_off"]
@@ -227,20 +226,20 @@ def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Sta
 
 def test_mitigation_injection_end_to_end(simple: Stage) -> None:
     options = ("--aorta-mitigations", "tf32_off", "--aorta-config", "show=DISABLE_TF32")
-    assert simple.pytest("--aorta-workload", "tells", *options).returncode == 0
+    assert simple.run("--aorta-workload", "tells", *options).ret == 0
     assert simple.trial("tells/trial_0.json")["result"]["metrics"]["variables"] == {"DISABLE_TF32": "1"}
 
 
 def test_there_is_no_option_for_several_images(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-dockers", "a,b")
-    assert done.returncode == 4
-    assert "unrecognized arguments: --aorta-dockers" in done.stderr
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-dockers", "a,b")
+    assert done.ret == 4
+    assert "unrecognized arguments: --aorta-dockers" in done.stderr.str()
     assert not simple.results.exists()
 
 
 def test_several_environments_are_cells_with_a_folder_each(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-environment", "local", "--aorta-environment", "default")
-    assert done.counts == {"passed": 2}
+    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "local", "--aorta-environment", "default")
+    assert counts(done) == {"passed": 2}
     assert simple.files() == ["tells/default-none/trial_0.json", "tells/local-none/trial_0.json"]
     assert [trial["execution_env"]["name"] for trial in simple.trials().values()] == ["default", "local"]
 
@@ -258,13 +257,13 @@ def test_several_environments_are_cells_with_a_folder_each(simple: Stage) -> Non
     ids=["a-then-b", "b-then-a", "extra-env-over-both"],
 )
 def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen: dict[str, str]) -> None:
-    registry = simple.registry(
+    registry = simple.write_registry(
         mitigations={"first": {"A": "first", "B": "first"}, "second": {"A": "second", "C": "second"}},
         environments={"here": {"env": {"A": "environment", "B": "environment", "D": "environment"}}},
     )
     where = ("--aorta-registry-file", registry, "--aorta-environment", "here", "--aorta-config", "show=A,B,C,D")
-    done = simple.pytest("--aorta-workload", "tells", *where, *options)
-    assert done.returncode == 0, done.text
+    done = simple.run("--aorta-workload", "tells", *where, *options)
+    assert done.ret == 0, text(done)
     trial = simple.trial("tells/trial_0.json")
     assert trial["result"]["metrics"]["variables"] == seen
     assert {name: trial["env"]["env_vars"][name] for name in seen} == seen
@@ -283,14 +282,14 @@ def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen:
 )
 def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, listed: list[str]) -> None:
     workload = () if option == "--aorta-workload" else ("--aorta-workload", "tells")
-    done = simple.pytest(*workload, option, "not_a_real_thing")
-    assert done.returncode == 4
-    message = next(line for line in done.stderr.splitlines() if "not_a_real_thing" in line)
+    done = simple.run_here(*workload, option, "not_a_real_thing")
+    assert done.ret == 4
+    message = next(line for line in done.stderr.str().splitlines() if "not_a_real_thing" in line)
     assert message.startswith("ERROR: unknown ")
     available = message.partition("available: ")[2].partition(";")[0].split(", ")
     assert set(listed) <= set(available)
     assert available == sorted(available)
-    assert "Traceback" not in done.text
+    assert "Traceback" not in text(done)
     assert not simple.results.exists()
 
 
@@ -306,16 +305,16 @@ def test_unknown_names_raise_in_python(here: Stage) -> None:
 
 
 def test_names_of_workloads_are_case_sensitive(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "Tells")
-    assert done.returncode == 4
-    assert "unknown workload 'Tells'" in done.stderr
-    assert "did you mean 'tells'?" in done.stderr
+    done = simple.run_here("--aorta-workload", "Tells")
+    assert done.ret == 4
+    assert "unknown workload 'Tells'" in done.stderr.str()
+    assert "did you mean 'tells'?" in done.stderr.str()
     assert not simple.results.exists()
 
 
 def test_results_are_kept_per_workload(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-workload", "second", "--aorta-trials", "2")
-    assert done.counts == {"passed": 4}
+    done = simple.run("--aorta-workload", "tells", "--aorta-workload", "second", "--aorta-trials", "2")
+    assert counts(done) == {"passed": 4}
     assert simple.files() == [f"{name}/trial_{index}.json" for name in ("second", "tells") for index in (0, 1)]
     assert {path: trial["workload"] for path, trial in simple.trials().items()} == {
         path: path.partition("/")[0] for path in simple.files()
@@ -336,9 +335,9 @@ def test_lookups_go_through_the_registry_alone() -> None:
 def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
     parts = ["passes", "returns_false", "raises", "hangs", "segfaults", "setup_raises", "exits", "passes"]
     options = ("--aorta-trials", str(len(parts)), "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
-    done = simple.pytest("--aorta-workload", "plays", *options)
-    assert done.returncode == 1
-    assert done.counts == {"failed": 5, "passed": 2, "error": 1}
+    done = simple.run("--aorta-workload", "plays", *options)
+    assert done.ret == 1
+    assert counts(done) == {"failed": 5, "passed": 2, "errors": 1}
     expected = {
         "passes": "ok",
         "hangs": "timeout",
@@ -363,7 +362,7 @@ def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
 
 
 def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
-    assert simple.pytest("--aorta-workload", "tells", "--aorta-trials", "3").returncode == 0
+    assert simple.run("--aorta-workload", "tells", "--aorta-trials", "3").ret == 0
     trials = list(simple.trials().values())
     probed = [trial["env"]["process"]["pid"] for trial in trials]
     assert probed == [trial["result"]["metrics"]["pid"] for trial in trials]
@@ -373,15 +372,15 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
 
 
 def test_collect_env_is_the_one_probe_and_no_command() -> None:
-    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "living.py")
+    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "child" / "workload_main.py")
     for path in (PACKAGE / "launch").rglob("*.py"):
         assert "pytest_aorta.probe.tool" not in imports_of(path), path
         assert "pytest-aorta env" not in path.read_text(), path
 
 
 def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
-    done = stage.pytest(stage.bring("vanished_folder_workload.py"))
-    assert (done.returncode, done.counts) == (0, {"passed": 1})
+    done = stage.run(stage.copy(HERE / "vanished_folder_workload.py"))
+    assert (done.ret, counts(done)) == (0, {"passed": 1})
     trial = stage.trial("Vanished/trial_0.json")
     assert trial["exit_status"] == "ok"
     assert trial["env"]["partial"]
@@ -391,9 +390,9 @@ def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
 
 
 def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> None:
-    registry = simple.registry(environments={"gone": {"venv": "no/such/venv"}})
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
-    assert (done.returncode, done.counts) == (1, {"error": 1})
+    registry = simple.write_registry(environments={"gone": {"venv": "no/such/venv"}})
+    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
+    assert (done.ret, counts(done)) == (1, {"errors": 1})
     env = simple.trial("tells/trial_0.json")["env"]
     assert env["partial"]
     assert env["partial_reasons"]
@@ -401,26 +400,26 @@ def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> Non
 
 @pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
 def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
-    assert simple.pytest("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").returncode == 0
+    assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
     assert not simple.results.exists()
 
 
-def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, Finished], simple: Stage) -> None:
+def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.RunResult], simple: Stage) -> None:
     stage, _ = with_tf32_off
     folder = stage.results / "fsdp" / "trial_0"
     logs = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     ranks = [f"attempt_0/rank_{rank}.{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")]
     assert logs == [*ranks, "stderr.log", "stdout.log"]
 
-    assert simple.pytest("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").returncode == 0
+    assert simple.run("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").ret == 0
     files = sorted(path.relative_to(simple.results).as_posix() for path in simple.results.rglob("*") if path.is_file())
     assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
 
 
 def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
-    assert done.returncode == 4
-    assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
+    assert done.ret == 4
+    assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr.str()
     assert not simple.results.exists()
 
 
@@ -431,9 +430,9 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
         "both": {"docker": "aorta.invalid/no-such-image:0", "rocm": "6.4"},
     }
     axis = [word for name in ("local", *environments) for word in ("--aorta-environment", name)]
-    registry = simple.registry(environments=environments)
-    done = simple.pytest("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
-    assert done.counts == {"passed": 4}
+    registry = simple.write_registry(environments=environments)
+    done = simple.run("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
+    assert counts(done) == {"passed": 4}
     found = {}
     for trial in simple.trials().values():
         assert "docker" not in trial
@@ -452,8 +451,8 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
 
 
 def test_config_is_the_workloads_defaults_and_the_overrides(stage: Stage) -> None:
-    done = stage.pytest("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
-    assert done.returncode == 0
+    done = stage.run("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
+    assert done.ret == 0
     config = stage.trial("gemm/trial_0.json")["config"]
     assert (config["steps"], config["dtypes"], config["seed"]) == (1, ["float64"], 0)
 
@@ -503,22 +502,21 @@ def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, m
 # --- B1.1: launch modes ---
 
 
-def refused(stage: Stage, done: Finished, message: str) -> None:
+def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:
     """Refused before ``setup()``, without a file, in one line."""
-    assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if message in line], done.text
-    assert "Traceback (most recent call last)" not in done.stdout
+    assert done.ret != 0
+    assert [line for line in done.stderr.str().splitlines() if message in line], text(done)
+    assert "Traceback (most recent call last)" not in done.stdout.str()
     assert not list(stage.path.glob("setup_*"))
     assert stage.files() == []
 
 
 def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
     message = "workload solo is single_process; do not wrap with torchrun"
-    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
-    done = simple.pytest("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
+    done = simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
     refused(simple, done, message)
-    assert done.returncode == 4
-    assert simple.pytest("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).returncode == 0
+    assert done.ret == 4
+    assert simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).ret == 0
 
 
 def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
@@ -528,50 +526,58 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
             f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
         )
 
-    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message("quartet", 4, 2))
-    done = simple.pytest("--aorta-workload", "pair", "--aorta-launcher", "external")
+    done = simple.run("--aorta-workload", "pair", "--aorta-launcher", "external")
     refused(simple, done, message("pair", 2, 1))
-    assert done.returncode == 4
-    done = simple.pytest("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
+    assert done.ret == 4
+    done = simple.run("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
     refused(simple, done, message("pair", 2, 1))
-    done = simple.pytest("--aorta-workload", "quartet", "--aorta-nproc", "2")
+    done = simple.run("--aorta-workload", "quartet", "--aorta-nproc", "2")
     refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
 
 
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_counted(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
+    message = "workload quartet requires WORLD_SIZE >= 4 (got 2); launch with torchrun --nproc_per_node=4 -m pytest "
+    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message + "--aorta-workload quartet")
+
+
 def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
-    done = simple.pytest("--aorta-workload", "pair", "--aorta-workload", "solo")
-    assert (done.returncode, done.counts) == (0, {"passed": 2})
+    done = simple.run("--aorta-workload", "pair", "--aorta-workload", "solo")
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert len(list(simple.path.glob("setup_*"))) == 3
     assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
     assert simple.trial("solo/trial_0.json")["ranks"] == []
 
 
+@pytest.mark.slow
 def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
     """As the seed has it: no rendezvous of its own, so on torchrun's static port, but a free one."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = f"--master-port={probe.getsockname()[1]}"
     command = [port if word == "--standalone" else word for word in torchrun_command(2)]
-    done = stage.run(*command, "--aorta-workload", "fsdp", "--aorta-trials", "1")
-    assert done.returncode == 0, done.text
+    done = stage.command(*command, "--aorta-workload", "fsdp", "--aorta-trials", "1")
+    assert done.ret == 0, text(done)
     assert stage.files() == ["fsdp/trial_0.json"]
     assert_written_by_rank_0(stage, done)
 
 
 def test_only_rank_0_writes_and_prints_several_trials(simple: Stage) -> None:
     done = simple.torchrun(2, "--aorta-workload", "pair", "--aorta-trials", "2")
-    assert done.returncode == 0, done.text
+    assert done.ret == 0, text(done)
     assert simple.files() == ["pair/trial_0.json", "pair/trial_1.json"]
     assert_written_by_rank_0(simple, done)
     assert len(list(simple.path.glob("setup_*"))) == 4
 
 
-def assert_written_by_rank_0(stage: Stage, done: Finished) -> None:
+def assert_written_by_rank_0(stage: Stage, done: pytest.RunResult) -> None:
     """All trials passed, in two ranks; rank 0 wrote, and the terminal shows one run."""
     trials = stage.trials()
-    assert done.counts == {"passed": len(trials)}
+    assert counts(done) == {"passed": len(trials)}
     for line in ("test session starts", "aorta: plan ", "results: results"):
-        assert done.text.count(line) == 1
+        assert text(done).count(line) == 1
     for trial in trials.values():
         assert trial["exit_status"] == "ok"
         assert trial["env"]["env_vars"]["RANK"] == "0"
@@ -581,7 +587,7 @@ def assert_written_by_rank_0(stage: Stage, done: Finished) -> None:
 
 def test_without_rank_a_process_is_rank_0(simple: Stage) -> None:
     assert "RANK" not in simple.environ()
-    assert simple.pytest("--aorta-workload", "solo").returncode == 0
+    assert simple.run("--aorta-workload", "solo").ret == 0
     assert simple.files() == ["solo/trial_0.json"]
 
 
@@ -596,10 +602,10 @@ def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     source = stage.path / "source"  # setuptools builds in the source's folder
     for path in PLUGIN_PACKAGE.rglob("*"):
         if path.suffix in (".py", ".toml") and "build" not in path.parts:
-            stage.write(f"source/{path.relative_to(PLUGIN_PACKAGE)}", path.read_text())
+            stage.write_file(f"source/{path.relative_to(PLUGIN_PACKAGE)}", path.read_text())
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    done = stage.run(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
-    assert done.returncode == 0, done.text
+    done = stage.command(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
+    assert done.ret == 0, text(done)
     assert list((stage.path / "venv").rglob("site-packages/aorta_test_plugin"))
     yield stage, python
     stage.close()
@@ -609,8 +615,8 @@ def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stag
     stage, python = two_packages
     options = ("--aorta-mitigations", "plugin_mode_fast", "--aorta-environment", "plugin_env", "--aorta-steps", "2")
     workloads = ("--aorta-workload", "plugin_echo", "--aorta-workload", "plugin_legacy")
-    done = stage.run(python, "-m", "pytest", "-p", "no:cacheprovider", *workloads, *options)
-    assert (done.returncode, done.counts) == (0, {"passed": 2}), done.text
+    done = stage.command(python, "-m", "pytest", "-p", "no:cacheprovider", *workloads, *options)
+    assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
     assert stage.files() == ["plugin_echo/trial_0.json", "plugin_legacy/trial_0.json"]
     for path, trial in stage.trials().items():
         assert trial["workload"] == path.partition("/")[0]
@@ -630,9 +636,9 @@ def test_that_package_imports_nothing_of_ours() -> None:
 
 def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
     for option, kind in (("--aorta-environment", "environment"), ("--aorta-mitigations", "mitigation")):
-        done = stage.pytest("--aorta-workload", "gemm", option, "plugin_env")
-        assert done.returncode == 4
-        assert f"unknown {kind} 'plugin_env'" in done.stderr
+        done = stage.run_here("--aorta-workload", "gemm", option, "plugin_env")
+        assert done.ret == 4
+        assert f"unknown {kind} 'plugin_env'" in done.stderr.str()
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imports_of(path) if name.startswith("aorta_test_plugin")]
 

@@ -1,4 +1,4 @@
-"""Trials of several nodes, each with a pytest and an agent of its own: here as processes, or in network namespaces."""
+"""Trials of several nodes, each with a pytest and an agent: here as processes, or in network namespaces."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from support.stage import Stage
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.trials.elastic_options import ElasticOptions
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 WORKLOAD = """
 import os
@@ -71,9 +68,9 @@ class WaitsWhileThereAreFour(Sums):
 
 
 @pytest.fixture
-def sums(bench: Bench) -> Bench:
-    bench.write(sums=WORKLOAD)
-    return bench
+def sums(stage: Stage) -> Stage:
+    stage.write(sums=WORKLOAD)
+    return stage
 
 
 def free_port() -> int:
@@ -91,29 +88,30 @@ def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
     ]
 
 
-def test_ranks_of_two_nodes_are_one_trial(sums: Bench) -> None:
+def test_ranks_of_two_nodes_are_one_trial(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::Sums", "--aorta-trials", "2", "--aorta-nproc", "1")
     other = sums.start(*arguments, *options(1, "2", where))
     first = sums.start(*arguments, *options(0, "2", where))
     said, _ = first.communicate(timeout=110)
-    told, _ = other.communicate(timeout=60)
+    output, _ = other.communicate(timeout=60)
 
     assert first.returncode == 0, said.decode()
     assert b"2 passed" in said
-    assert (other.returncode, told) == (0, b"")
+    assert (other.returncode, output) == (0, b"")
     assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
     for trial in sums.trials().values():
         assert trial["exit_status"] == "ok"
         assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
         assert [(rank["rank"], rank["result"]["metrics"]["rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1)]
         assert [state["state"] for state in trial["elastic"]["states"]] == ["INIT", "HEALTHY", "SUCCEEDED"]
-    # Every node has logs of its own, below the same results directory.
+    # Every node has its logs below the same results directory.
     assert (sums.results / "Sums" / "trial_1.node_1" / "stdout.log").exists()
     assert sums.left_running() == []
 
 
-def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Bench) -> None:
+@pytest.mark.slow
+def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsWhileThereAreFour", "--aorta-nproc", "2")
     other = sums.start(*arguments, *options(1, "1:2", where, "max_restarts=3"))
@@ -136,7 +134,8 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Bench) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
-def test_a_node_that_comes_late_is_taken_in(sums: Bench) -> None:
+@pytest.mark.slow
+def test_a_node_that_comes_late_is_taken_in(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsForFour", "--aorta-nproc", "2")
     first = sums.start(*arguments, *options(0, "1:2", where))
@@ -155,7 +154,8 @@ def test_a_node_that_comes_late_is_taken_in(sums: Bench) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
-def test_hosts_of_the_runtime_are_nodes(sums: Bench) -> None:
+@pytest.mark.slow
+def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     options = ("--aorta-host", "2*popen", "--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50")
     sums.run("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
     assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
@@ -166,7 +166,8 @@ def test_hosts_of_the_runtime_are_nodes(sums: Bench) -> None:
     assert sums.left_running() == []
 
 
-def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Bench) -> None:
+@pytest.mark.slow
+def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Stage) -> None:
     elastic = [text for each in ("nnodes=1:2", "max_restarts=3") for text in ("--aorta-elastic", each)]
     options = ("--aorta-host", "2*popen", "--aorta-nproc", "2", "--aorta-timeout", "50", *elastic)
     process = sums.start("sums.py::WaitsWhileThereAreFour", *options)
@@ -185,8 +186,8 @@ def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Bench) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
-def test_too_few_hosts_for_the_nodes(sums: Bench) -> None:
-    result = sums.run("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
+def test_too_few_hosts_for_the_nodes(sums: Stage) -> None:
+    result = sums.run_here("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: nnodes=2:2 needs 2 hosts, but --aorta-host names 1"])
 
@@ -217,7 +218,8 @@ def network() -> Iterator[str]:
             subprocess.run(["ip", "netns", "del", f"{name}-{number}"], capture_output=True)
 
 
-def test_two_nodes_with_a_network_between_them(sums: Bench, network: str) -> None:
+@pytest.mark.slow
+def test_two_nodes_with_a_network_between_them(sums: Stage, network: str) -> None:
     """Neither can reach the other by any other way than TCP over that network."""
     pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")
     nodes = []
@@ -225,7 +227,7 @@ def test_two_nodes_with_a_network_between_them(sums: Bench, network: str) -> Non
         variables = ("env", f"GLOO_SOCKET_IFNAME={network}-{end}", f"TP_SOCKET_IFNAME={network}-{end}")
         inside = ("ip", "netns", "exec", f"{network}-{number}", *variables)
         command = (*inside, *pytest_command, "sums.py::Sums", *options(number, "2", "10.213.77.1:29500"))
-        nodes.append(sums.pytester.popen([*command, "--aorta-nproc", "1"], stdin=subprocess.DEVNULL))
+        nodes.append(sums.start_command(*command, "--aorta-nproc", "1"))
     other, first = nodes
     said, _ = first.communicate(timeout=110)
     other.communicate(timeout=60)
@@ -246,10 +248,10 @@ def idle_nodes() -> int:
 
 
 @pytest.mark.skipif(idle_nodes() < 2, reason="this host belongs to no SLURM cluster with two idle nodes")
-def test_srun_says_who_is_who(sums: Bench) -> None:
+def test_srun_says_who_is_who(sums: Stage) -> None:
     pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "sums.py::Sums")
     options = ("--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50", "--aorta-trials", "2")
-    result = sums.pytester.run("srun", "-N", "2", "--ntasks-per-node", "1", *pytest_command, *options, timeout=110)
+    result = sums.command("srun", "-N", "2", "--ntasks-per-node", "1", *pytest_command, *options)
     assert result.ret == 0
     result.assert_outcomes(passed=2)
     for trial in sums.trials().values():
@@ -257,7 +259,7 @@ def test_srun_says_who_is_who(sums: Bench) -> None:
     sums.wait_until(lambda: not sums.left_running())
 
 
-def test_trials_of_several_nodes_run_one_at_a_time(sums: Bench) -> None:
+def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:
     given = options(0, "2", "localhost:1")
     for more, named in ((("-n", "2"), "-n"), (("--aorta-slots", "2"), "--aorta-slots")):
         result = sums.run("sums.py", *given, *more)
@@ -265,8 +267,8 @@ def test_trials_of_several_nodes_run_one_at_a_time(sums: Bench) -> None:
         result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic nnodes: * one at a time, without {named}"])
 
 
-def test_without_a_place_to_meet_nothing_starts(sums: Bench) -> None:
-    result = sums.run("sums.py", "--aorta-elastic", "nnodes=2")
+def test_without_a_place_to_meet_nothing_starts(sums: Stage) -> None:
+    result = sums.run_here("sums.py", "--aorta-elastic", "nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: nnodes=2:2: the nodes have to know where they meet; run pytest with srun, *"])
 

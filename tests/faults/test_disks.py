@@ -7,12 +7,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: The second of three trials does something to the disk.
 WORKLOAD = """
@@ -35,27 +32,27 @@ class {name}:
 """
 
 
-def test_deleted_results(bench: Bench) -> None:
+def test_deleted_results(stage: Stage) -> None:
     body = "shutil.rmtree(os.path.dirname(os.path.dirname(self.folder)))"
-    bench.write(deletes=WORKLOAD.format(name="Deletes", body=body))
-    bench.run("deletes.py", "--aorta-trials", "3").assert_outcomes(passed=3)
-    assert bench.statuses() == {"Deletes/trial_1.json": "ok", "Deletes/trial_2.json": "ok"}
+    stage.write(deletes=WORKLOAD.format(name="Deletes", body=body))
+    stage.run("deletes.py", "--aorta-trials", "3").assert_outcomes(passed=3)
+    assert stage.statuses() == {"Deletes/trial_1.json": "ok", "Deletes/trial_2.json": "ok"}
 
 
-def test_deleted_folder_of_a_trial_that_was_launched_ahead(bench: Bench) -> None:
+def test_deleted_folder_of_a_trial_that_was_launched_ahead(stage: Stage) -> None:
     """The process that stands by finds no place for its log."""
     body = "shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)"  # others write there, too
-    bench.write(deletes=WORKLOAD.format(name="Deletes", body=body))
-    result = bench.run("deletes.py", "--aorta-trials", "20", "--aorta-slots", "2")
+    stage.write(deletes=WORKLOAD.format(name="Deletes", body=body))
+    result = stage.run("deletes.py", "--aorta-trials", "20", "--aorta-slots", "2")
     assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    assert set(bench.statuses().values()) <= {"ok", "infrastructure_failed"}
-    assert "Deletes/trial_19.json" in bench.files()
-    assert bench.left_running() == []
+    assert set(stage.statuses().values()) <= {"ok", "infrastructure_failed"}
+    assert "Deletes/trial_19.json" in stage.files()
+    assert stage.left_running() == []
 
 
-def test_results_that_cannot_be_written_are_refused_before_the_first_trial(bench: Bench) -> None:
-    bench.write(passes=WORKLOAD.format(name="Passes", body="pass"))
-    result = bench.run("passes.py", "--aorta-results-dir", "/proc/aorta")  # where root cannot write either
+def test_results_that_cannot_be_written_are_refused_before_the_first_trial(stage: Stage) -> None:
+    stage.write(passes=WORKLOAD.format(name="Passes", body="pass"))
+    result = stage.run("passes.py", "--aorta-results-dir", "/proc/aorta")  # where root cannot write either
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir /proc/aorta: cannot write there: *"])
 
@@ -66,27 +63,27 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount file systems, not even in a namespace of its own")
-def test_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, and everything is said."""
     body = "print('x' * 2**20, flush=True)"
-    bench.write(fills=WORKLOAD.format(name="Fills", body=body))
-    (bench.path / "small").mkdir()
-    (bench.path / "rescued").mkdir()
-    monkeypatch.setenv("TMPDIR", str(bench.path / "rescued"))
+    stage.write(fills=WORKLOAD.format(name="Fills", body=body))
+    (stage.path / "small").mkdir()
+    (stage.path / "rescued").mkdir()
+    monkeypatch.setenv("TMPDIR", str(stage.path / "rescued"))
     arguments = ["fills.py", "--aorta-trials", "3", "--aorta-results-dir", "small", "-p", "no:hypothesispytest"]
     script = 'mount -t tmpfs -o size=256k none small && "$@"; code=$?; cp -r small results; exit $code'
     command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", "pytest", *arguments]
-    done = subprocess.run(command, cwd=bench.path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=stage.path, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
-    assert bench.trial("Fills/trial_0.json")["exit_status"] == "ok"
+    assert stage.trial("Fills/trial_0.json")["exit_status"] == "ok"
     told = re.findall(
         r"^not written: .*/small/Fills/(trial_\d).json: \[Errno 28\] .*; kept in (.*)$", done.stdout, re.M
     )
     assert [name for name, _ in told] == ["trial_1", "trial_2"]
     for name, path in told:
-        assert Path(path).is_relative_to(bench.path / "rescued"), name
+        assert Path(path).is_relative_to(stage.path / "rescued"), name
         assert '"exit_status"' in Path(path).read_text()
-    assert bench.files() == ["Fills/trial_0.json"]
-    assert not [path for path in bench.everything() if path.endswith(".tmp")]
-    assert bench.left_running() == []
+    assert stage.files() == ["Fills/trial_0.json"]
+    assert not [path for path in stage.everything() if path.endswith(".tmp")]
+    assert stage.left_running() == []

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from fault_table import PHASES, ROWS, Row, as_markdown
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -32,20 +30,24 @@ MODES = {
     "xdist": ("-n", "2"),
 }
 
+#: The others are not what every change is tried with.
+SOME_MODES = [pytest.param(mode, marks=() if mode == "fork" else pytest.mark.slow) for mode in MODES]
+SOME_PHASES = [pytest.param(phase, marks=() if phase == "run" else pytest.mark.slow) for phase in PHASES]
+
 LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
 
 
-def run(bench: Bench, workload: str, rows: Sequence[Row], *options: str) -> dict[Row, dict[str, Any]]:
+def run(stage: Stage, workload: str, rows: Sequence[Row], *options: str) -> dict[Row, dict[str, Any]]:
     """Run one trial per row; their records."""
     for name in ("fault_actions.py", "faulty.py"):
-        bench.copy(HERE / name)
+        stage.copy(HERE / name)
     script = ".".join(f"{row.fault.name}-{row.phase}" for row in rows)
     options = ("--aorta-trials", str(len(rows)), "--aorta-config", f"script={script}", *LIMITS, *options)
-    result = bench.run(f"faulty.py::{workload}", *options)
+    result = stage.run(f"faulty.py::{workload}", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert bench.left_running() == []
-    assert bench.files() == sorted(f"{workload}/trial_{index}.json" for index in range(len(rows)))
-    return {row: bench.trial(f"{workload}/trial_{index}.json") for index, row in enumerate(rows)}
+    assert stage.left_running() == []
+    assert stage.files() == sorted(f"{workload}/trial_{index}.json" for index in range(len(rows)))
+    return {row: stage.trial(f"{workload}/trial_{index}.json") for index, row in enumerate(rows)}
 
 
 def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[str]:
@@ -70,17 +72,17 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[
     return wrong
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_fault_that_ends_by_itself(bench: Bench, mode: str) -> None:
+@pytest.mark.parametrize("mode", SOME_MODES)
+def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
     options = ("--aorta-timeout", "50", "--aorta-memory", "1G")
-    assert mistakes(run(bench, "Faulty", OTHERS, *MODES[mode], *options)) == []
+    assert mistakes(run(stage, "Faulty", OTHERS, *MODES[mode], *options)) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_fault_that_hangs(bench: Bench, mode: str) -> None:
+@pytest.mark.parametrize("mode", SOME_MODES)
+def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.
-    slots = () if mode == "xdist" else ("--aorta-slots", "6")
-    found = run(bench, "Faulty", HANGS, *MODES[mode], *slots, "--aorta-timeout", "3")
+    slots = () if mode == "xdist" else ("--aorta-slots", "9")
+    found = run(stage, "Faulty", HANGS, *MODES[mode], *slots, "--aorta-timeout", "3")
     assert mistakes(found) == []
     for row, trial in found.items():
         if row.fault.name != "stopped":  # which could give its stack only by going on
@@ -88,18 +90,19 @@ def test_every_fault_that_hangs(bench: Bench, mode: str) -> None:
             assert trial["failure"]["stacks"] == f"trial_{list(found).index(row)}/stacks.log"
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_fault_of_a_rank_that_ends_by_itself(bench: Bench, phase: str) -> None:
+@pytest.mark.parametrize("phase", SOME_PHASES)
+def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", LAUNCHER, "--aorta-timeout", "50", "--aorta-memory", "4G")
-    assert mistakes(run(bench, "FaultyRanks", rows, *options), rank=1) == []
+    assert mistakes(run(stage, "FaultyRanks", rows, *options), rank=1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_fault_of_a_rank_that_hangs(bench: Bench, phase: str) -> None:
+def test_every_fault_of_a_rank_that_hangs(stage: Stage, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", LAUNCHER, "--aorta-slots", "3", "--aorta-timeout", TO_HANG[LAUNCHER])
-    found = run(bench, "FaultyRanks", rows, *options)
+    found = run(stage, "FaultyRanks", rows, *options)
     assert mistakes(found, rank=1) == []
     for row, trial in found.items():
         if row.phase == "run" and row.fault.name != "stopped":

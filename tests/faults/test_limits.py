@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 HERE = Path(__file__).parent
 
@@ -65,42 +62,42 @@ class Ranks(Works):
 
 
 @pytest.fixture
-def works(bench: Bench) -> Bench:
-    bench.write(works=WORKS)
-    return bench
+def works(stage: Stage) -> Stage:
+    stage.write(works=WORKS)
+    return stage
 
 
 @pytest.mark.parametrize(
     ("phase", "status"), [("setup", "timeout"), ("run", "timeout"), ("cleanup", "ok")], ids=lambda value: str(value)
 )
-def test_no_progress_for_too_long_is_a_stall(works: Bench, phase: str, status: str) -> None:
-    options = ("--aorta-stall-timeout", "2", "--aorta-config", f"hangs_in={phase}")
-    result = works.run("works.py::Works", "-rA", *options)
+def test_no_progress_for_too_long_is_a_stall(works: Stage, phase: str, status: str) -> None:
+    options = ("--aorta-stall-timeout", "1", "--aorta-config", f"hangs_in={phase}")
+    result = works.run("works.py::Works", "-v", "-rA", *options)
     trial = works.trial("Works/trial_0.json")
     failure = trial["failure"]
     assert trial["exit_status"] == status
     assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
     line = WORKS.split("\n").index("        time.sleep(1000)")
-    expected = f"no progress for 2 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
+    expected = f"no progress for 1 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
     assert failure["message"] == expected
     if phase == "run":
-        assert works.words(works.run("works.py::Works", "-v", *options)) == {"Works[local-none-0]": ["TIMEOUT"]}
+        assert works.words(result) == {"Works[local-none-0]": ["TIMEOUT"]}
     result.stdout.fnmatch_lines([f"*{expected}"])
     assert works.left_running() == []
 
 
-def test_progress_keeps_a_trial_alive(works: Bench) -> None:
+def test_progress_keeps_a_trial_alive(works: Stage) -> None:
     """Longer than the limit as a whole, but never without a step for so long."""
-    options = ("--aorta-stall-timeout", "3", "--aorta-config", "steps=20")
+    options = ("--aorta-stall-timeout", "1.5", "--aorta-config", "steps=10")
     works.run("works.py::Finishes", *options).assert_outcomes(passed=1)
 
 
-def test_the_deadline_that_passes_first_is_told(works: Bench) -> None:
+def test_the_deadline_that_passes_first_is_told(works: Stage) -> None:
     works.run("works.py::Works", "--aorta-stall-timeout", "60", "--aorta-timeout", "1")
     assert works.trial("Works/trial_0.json")["failure"]["kind"] == "timeout"
 
 
-def test_ranks_stall_together(works: Bench) -> None:
+def test_ranks_stall_together(works: Stage) -> None:
     works.run("works.py::Ranks", "--aorta-stall-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
     trial = works.trial("Ranks/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["kind"]) == ("timeout", "stall")
@@ -109,47 +106,47 @@ def test_ranks_stall_together(works: Bench) -> None:
     assert all((works.results / "Ranks" / rank["stacks"]).stat().st_size > 0 for rank in trial["ranks"])
 
 
-def test_the_grace_is_what_the_user_says(works: Bench) -> None:
+def test_the_grace_is_what_the_user_says(works: Stage) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
-    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
     assert not (works.path / "told").exists()
-    works.run("works.py::Resists", "--aorta-timeout", "3", "--aorta-grace", "1").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "1").assert_outcomes(failed=1)
     assert (works.path / "told").exists()
     assert works.left_running() == []
 
 
-def test_a_gigabyte_of_output(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gigabyte_of_output(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOOD", str(2**30))
     for name in ("fault_actions.py", "faulty.py"):
-        bench.copy(HERE / name)
+        stage.copy(HERE / name)
     options = ("--aorta-config", "script=floods_stdout-run", "--aorta-log-limit", "1M")
-    bench.run("faulty.py::Faulty", *options).assert_outcomes(passed=1)
-    log = bench.results / "Faulty" / "trial_0" / "stdout.log"
+    stage.run("faulty.py::Faulty", *options).assert_outcomes(passed=1)
+    log = stage.results / "Faulty" / "trial_0" / "stdout.log"
     assert 2**20 < log.stat().st_size < 2**20 + 200
     text = log.read_text()
     assert text.startswith("0000000 0000001 ")
     assert text.endswith(" 0000015 \n")
-    [note] = bench.trial("Faulty/trial_0.json")["result"]["failure_details"]
+    [note] = stage.trial("Faulty/trial_0.json")["result"]["failure_details"]
     assert note["note"] == "stdout.log: 1072627712 of 1073676288 bytes were cut; --aorta-log-limit keeps 1048576"
 
 
-def test_memory_is_limited_in_every_process_of_a_trial(bench: Bench) -> None:
+def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
     for name in ("fault_actions.py", "faulty.py"):
-        bench.copy(HERE / name)
+        stage.copy(HERE / name)
     script = ("--aorta-config", "script=out_of_memory-run")
-    bench.run("faulty.py", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
+    stage.run("faulty.py", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
     for name, rank in (("Faulty", None), ("FaultyRanks", 1)):
-        failure = bench.trial(f"{name}/trial_0.json")["failure"]
+        failure = stage.trial(f"{name}/trial_0.json")["failure"]
         assert (failure["phase"], failure["type"], failure["rank"]) == ("run", "MemoryError", rank)
 
 
-def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(bench: Bench) -> None:
+def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(stage: Stage) -> None:
     """Success, and then a hang at exit: multiprocessing waits for threads, as an interpreter does."""
     for name in ("fault_actions.py", "faulty.py"):
-        bench.copy(HERE / name)
+        stage.copy(HERE / name)
     options = ("--aorta-config", "script=thread_that_never_ends-run", "--aorta-timeout", "4")
-    bench.run("faulty.py::FaultyRanks", *options).assert_outcomes(passed=1, errors=1)
-    trial = bench.trial("FaultyRanks/trial_0.json")
+    stage.run("faulty.py::FaultyRanks", *options).assert_outcomes(passed=1, errors=1)
+    trial = stage.trial("FaultyRanks/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["phase"], trial["failure"]["kind"]) == ("ok", "cleanup", "timeout")
     assert trial["result"]["metrics"]["total"] > 0
-    assert bench.left_running() == []
+    assert stage.left_running() == []

@@ -16,23 +16,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from support.processes import MARK
+from support.stage import Stage
 
 from pytest_aorta import TrialResult
 from pytest_aorta.workspace.resume import REPLAYABLE, read_record
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 TRIALS = 20
 
 ROUNDS = int(os.environ.get("AORTA_STORM_ROUNDS", "20"))
 
-#: Tests that the rounds are spread over.
-PARTS = 4
+#: Tests that the rounds are spread over; the first is what every change is tried with.
+PARTS = 5
+SOME_PARTS = [pytest.param(part, marks=pytest.mark.slow if part else ()) for part in range(PARTS)]
 
 #: Seconds after which something hangs; nothing that works takes as long.
 PATIENCE = 120.0
@@ -172,7 +171,7 @@ class Round:
             time.sleep(0.02)
 
     def _left(self) -> Iterator[str]:
-        """Processes of this round: seen ones, those of the ledger, and those that bear the mark of the bench."""
+        """Processes of this round: seen ones, those of the ledger, and those that bear the mark of the stage."""
         for process in list(self.seen):
             if _is_over(process):
                 self.seen.discard(process)
@@ -183,7 +182,7 @@ class Round:
                 yield f"trial {index}, pid {pid}"
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("AORTA_TEST_BENCH") == self.mark and process.pid != os.getpid():
+                if process.environ().get(MARK) == self.mark and process.pid != os.getpid():
                     yield f"{process} {_text(process)}"
 
     def _stacks(self, root: psutil.Process) -> str:
@@ -259,18 +258,18 @@ def storm(it: Round) -> None:
     it.figures.update(f"{record.exit_status}" for record in records.values())
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_trial_gets_its_result(bench: Bench, part: int) -> None:
+@pytest.mark.parametrize("part", SOME_PARTS)
+def test_every_trial_gets_its_result(stage: Stage, part: int) -> None:
     seed = os.environ.get("AORTA_STORM_SEED") or str(random.SystemRandom().randrange(10**9))
-    bench.write(quick=QUICK)
-    bench.register(quick="quick:Quick")
+    stage.write(quick=QUICK)
+    stage.register(quick="quick:Quick")
     figures: Counter[str] = Counter()
     for number in range(part, ROUNDS, PARTS):
         rng = random.Random(f"{seed}/{number}")
-        target = rng.choice([("--aorta-workload", "quick"), (str(bench.path / "quick.py"),)])
-        folder = bench.path / f"round_{number}"
+        target = rng.choice([("--aorta-workload", "quick"), (str(stage.path / "quick.py"),)])
+        folder = stage.path / f"round_{number}"
         folder.mkdir()
-        it = Round(folder, target, bench.mark, rng)
+        it = Round(folder, target, stage.mark, rng)
         try:
             storm(it)
         except BaseException:

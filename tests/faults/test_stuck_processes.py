@@ -5,14 +5,10 @@ The process is a double, for no machine here has such a driver: its zygote is ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from support.stage import Stage
 
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 STUCK = """
 import os, signal, time
@@ -47,32 +43,32 @@ class Stuck:
         return {"passed": True, "metrics": {"device": os.environ.get("CUDA_VISIBLE_DEVICES")}}
 """
 
-OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "2", "--aorta-grace", "0")
+OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "--aorta-grace", "0")
 
 
-def test_its_trial_is_over_and_names_it(bench: Bench) -> None:
-    bench.write(stuck=STUCK)
-    bench.run(*OPTIONS).assert_outcomes(failed=1, passed=1)
-    first, second = bench.trials().values()
+def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
+    stage.write(stuck=STUCK)
+    stage.run(*OPTIONS).assert_outcomes(failed=1, passed=1)
+    first, second = stage.trials().values()
     assert (first["exit_status"], second["exit_status"]) == ("timeout", "ok")
     [note] = first["result"]["failure_details"]
     assert note["note"].endswith(", sleeping) could not be ended")
-    bench.wait_until(lambda: not bench.left_running())
+    stage.wait_until(lambda: not stage.left_running())
 
 
 @pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
-def test_its_device_is_given_to_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(bench.path / "leases"))
-    bench.write(stuck=STUCK)
-    bench.run(*OPTIONS, "--aorta-devices", "0-1").assert_outcomes(failed=1, passed=1)
-    assert bench.trials()["Stuck/trial_1.json"]["result"]["metrics"]["device"] == "1"
-    bench.wait_until(lambda: not bench.left_running())
+def test_its_device_is_given_to_nobody(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
+    stage.write(stuck=STUCK)
+    stage.run(*OPTIONS, "--aorta-devices", "0-1").assert_outcomes(failed=1, passed=1)
+    assert stage.trials()["Stuck/trial_1.json"]["result"]["metrics"]["device"] == "1"
+    stage.wait_until(lambda: not stage.left_running())
 
-    (bench.path / "stuck").unlink()
-    bench.run(*OPTIONS, "--aorta-devices", "0").assert_outcomes(failed=1, errors=1)
-    assert list(bench.statuses().values()) == ["timeout", "infrastructure_failed"]
-    failure = bench.trials()["Stuck/trial_1.json"]["failure"]
+    (stage.path / "stuck").unlink()
+    stage.run(*OPTIONS, "--aorta-devices", "0").assert_outcomes(failed=1, errors=1)
+    assert list(stage.statuses().values()) == ["timeout", "infrastructure_failed"]
+    failure = stage.trials()["Stuck/trial_1.json"]["failure"]
     assert (failure["phase"], failure["traceback"]) == ("launch", None)
     assert failure["message"].startswith("device 0 is held by ")
     assert failure["message"].endswith("which cannot be ended; a trial takes 1 of the devices that are left")
-    bench.wait_until(lambda: not bench.left_running())
+    stage.wait_until(lambda: not stage.left_running())

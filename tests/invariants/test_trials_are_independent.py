@@ -1,89 +1,92 @@
-"""Trials of a cell differ as fresh processes do, and are equal where those are."""
+"""What one trial does to its process, no other trial sees, and not pytest."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
+from support.stage import Stage
 
-from conftest import Bench
+#: Tells what it finds, then spoils everything that it can.
+SPOILER = """
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
 
-HERE = Path(__file__).parent
+imported = []
 
-TRIALS = 5
+class Spoiler:
+    count = 0
 
-#: Of ten draws, how many are different: the reference are fresh interpreters.
-Differing = dict[str, bool]
+    def __init__(self, config): pass
+    def setup(self): pass
 
+    def run(self):
+        found = {
+            "spoiled": os.environ.get("SPOILED"),
+            "cwd": os.path.basename(os.getcwd()),
+            "patched": textwrap.dedent("  a") != "a",
+            "count": type(self).count,
+            "imported": len(imported),
+            "threads": threading.active_count(),
+            "path": "/spoiled" in sys.path,
+            "umask": os.umask(0o777),
+            "usr1": signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
+            "recursion": sys.getrecursionlimit() == 9999,
+        }
+        found["argv"] = "spoiled" in sys.argv
+        os.environ["SPOILED"] = "yes"
+        os.environ.pop("KEPT", None)
+        os.chdir("/")
+        textwrap.dedent = lambda text: "spoiled"
+        type(self).count += 1
+        imported.append(1)
+        sys.path.insert(0, "/spoiled")
+        sys.argv.append("spoiled")
+        sys.setrecursionlimit(9999)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        return {"passed": True, "metrics": found}
+"""
 
-@pytest.fixture(scope="module")
-def fresh() -> Differing:
-    """Which draws differ between fresh interpreters."""
-    command = [sys.executable, str(HERE / "generator_workload.py")]
-    return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(3)])
-
-
-def differing(draws: list[dict[str, str]]) -> Differing:
-    """Which draws are all different; those that are neither all different nor all equal fail the test."""
-    counts = {name: len({each[name] for each in draws}) for name in draws[0]}
-    mixed = {name: count for name, count in counts.items() if count not in (1, len(draws))}
-    assert not mixed
-    return {name: count > 1 for name, count in counts.items()}
-
-
-@pytest.fixture
-def stage(bench: Bench) -> Bench:
-    for name in ("generator_workload.py", "seeded_workload.py"):
-        shutil.copy(HERE / name, bench.path)
-    return bench
-
-
-def records(stage: Bench, *arguments: str) -> list[dict[str, Any]]:
-    stage.run(*arguments, "--aorta-trials", str(TRIALS)).assert_outcomes(passed=TRIALS)
-    return list(stage.trials().values())
-
-
-def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None:
-    assert fresh["torch.rand"]
-    assert fresh["numpy.random.rand"]
-    assert not fresh["torch.Generator()"]
-    assert not fresh["seeded on purpose"]
-    assert sum(fresh.values()) >= 20
-
-
-@pytest.mark.parametrize(
-    "options",
-    [(), ("--aorta-isolation", "spawn"), ("--aorta-slots", "2"), ("-n", "2")],
-    ids=["fork", "spawn", "slots", "xdist"],
-)
-def test_trials_differ_as_fresh_processes_do(stage: Bench, fresh: Differing, options: tuple[str, ...]) -> None:
-    found = records(stage, "generator_workload.py::Draws", *options)
-    assert differing([record["result"]["metrics"] for record in found]) == fresh
-    assert len({record["seeds"]["seed"] for record in found}) == TRIALS
-    assert all(record["seeds"]["kept"] == [] for record in found)
-
-
-@pytest.mark.parametrize(
-    "launcher", [("auto",), ("auto", "--aorta-elastic", "start_method=spawn"), ("torchrun",)], ids=" ".join
-)
-def test_ranks_differ_as_fresh_processes_do(stage: Bench, fresh: Differing, launcher: tuple[str, ...]) -> None:
-    arguments = ["--aorta-launcher", *launcher, "--aorta-trials", "2", "--aorta-timeout", "100"]
-    stage.run("generator_workload.py::RankDraws", *arguments).assert_outcomes(passed=2)
-    ranks = [rank for record in stage.trials().values() for rank in record["ranks"]]
-    assert len(ranks) == 4
-    assert differing([rank["result"]["metrics"] for rank in ranks]) == fresh
-    assert len({rank["seeds"]["seed"] for rank in ranks}) == 4
+UNSPOILED = {
+    "spoiled": None,
+    "patched": False,
+    "count": 0,
+    "imported": 0,
+    "threads": 1,
+    "path": False,
+    "usr1": True,
+    "recursion": False,
+    "argv": False,
+}
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_what_a_workload_seeds_at_import_stays(stage: Bench, isolation: str) -> None:
-    found = records(stage, "seeded_workload.py", "--aorta-isolation", isolation)
-    for name in ("random.random", "numpy.random.rand", "torch.rand"):
-        assert len({record["result"]["metrics"][name] for record in found}) == 1
-    assert all(record["seeds"]["kept"] == ["numpy.random", "random", "torch"] for record in found)
-    assert all(record["seeds"]["generators"] == {} for record in found)
+def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
+    monkeypatch.setenv("KEPT", "1")
+    stage.write(
+        spoiler=SPOILER,
+        conftest="""
+        import os, sys, textwrap
+
+        before = dict(os.environ)
+
+        def pytest_sessionfinish():
+            now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+            assert now == {k: v for k, v in before.items() if k != "PYTEST_CURRENT_TEST"}
+            assert os.environ["KEPT"] == "1"
+            assert textwrap.dedent("  a") == "a"
+            assert "/spoiled" not in sys.path
+            print("parent unchanged")
+        """,
+    )
+    options = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
+    result = stage.run("spoiler.py", *options, "--aorta-isolation", isolation)
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["*parent unchanged*"])
+    found = [trial["result"]["metrics"] for trial in stage.trials().values()]
+    umask = found[0]["umask"]
+    assert found == [{**UNSPOILED, "cwd": stage.path.name, "umask": umask}] * 6
+    assert stage.left_running() == []

@@ -20,7 +20,7 @@ from pytest_aorta.trials.spec import TrialSpec
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
 
 WORKLOADS = """
-import os, signal, time
+import os, signal, socket, time
 from types import SimpleNamespace
 
 class Base:
@@ -58,6 +58,19 @@ class RankIsKilled(Base):
         except Exception as error:
             return {"passed": True, "metrics": {"swallowed": repr(error)}}
 
+class Garbles(Base):
+    def run(self):
+        for fd in range(3, 256):
+            try:
+                end = socket.socket(fileno=os.dup(fd))
+            except OSError:
+                continue
+            with end:
+                if end.type == socket.SOCK_SEQPACKET:
+                    for text in ('{"type": "nonsense"}', '{"type": "end", "phase": 3}', '{"a": 1}'):
+                        end.send(text.encode())
+        return {"passed": True}
+
 class Leaves(Base):
     def run(self):
         os.closerange(3, 256)
@@ -94,6 +107,7 @@ def live(zygotes: CellZygotes, folder: Path, name: str) -> TrialResult:
     ("name", "status", "failure"),
     [
         ("Passes", "ok", None),
+        ("Garbles", "ok", None),
         ("Odd", "workload_failed", ("run", "result")),
         ("Raises", "workload_failed", ("run", "exception")),
         ("Crashes", "infrastructure_failed", ("setup", "signal")),

@@ -1,43 +1,41 @@
-"""A bench on which the workloads of ``neighbours.py`` are offered, and what its tests have in common."""
+"""A stage on which the workloads of ``neighbours.py`` are offered, and what its tests have in common."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pytest
-
-    from conftest import Bench
+import pytest
+from support.stage import Stage
 
 NEIGHBOURS = Path(__file__).with_name("neighbours.py")
 
 
-def settle(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Offer them; leases are not those of other tests."""
-    (bench.path / "notes").mkdir()
-    monkeypatch.setenv("NEIGHBOURS", str(bench.path / "notes"))
-    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(bench.path / "leases"))
-    bench.copy(NEIGHBOURS)
+    (stage.path / "notes").mkdir()
+    monkeypatch.setenv("NEIGHBOURS", str(stage.path / "notes"))
+    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
+    stage.copy(NEIGHBOURS)
     names = ("tells", "meets", "stays", "fails", "waits", "holds", "keeps", "pair")
-    bench.register(**{name: f"neighbours:{name.capitalize()}" for name in names})
-    return bench
+    stage.register(**{name: f"neighbours:{name.capitalize()}" for name in names})
+    return stage
 
 
 def workloads(*names: str) -> tuple[str, ...]:
     return tuple(word for name in names for word in ("--aorta-workload", name))
 
 
-def notes(bench: Bench, kind: str) -> int:
+def notes(stage: Stage, kind: str) -> int:
     """How many notes of a kind the trials have left."""
-    return len(list((bench.path / "notes").glob(f"{kind}_*")))
+    return len(list((stage.path / "notes").glob(f"{kind}_*")))
 
 
-def leave(bench: Bench, kind: str) -> None:
+def leave(stage: Stage, kind: str) -> None:
     """Leave a note for the trials."""
-    (bench.path / "notes" / f"{kind}_").touch()
+    (stage.path / "notes" / f"{kind}_").touch()
 
 
-def metrics(bench: Bench) -> list[dict[str, Any]]:
+def metrics(stage: Stage) -> list[dict[str, Any]]:
     """Of all trials."""
-    return [trial["result"]["metrics"] for trial in bench.trials().values()]
+    return [trial["result"]["metrics"] for trial in stage.trials().values()]

@@ -13,9 +13,9 @@ import pytest
 from pytest_aorta.plugin.failure_text import failure_text, rerun_line, tail_of
 from pytest_aorta.plugin.options import OPTIONS
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
-from pytest_aorta.workspace.paths import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
-PLACE: TrialPlace = place("fsdp", None, 3)
+PLACE: TrialPaths = trial_paths("fsdp", None, 3)
 NODE_ID = "aorta::fsdp[local-none-3]"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from conftest import Bench
+from support.stage import Stage
 
 REPRO = """
     import multiprocessing
@@ -63,23 +62,23 @@ TORCH = """
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_pool_of_a_file_workload(bench: Bench, isolation: str, method: str) -> None:
-    bench.write(my_repro=REPRO)
-    result = bench.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
+def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
+    stage.write(my_repro=REPRO)
+    result = stage.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
     result.assert_outcomes(passed=1)
 
 
-def test_a_pool_of_a_workload_in_a_package(bench: Bench) -> None:
-    bench.path.joinpath("repros").mkdir()
-    bench.write(**{"repros/__init__": "", "repros/my_repro": REPRO})
-    bench.run("repros/my_repro.py").assert_outcomes(passed=1)
+def test_a_pool_of_a_workload_in_a_package(stage: Stage) -> None:
+    stage.path.joinpath("repros").mkdir()
+    stage.write(**{"repros/__init__": "", "repros/my_repro": REPRO})
+    stage.run("repros/my_repro.py").assert_outcomes(passed=1)
 
 
-def test_a_pool_of_a_workload_in_a_test_file(bench: Bench) -> None:
-    bench.write(test_it=f"{REPRO}\n    def test_it(aorta_run):\n        assert aorta_run(Repro).result.passed\n")
-    bench.run("test_it.py").assert_outcomes(passed=1)
+def test_a_pool_of_a_workload_in_a_test_file(stage: Stage) -> None:
+    stage.write(test_it=f"{REPRO}\n    def test_it(aorta_run):\n        assert aorta_run(Repro).result.passed\n")
+    stage.run("test_it.py").assert_outcomes(passed=1)
 
 
-def test_a_loader_and_ranks_of_torch(bench: Bench) -> None:
-    bench.write(my_loads=TORCH)
-    bench.run("my_loads.py").assert_outcomes(passed=1)
+def test_a_loader_and_ranks_of_torch(stage: Stage) -> None:
+    stage.write(my_loads=TORCH)
+    stage.run("my_loads.py").assert_outcomes(passed=1)

@@ -5,15 +5,11 @@ No machine that runs these tests need have a GPU: the ids are names only, and wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from neighbourhood import metrics, notes, settle, workloads
+from support.stage import Stage
 
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 pytestmark = pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
 
@@ -31,13 +27,13 @@ def pytest_sessionstart(session):
 
 
 @pytest.fixture
-def devices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def devices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    return settle(bench, monkeypatch)
+    return settle(stage, monkeypatch)
 
 
-def test_trial_finds_its_devices_in_its_variables(devices: Bench) -> None:
+def test_trial_finds_its_devices_in_its_variables(devices: Stage) -> None:
     options = ("--aorta-devices", "2,4-5", "--aorta-slots", "auto")
     result = devices.run(*workloads("tells", "pair"), "--aorta-trials", "3", *options)
     result.assert_outcomes(passed=6)
@@ -54,7 +50,7 @@ def test_trial_finds_its_devices_in_its_variables(devices: Bench) -> None:
 
 
 def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
-    devices: Bench, monkeypatch: pytest.MonkeyPatch
+    devices: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, "7")
@@ -67,14 +63,14 @@ def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
     assert [metrics(devices)[0][name] for name in VARIABLES] == ["7", "7", "7"]
 
 
-def test_none(devices: Bench) -> None:
+def test_none(devices: Stage) -> None:
     result = devices.run(*workloads("tells"), "--aorta-trials", "2", "--aorta-devices", "none", "--aorta-slots", "2")
     result.assert_outcomes(passed=2)
     assert [metrics(devices)[0][name] for name in VARIABLES] == [None] * 3  # there is nothing to be hidden
     assert not (devices.path / "leases").exists()
 
 
-def test_two_pytest_processes_never_hold_one_device_together(devices: Bench) -> None:
+def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> None:
     devices.write(conftest=BEGIN_TOGETHER.format(number=2))
     options = (*workloads("holds"), "--aorta-trials", "8", "--aorta-devices", "0-1", "--aorta-slots", "2")
     runs = [devices.start(*options, "--aorta-results-dir", f"results/{name}") for name in ("one", "two")]
@@ -87,13 +83,13 @@ def test_two_pytest_processes_never_hold_one_device_together(devices: Bench) -> 
     assert devices.left_running() == []
 
 
-def test_workers_of_xdist_share(devices: Bench) -> None:
+def test_workers_of_xdist_share(devices: Stage) -> None:
     pytest.importorskip("xdist")
     devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
     assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
 
 
-def test_devices_of_a_killed_pytest_are_free(devices: Bench) -> None:
+def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
     first = devices.start(*workloads("keeps"), *options)
     devices.wait_until(lambda: notes(devices, "keeps") == 2)
@@ -110,7 +106,7 @@ def test_devices_of_a_killed_pytest_are_free(devices: Bench) -> None:
     devices.wait_until(lambda: not devices.left_running())
 
 
-def test_ctrl_c_while_it_waits_for_devices(devices: Bench) -> None:
+def test_ctrl_c_while_it_waits_for_devices(devices: Stage) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)
     second = devices.start(*workloads("holds"), "--aorta-devices", "0", "--aorta-results-dir", "second")
@@ -138,7 +134,7 @@ class Slow(neighbours.Stays):
 """
 
 
-def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Bench) -> None:
+def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Stage) -> None:
     """Variables of a device have to be there before the import, so each has its own."""
     devices.write(slow=IMPORTS_SLOWLY)
     run = devices.start("slow.py", "--aorta-trials", "4", "--aorta-devices", "0-1", "--aorta-slots", "2")
@@ -150,7 +146,7 @@ def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Bench) 
     assert devices.left_running() == []
 
 
-def test_small_trials_pass_a_big_one_that_waits(devices: Bench) -> None:
+def test_small_trials_pass_a_big_one_that_waits(devices: Stage) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0", "--aorta-results-dir", "first")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)
     options = ("--aorta-devices", "0-1", "--aorta-slots", "2")
@@ -163,8 +159,8 @@ def test_small_trials_pass_a_big_one_that_waits(devices: Bench) -> None:
     assert devices.statuses() == {"pair/trial_0.json": "ok", "tells/trial_0.json": "ok"}
 
 
-@pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")])
-def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Bench, others: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")], ids=" ".join)
+def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Stage, others: tuple[str, ...]) -> None:
     result = devices.run(*workloads("tells", "pair"), "--aorta-devices", "0", *others)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines == [
@@ -189,15 +185,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_values(devices: Bench, name: str) -> None:
+def test_bad_values(devices: Stage, name: str) -> None:
     arguments, message = BAD[name]
-    result = devices.run(*workloads("tells"), *arguments)
+    result = devices.run_here(*workloads("tells"), *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0].startswith(f"ERROR: {message}")
     assert devices.files() == []
 
 
-def test_leases_that_cannot_be_kept(devices: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_that_cannot_be_kept(devices: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only tests start trials."""
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
     devices.write(test_it="def test_it(aorta_run): aorta_run('tells')")
@@ -209,7 +205,7 @@ def test_leases_that_cannot_be_kept(devices: Bench, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rank_of_an_outer_launcher_has_its_devices_from_there(
-    devices: Bench, monkeypatch: pytest.MonkeyPatch
+    devices: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank would wait for the devices of all of them."""
     monkeypatch.setenv("RANK", "0")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: Tells the variables that it sees, and writes down when it runs.
 SEER = """
@@ -41,19 +37,19 @@ def {name}(request):
 
 
 @pytest.fixture
-def seer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench.write(seer=SEER)
-    bench.register(seer="seer:Seer")
-    monkeypatch.setenv("STORY", str(bench.path / "story"))
-    return bench
+def seer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage.write(seer=SEER)
+    stage.register(seer="seer:Seer")
+    monkeypatch.setenv("STORY", str(stage.path / "story"))
+    return stage
 
 
-def story(bench: Bench) -> list[str]:
-    return (bench.path / "story").read_text().splitlines()
+def story(stage: Stage) -> list[str]:
+    return (stage.path / "story").read_text().splitlines()
 
 
-def metrics(bench: Bench, path: str = "seer/trial_0.json") -> dict[str, str]:
-    found = bench.trial(path)["result"]["metrics"]
+def metrics(stage: Stage, path: str = "seer/trial_0.json") -> dict[str, str]:
+    found = stage.trial(path)["result"]["metrics"]
     assert isinstance(found, dict)
     return found
 
@@ -62,7 +58,7 @@ SEEN = ("--aorta-workload", "seer")
 
 
 def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
-    seer: Bench, monkeypatch: pytest.MonkeyPatch
+    seer: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = seer.path / "below"
     below.mkdir()
@@ -81,21 +77,21 @@ def test_autouse_fixtures_of_root_and_current_directory_run_around_a_trial(
     monkeypatch.syspath_prepend(seer.path)
     monkeypatch.setenv("PYTHONPATH", str(seer.path))
     monkeypatch.chdir(below)
-    seer.run(*SEEN).assert_outcomes(passed=1)
+    seer.run_here(*SEEN).assert_outcomes(passed=1)
     assert story(seer) == around
     (seer.path / "story").unlink()
     # The same when tests are collected as well, whichever directory is named.
     monkeypatch.chdir(seer.path)
-    seer.run(*SEEN, "below").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, "below").assert_outcomes(passed=2)
     one = [f"{name} test_one" for name in ("outer before", "inner before", "inner after", "outer after")]
     assert story(seer) == [*one, *(line for line in around if not line.startswith("inner"))]
     (seer.path / "story").unlink()
     monkeypatch.chdir(below)
-    seer.run(*SEEN, ".").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, ".").assert_outcomes(passed=2)
     assert story(seer) == [*one, *around]
 
 
-def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
+def test_override_of_the_extra_variables_reaches_the_trial(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -105,7 +101,7 @@ def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
             return {**aorta_extra_env, "SEEN_ITEM": request.node.name, "SEEN_A": "conftest", "SEEN_TMP": str(tmp_path)}
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-extra-env", "SEEN_A=option,SEEN_B=option, with comma")
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "--aorta-extra-env", "SEEN_A=option,SEEN_B=option, with comma")
     result.assert_outcomes(passed=2)
     for index in range(2):
         path = f"seer/trial_{index}.json"
@@ -119,7 +115,7 @@ def test_override_of_the_extra_variables_reaches_the_trial(seer: Bench) -> None:
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 def test_variables_that_a_fixture_sets_reach_the_trial(
-    seer: Bench, monkeypatch: pytest.MonkeyPatch, isolation: str
+    seer: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     seer.write(
         conftest="""
@@ -137,14 +133,14 @@ def test_variables_that_a_fixture_sets_reach_the_trial(
         """
     )
     monkeypatch.setenv("SEEN_OUTSIDE", "1")
-    result = seer.run(*SEEN, "--aorta-trials", "2", "--aorta-isolation", isolation)
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "--aorta-isolation", isolation)
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
     for index in range(2):
         assert metrics(seer, f"seer/trial_{index}.json") == {"SEEN_BY_FIXTURE": f"seer[local-none-{index}]"}
 
 
-def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) -> None:
+def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -155,7 +151,7 @@ def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) ->
                 raise RuntimeError("no licence left")
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "3")
+    result = seer.run_here(*SEEN, "--aorta-trials", "3")
     result.assert_outcomes(passed=2, errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*RuntimeError: no licence left*", "ERROR aorta::seer?local-none-1?*"])
@@ -166,7 +162,7 @@ def test_fixture_that_fails_leaves_a_trial_that_was_not_launched(seer: Bench) ->
     assert story(seer).count("trial") == 2
 
 
-def test_fixture_that_skips_leaves_nothing(seer: Bench) -> None:
+def test_fixture_that_skips_leaves_nothing(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -177,14 +173,14 @@ def test_fixture_that_skips_leaves_nothing(seer: Bench) -> None:
                 pytest.skip("no device")
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "2", "-rs")
+    result = seer.run_here(*SEEN, "--aorta-trials", "2", "-rs")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["SKIPPED *no device"])
     assert seer.files() == ["seer/trial_1.json"]
 
 
-def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> None:
+def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -195,7 +191,7 @@ def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> 
             raise RuntimeError("cannot be released")
         """
     )
-    result = seer.run(*SEEN)
+    result = seer.run_here(*SEEN)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of seer?local-none-0?*", "*RuntimeError: cannot be released*"])
     assert seer.statuses() == {"seer/trial_0.json": "ok"}
@@ -209,7 +205,7 @@ def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Bench) -> 
         ("{'RANK': '1'}", "RANK is set by the launcher of the ranks and cannot be overlaid"),
     ],
 )
-def test_override_that_makes_no_sense_is_told_without_its_values(seer: Bench, value: str, message: str) -> None:
+def test_override_that_makes_no_sense_is_told_without_its_values(seer: Stage, value: str, message: str) -> None:
     seer.write(
         conftest=f"""
         import pytest
@@ -219,17 +215,17 @@ def test_override_that_makes_no_sense_is_told_without_its_values(seer: Bench, va
             return {value}
         """
     )
-    result = seer.run(*SEEN)
+    result = seer.run_here(*SEEN)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([f"the fixture aorta_extra_env: {message}"])
     result.stdout.no_fnmatch_line("*1234567*")
     assert seer.statuses() == {"seer/trial_0.json": "infrastructure_failed"}
     assert message in seer.trial("seer/trial_0.json")["failure"]["message"]
     # It is not looked at where no fixture runs.
-    assert seer.run(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
+    assert seer.run_here(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
 
 
-def test_fixtures_of_wider_scopes_are_set_up_once(seer: Bench) -> None:
+def test_fixtures_of_wider_scopes_are_set_up_once(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -247,19 +243,19 @@ def test_fixtures_of_wider_scopes_are_set_up_once(seer: Bench) -> None:
             return {"SEEN_SERVER": server}
         """
     )
-    seer.run(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
+    seer.run_here(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
     assert story(seer) == ["up", "trial", "cleanup", "trial", "cleanup", "down"]
     assert metrics(seer) == {"SEEN_SERVER": "here"}
 
 
-def test_fixtures_run_around_the_workloads_of_a_file(seer: Bench) -> None:
+def test_fixtures_run_around_the_workloads_of_a_file(seer: Stage) -> None:
     (seer.path / "conftest.py").write_text(TELLER.format(name="around", story=str(seer.path / "story")))
-    seer.run("seer.py").assert_outcomes(passed=1)
+    seer.run_here("seer.py").assert_outcomes(passed=1)
     name = "Seer[local-none-0]"
     assert story(seer) == [f"around before {name}", "trial", "cleanup", f"around after {name}"]
 
 
-def test_hooks_of_a_conftest_see_trials_as_items(seer: Bench) -> None:
+def test_hooks_of_a_conftest_see_trials_as_items(seer: Stage) -> None:
     seer.write(
         conftest="""
         import pytest
@@ -274,7 +270,7 @@ def test_hooks_of_a_conftest_see_trials_as_items(seer: Bench) -> None:
             print("set up", item.name)
         """
     )
-    result = seer.run(*SEEN, "--aorta-trials", "3", "-v", "-rP")
+    result = seer.run_here(*SEEN, "--aorta-trials", "3", "-v", "-rP")
     result.assert_outcomes(passed=2, skipped=1)
     assert list(seer.words(result)) == [f"seer[local-none-{index}]" for index in (2, 1, 0)]
     assert seer.files() == ["seer/trial_0.json", "seer/trial_1.json"]

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 from neighbourhood import leave, metrics, notes, settle, workloads
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -22,8 +20,8 @@ TWO = (*ONE, *ONE)
 
 
 @pytest.fixture
-def hosts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return settle(bench, monkeypatch)
+def hosts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return settle(stage, monkeypatch)
 
 
 def host_processes(run: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -31,11 +29,11 @@ def host_processes(run: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [child for child in psutil.Process(run.pid).children() if any("import sys" in it for it in child.cmdline())]
 
 
-def essence(bench: Bench) -> dict[str, Any]:
+def essence(stage: Stage) -> dict[str, Any]:
     """Of every trial, what does not depend on where it ran: its logs, too."""
     found = {}
-    for path, trial in bench.trials().items():
-        folder = (bench.results / path).parent
+    for path, trial in stage.trials().items():
+        folder = (stage.results / path).parent
         logs = {name: (folder / log).read_text() for name, log in trial["artifacts"].items()}
         keys = ("trial_id", "exit_status", "request_fingerprint", "cell", "config", "mitigations_applied", "artifacts")
         failure = trial["failure"] or {}
@@ -52,7 +50,7 @@ def essence(bench: Bench) -> dict[str, Any]:
 # What comes back
 
 
-def test_trials_run_on_all_hosts(hosts: Bench) -> None:
+def test_trials_run_on_all_hosts(hosts: Stage) -> None:
     """Each has one slot, so the two trials meet only when they are on different ones."""
     result = hosts.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
     result.assert_outcomes(passed=2)
@@ -60,12 +58,12 @@ def test_trials_run_on_all_hosts(hosts: Bench) -> None:
     assert hosts.left_running() == []
 
 
-def test_several_slots_of_one_host(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_slots_of_one_host(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_HOST", "popen")
     hosts.run(*workloads("meets"), "--aorta-trials", "2", "--aorta-slots", "2").assert_outcomes(passed=2)
 
 
-def test_files_are_those_of_a_run_without_hosts(hosts: Bench) -> None:
+def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     hosts.copy(FAULTY)
     hosts.write_registry(mitigations={"one": {"SEEN": "1"}})
     names = ("Passes", "HangsPolitelyInRun", "SegfaultsInRun", "RaisesInSetup", "RaisesInCleanup")
@@ -89,7 +87,7 @@ def test_files_are_those_of_a_run_without_hosts(hosts: Bench) -> None:
     assert not [path for path in hosts.everything() if "pytest-aorta-" in path]
 
 
-def test_trials_of_tests(hosts: Bench) -> None:
+def test_trials_of_tests(hosts: Stage) -> None:
     hosts.write(
         test_it="""
         import pytest
@@ -108,13 +106,13 @@ def test_trials_of_tests(hosts: Bench) -> None:
     assert [list(trial["artifacts"]) for trial in hosts.trials().values()] == [["stderr", "stdout"]] * 4
 
 
-def test_devices_of_a_host(hosts: Bench) -> None:
+def test_devices_of_a_host(hosts: Stage) -> None:
     """Names only, on a machine without a GPU."""
     hosts.run(*workloads("tells", "pair"), *ONE, "--aorta-devices", "0-1").assert_outcomes(passed=2)
     assert [seen["HIP_VISIBLE_DEVICES"] for seen in metrics(hosts)] == ["0,1", "0"]
 
 
-def test_cell_that_cannot_be_imported(hosts: Bench) -> None:
+def test_cell_that_cannot_be_imported(hosts: Stage) -> None:
     hosts.write(broken="raise ImportError('no such driver')")
     hosts.register(broken="broken:Broken", tells="neighbours:Tells")
     result = hosts.run(*workloads("broken", "tells"), "--aorta-trials", "2", *TWO)
@@ -128,7 +126,7 @@ def test_cell_that_cannot_be_imported(hosts: Bench) -> None:
 # Deaths
 
 
-def test_death_of_one_host_loses_no_trial(hosts: Bench) -> None:
+def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO, "-v")
     hosts.wait_until(lambda: notes(hosts, "waits") == 2)
     host_processes(run)[0].kill()
@@ -143,7 +141,7 @@ def test_death_of_one_host_loses_no_trial(hosts: Bench) -> None:
     hosts.wait_until(lambda: not hosts.left_running())
 
 
-def test_death_of_all_hosts_ends_the_run(hosts: Bench) -> None:
+def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
     run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO)
     hosts.wait_until(lambda: notes(hosts, "waits") == 2)
     for process in host_processes(run):
@@ -163,7 +161,7 @@ def test_death_of_all_hosts_ends_the_run(hosts: Bench) -> None:
 # The ends of pytest
 
 
-def test_ctrl_c(hosts: Bench) -> None:
+def test_ctrl_c(hosts: Stage) -> None:
     run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
     hosts.wait_until(lambda: notes(hosts, "stays") == 2)
     hosts.press_ctrl_c(run)
@@ -174,7 +172,7 @@ def test_ctrl_c(hosts: Bench) -> None:
     assert hosts.left_running() == []
 
 
-def test_ctrl_c_while_it_connects(hosts: Bench) -> None:
+def test_ctrl_c_while_it_connects(hosts: Stage) -> None:
     silent = hosts.path / "silent"
     silent.write_text(f"#!/bin/sh\ntouch {hosts.path}/notes/silent_\nsleep 1000\n")
     silent.chmod(0o755)
@@ -185,7 +183,7 @@ def test_ctrl_c_while_it_connects(hosts: Bench) -> None:
     assert hosts.left_running() == []
 
 
-def test_ctrl_c_while_a_host_imports_the_workload(hosts: Bench) -> None:
+def test_ctrl_c_while_a_host_imports_the_workload(hosts: Stage) -> None:
     hosts.write(slow="import neighbours, time\nneighbours.note('importing')\ntime.sleep(1000)")
     hosts.register(slow="slow:Slow")
     run = hosts.start(*workloads("slow"), *ONE)
@@ -197,7 +195,7 @@ def test_ctrl_c_while_a_host_imports_the_workload(hosts: Bench) -> None:
     assert hosts.left_running() == []
 
 
-def test_nothing_survives_pytest(hosts: Bench) -> None:
+def test_nothing_survives_pytest(hosts: Stage) -> None:
     run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
     hosts.wait_until(lambda: notes(hosts, "stays") == 2)
     run.send_signal(signal.SIGKILL)
@@ -205,7 +203,7 @@ def test_nothing_survives_pytest(hosts: Bench) -> None:
     hosts.wait_until(lambda: not hosts.left_running())
 
 
-def test_first_failure_ends_what_runs(hosts: Bench) -> None:
+def test_first_failure_ends_what_runs(hosts: Stage) -> None:
     result = hosts.run(*workloads("fails", "stays"), "--aorta-trials", "2", *TWO, "--aorta-slots", "2", "-x")
     result.assert_outcomes(failed=1)
     statuses = hosts.statuses()
@@ -232,9 +230,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_host_is_one_message_before_anything_starts(hosts: Bench, name: str) -> None:
+def test_bad_host_is_one_message_before_anything_starts(hosts: Stage, name: str) -> None:
     spec, message = BAD[name]
-    result = hosts.run(*workloads("tells"), *ONE, "--aorta-host", spec)
+    result = hosts.run_here(*workloads("tells"), *ONE, "--aorta-host", spec)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
     result.stderr.fnmatch_lines([message])
@@ -243,7 +241,7 @@ def test_bad_host_is_one_message_before_anything_starts(hosts: Bench, name: str)
     assert hosts.left_running() == []
 
 
-def test_other_code_is_refused_by_the_name_of_its_file(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_is_refused_by_the_name_of_its_file(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, value in (("here", 1), ("there", 2)):
         package = hosts.path / place / "twofaced"
         package.mkdir(parents=True)
@@ -265,7 +263,7 @@ def test_other_code_is_refused_by_the_name_of_its_file(hosts: Bench, monkeypatch
     assert hosts.left_running() == []
 
 
-def test_devices_that_a_host_cannot_lease(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_a_host_cannot_lease(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
     result = hosts.run(*workloads("tells"), *ONE, "--aorta-devices", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -273,14 +271,14 @@ def test_devices_that_a_host_cannot_lease(hosts: Bench, monkeypatch: pytest.Monk
     assert line.startswith("ERROR: host popen: --aorta-devices 0: ")
 
 
-def test_beside_other_ways_to_run_several(hosts: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_other_ways_to_run_several(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist")
     result = hosts.run(*workloads("tells"), *ONE, "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0] == "ERROR: --aorta-host and -n both run trials side by side; use one of them"
 
 
-def test_run_trials(hosts: Bench) -> None:
+def test_run_trials(hosts: Stage) -> None:
     hosts.write(
         script="""
         from pytest_aorta import Resources, RunRequest, run_trials
@@ -290,6 +288,6 @@ def test_run_trials(hosts: Bench) -> None:
         assert (first.trial_index, second.trial_index) == (0, 1)
         """
     )
-    assert hosts.pytester.runpython(Path("script.py")).ret == 0
+    assert hosts.command(sys.executable, "script.py").ret == 0
     assert len([path for path in hosts.everything() if path.endswith("stdout.log")]) == 2
     assert hosts.left_running() == []

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: The third trial waits for ever in the phase that is named in the environment.
 WAITS = """
@@ -39,14 +34,14 @@ class Waits:
 
 
 @pytest.fixture
-def waits(bench: Bench) -> Bench:
-    bench.write(waits=WAITS)
-    return bench
+def waits(stage: Stage) -> Stage:
+    stage.write(waits=WAITS)
+    return stage
 
 
 @pytest.mark.parametrize("phase", ["setup", "run", "cleanup"])
 def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
-    waits: Bench, monkeypatch: pytest.MonkeyPatch, phase: str
+    waits: Stage, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     monkeypatch.setenv("WAIT_IN", phase)
     process = waits.start("waits.py", "--aorta-trials", "5")
@@ -69,7 +64,7 @@ def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
 
 
 @pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"])
-def test_interrupt_between_two_phases(waits: Bench, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+def test_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     monkeypatch.setenv("WAIT_IN", "run" if hook == "pytest_runtest_call" else "nothing")
     waits.write(
         conftest=f"""
@@ -90,7 +85,7 @@ def test_interrupt_between_two_phases(waits: Bench, monkeypatch: pytest.MonkeyPa
     assert waits.left_running() == []
 
 
-def test_interrupt_under_xdist(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_under_xdist(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     process = waits.start("waits.py", "--aorta-trials", "5", "-n", "2")
     waits.wait_until((waits.path / "waiting").exists)
@@ -104,7 +99,7 @@ def test_interrupt_under_xdist(waits: Bench, monkeypatch: pytest.MonkeyPatch) ->
     waits.wait_until(lambda: not waits.left_running())
 
 
-def test_interrupt_in_a_trial_of_a_test(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     waits.write(
         test_it="""
@@ -123,7 +118,7 @@ def test_interrupt_in_a_trial_of_a_test(waits: Bench, monkeypatch: pytest.Monkey
     assert waits.left_running() == []
 
 
-def test_exit_in_a_fixture_ends_the_run(waits: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_in_a_fixture_ends_the_run(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "nothing")
     waits.write(
         conftest="""
@@ -143,23 +138,6 @@ def test_exit_in_a_fixture_ends_the_run(waits: Bench, monkeypatch: pytest.Monkey
     assert waits.left_running() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
-def test_nothing_survives_the_end_of_pytest(waits: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    process = waits.start("waits.py", "--aorta-trials", "5")
-    waits.wait_until((waits.path / "waiting").exists)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    waits.wait_until(lambda: not waits.left_running())
-    # Whatever is there is complete.
-    assert waits.statuses().items() >= {"Waits/trial_0.json": "ok", "Waits/trial_1.json": "ok"}.items()
-    assert not [path for path in waits.everything() if path.endswith(".tmp")]
-    # And the next run puts things in order.
-    (waits.path / "waiting").unlink()
-    waits.run("waits.py", "--aorta-trials", "5").assert_outcomes(passed=5)
-    assert set(waits.statuses().values()) == {"ok"}
-
-
 #: Interrupts pytest while the engine is imported, in text that is executed, as in the making of a dataclass.
 INTERRUPTS_AN_IMPORT = """
 import sys
@@ -174,7 +152,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-def test_an_interrupt_waits_for_the_end_of_the_engines_import(waits: Bench) -> None:
+def test_an_interrupt_waits_for_the_end_of_the_engines_import(waits: Stage) -> None:
     """Python would end with SIGINT's own status, as if nobody had caught it."""
     waits.write(conftest=INTERRUPTS_AN_IMPORT)
     waits.register(waits="waits:Waits")

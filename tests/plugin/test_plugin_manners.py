@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
-#: Slow to import, and of no use before a trial's result is there.
-HEAVY = {"torch", "pydantic", "numpy"}
 
 GEMM = ("--aorta-workload", "gemm")
 
@@ -30,56 +23,21 @@ class Simple:
 
 
 @pytest.fixture
-def simple(bench: Bench) -> Bench:
+def simple(stage: Stage) -> Stage:
     """With a registered workload ``simple`` and a test."""
-    bench.write(
+    stage.write(
         simple=SIMPLE,
         test_other="""
         def test_other():
             pass
         """,
     )
-    bench.register(simple="simple:Simple")
-    return bench
+    stage.register(simple="simple:Simple")
+    return stage
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--version",),
-        ("-VV",),
-        ("--help", *GEMM),
-        ("--markers",),
-        ("--fixtures", "test_other.py"),
-        ("test_other.py",),
-        ("test_other.py", "--collect-only"),
-        ("--collect-only", "-q", "simple.py"),
-        ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
-        ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),
-    ],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported_and_no_file_is_made(simple: Bench, arguments: tuple[str, ...]) -> None:
-    before = {path for path in simple.path.rglob("*") if not _scratch(path)}
-    command = (sys.executable, "-X", "importtime", "-m", "pytest", "-p", "no:hypothesispytest")
-    result = simple.pytester.run(*command, *arguments)
-    assert result.ret == pytest.ExitCode.OK
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
-    assert "pytest" in imported
-    assert imported & HEAVY == set()
-    assert {path for path in simple.path.rglob("*") if not _scratch(path)} == before
-    if "10000" in arguments:
-        result.stdout.fnmatch_lines(["aorta::gemm?local-none-0?", "aorta::gemm?local-none-9999?", "10000 tests *"])
-        assert sum(line.startswith("aorta::gemm[") for line in result.outlines) == 10_000
-
-
-def _scratch(path: Path) -> bool:
-    """Written by pytest, Python or pytester themselves."""
-    return not {"__pycache__", ".pytest_cache", "stdout", "stderr"}.isdisjoint(path.parts)
-
-
-def test_help_lists_every_option_and_its_ini_twin(bench: Bench) -> None:
-    text = bench.run("--help").stdout.str()
+def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
+    text = stage.run_here("--help").stdout.str()
     own = text.partition("\ntrials of workloads (pytest-aorta):\n")[2].partition("\n\n")[0]
     flags = set(re.findall(r"^  --aorta-([a-z-]+)[= ]", own, re.MULTILINE))
     assert flags >= {
@@ -95,14 +53,14 @@ def test_help_lists_every_option_and_its_ini_twin(bench: Bench) -> None:
     assert set(re.findall(r"^  aorta_([a-z_]+) \(", text, re.MULTILINE)) == {flag.replace("-", "_") for flag in flags}
 
 
-def test_marker_and_fixtures_are_documented(bench: Bench) -> None:
-    bench.run("--markers").stdout.fnmatch_lines(["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"])
-    fixtures = bench.run("--fixtures", "-q").stdout.str()
+def test_marker_and_fixtures_are_documented(stage: Stage) -> None:
+    stage.run("--markers").stdout.fnmatch_lines(["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"])
+    fixtures = stage.run_here("--fixtures", "-q").stdout.str()
     for name in ("aorta_run", "aorta_trial", "aorta_extra_env", "aorta_env"):
         assert f"\n{name}" in fixtures
 
 
-def test_plugin_can_be_switched_off(simple: Bench) -> None:
+def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result = simple.run("-p", "no:aorta", "test_other.py")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*aorta*:*")
@@ -111,18 +69,9 @@ def test_plugin_can_be_switched_off(simple: Bench) -> None:
     result.stderr.fnmatch_lines(["*unrecognized arguments: --aorta-workload*"])
 
 
-def test_unused_it_is_not_to_be_seen(simple: Bench) -> None:
-    result = simple.run("-v", "test_other.py")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("aorta: *")
-    result.stdout.no_fnmatch_line("*= trials =*")
-    assert not simple.results.exists()
-    assert simple.left_running() == []
-
-
-def test_header_and_table(simple: Bench) -> None:
+def test_header_and_table(simple: Stage) -> None:
     options = ("--aorta-workload", "simple", "--aorta-trials", "3", "--aorta-mitigations", "none")
-    result = simple.run(*options, "--aorta-mitigations", "omp_1", "--aorta-results-dir", "out/here")
+    result = simple.run_here(*options, "--aorta-mitigations", "omp_1", "--aorta-results-dir", "out/here")
     assert sum(line.startswith("aorta: plan ") for line in result.outlines) == 1
     result.stdout.fnmatch_lines(
         [
@@ -143,68 +92,26 @@ def test_header_and_table(simple: Bench) -> None:
     ("option", "header", "table"),
     [("-q", False, True), ("-v", True, True), ("--no-header", False, True), ("--no-summary", True, False)],
 )
-def test_options_that_make_pytest_quieter_or_louder(simple: Bench, option: str, header: bool, table: bool) -> None:
-    result = simple.run("--aorta-workload", "simple", option)
+def test_options_that_make_pytest_quieter_or_louder(simple: Stage, option: str, header: bool, table: bool) -> None:
+    result = simple.run_here("--aorta-workload", "simple", option)
     result.assert_outcomes(passed=1)
     assert ("aorta: plan " in result.stdout.str()) == header
     assert ("= trials =" in result.stdout.str()) == table
     assert simple.files() == ["simple/trial_0.json"]
 
 
-def test_with_a_workload_and_no_path_only_trials_are_collected(simple: Bench) -> None:
+def test_with_a_workload_and_no_path_only_trials_are_collected(simple: Stage) -> None:
     (simple.path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
-    simple.run("--aorta-workload", "simple").assert_outcomes(passed=1)
+    simple.run_here("--aorta-workload", "simple").assert_outcomes(passed=1)
     # With a path, what is there comes first.
-    result = simple.run("--aorta-workload", "simple", "-v", "test_other.py")
+    result = simple.run_here("--aorta-workload", "simple", "-v", "test_other.py")
     result.stdout.fnmatch_lines(
         ["*collected 2 items", "", "test_other.py::test_other PASSED*", "aorta::simple*PASSED*"]
     )
 
 
-def test_junit_file(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.write(
-        slow="""
-        import time
-
-        class Slow:
-            def __init__(self, config): pass
-            def setup(self): time.sleep(0.3)
-            def run(self):
-                time.sleep(0.6)
-                print("said in run")
-                return {"passed": True}
-            def cleanup(self): time.sleep(0.3)
-        """
-    )
-    names = ("Passes", "ReturnsFalse", "RaisesInSetup", "HangsInRun", "RaisesInCleanup")
-    bench.run("--junitxml", "out.xml", "slow.py", *(f"faulty_workloads.py::{name}" for name in names))
-    suite = ET.parse(bench.path / "out.xml").getroot()[0]
-    counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
-    assert counts == {"failures": "2", "errors": "2", "skipped": "0"}
-    seen: dict[str, tuple[list[str], str | None]] = {}
-    for case in suite.iter("testcase"):
-        kinds = [child.tag for child in case if child.tag != "properties"]
-        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        assert case.get("classname") in ("slow", "faulty_workloads")
-        # The last one counts: some versions of pytest have a case of its own for an error of the teardown.
-        seen[case.get("name") or ""] = (kinds, properties.get("aorta_exit_status"))
-        assert properties["aorta_trial_id"] == f"{properties['aorta_workload']}_d0_m0_t0"
-        assert (properties["aorta_environment"], properties["aorta_mitigations"]) == ("local", "none")
-        for child in case:
-            assert child.tag == "properties" or (child.get("message") and child.text)
-    assert seen == {
-        "Slow[local-none-0]": ([], "ok"),
-        "Passes[local-none-0]": ([], "ok"),
-        "ReturnsFalse[local-none-0]": (["failure"], "workload_failed"),
-        "RaisesInSetup[local-none-0]": (["error"], "infrastructure_failed"),
-        "HangsInRun[local-none-0]": (["failure"], "timeout"),
-        "RaisesInCleanup[local-none-0]": (["error"], "ok"),
-    }
-
-
-def test_phases_of_pytest_are_those_of_the_workload(bench: Bench) -> None:
-    bench.write(
+def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
+    stage.write(
         phases="""
         import time
 
@@ -217,44 +124,49 @@ def test_phases_of_pytest_are_those_of_the_workload(bench: Bench) -> None:
             def cleanup(self): time.sleep(0.33)
         """
     )
-    result = bench.run("phases.py", "--durations=0", "--durations-min=0.1", "--setup-show", "--aorta-trials", "2")
+    result = stage.run_here("phases.py", "--durations=0", "--durations-min=0.1", "--setup-show", "--aorta-trials", "2")
     # Of the second trial, for which everything is warm; the order is pytest's, longest first.
     order = [line.split()[1] for line in result.outlines if line.endswith("Phases[local-none-1]") and line[0].isdigit()]
     assert order == ["teardown", "call", "setup"]
     result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*", "*phases.py::Phases*fixtures used: aorta_extra_env*"])
-    phases = bench.trial("Phases/trial_1.json")["phases_sec"]
+    phases = stage.trial("Phases/trial_1.json")["phases_sec"]
     assert list(phases) == ["launch", "setup", "run", "cleanup"]
     assert phases["setup"] < phases["run"] < phases["cleanup"]
 
 
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
-def test_setup_plan_starts_no_trial(simple: Bench, option: str) -> None:
-    result = simple.run("--aorta-workload", "simple", option)
+def test_setup_plan_starts_no_trial(simple: Stage, option: str) -> None:
+    result = simple.run_here("--aorta-workload", "simple", option)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*"])
     assert not simple.results.exists()
 
 
-def test_strictness_and_warnings_as_errors(simple: Bench) -> None:
+def test_strictness_and_warnings_as_errors(simple: Stage) -> None:
     strict = "strict = true\n" if pytest.version_tuple >= (9,) else ""
     (simple.path / "pytest.ini").write_text(f"[pytest]\n{strict}addopts = --strict-markers --strict-config\n")
-    result = simple.run("--aorta-workload", "simple", "-W", "error", "--aorta-trials", "2", "-m", "aorta", "simple.py")
+    result = simple.run_here(
+        "--aorta-workload", "simple", "-W", "error", "--aorta-trials", "2", "-m", "aorta", "simple.py"
+    )
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.OK
     result.stderr.no_fnmatch_line("*")
 
 
-def test_failed_trial_enters_no_debugger_but_stops_nothing(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    result = bench.run("faulty_workloads.py::RaisesInRun", "faulty_workloads.py::Passes", "--tb", "line", "-rA")
+def test_failed_trial_enters_no_debugger_but_stops_nothing(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    result = stage.run_here("faulty_workloads.py::RaisesInRun", "faulty_workloads.py::Passes", "--tb", "line", "-rA")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["PASSED faulty_workloads.py::Passes*", "FAILED faulty_workloads.py::RaisesInRun*"])
 
 
-def test_stepwise_and_failed_first(bench: Bench) -> None:
-    bench.copy(FAULTY)
+def test_stepwise_and_failed_first(stage: Stage) -> None:
+    stage.copy(FAULTY)
     names = ("Passes", "RaisesInRun", "ReturnsFalse")
     arguments = ("-v", *(f"faulty_workloads.py::{name}" for name in names))
-    assert list(bench.words(bench.run("--sw", *arguments))) == ["Passes[local-none-0]", "RaisesInRun[local-none-0]"]
-    assert list(bench.words(bench.run("--sw", *arguments))) == ["RaisesInRun[local-none-0]"]
-    assert next(iter(bench.words(bench.run("--ff", *arguments)))) == "RaisesInRun[local-none-0]"
+    assert list(stage.words(stage.run_here("--sw", *arguments))) == [
+        "Passes[local-none-0]",
+        "RaisesInRun[local-none-0]",
+    ]
+    assert list(stage.words(stage.run_here("--sw", *arguments))) == ["RaisesInRun[local-none-0]"]
+    assert next(iter(stage.words(stage.run_here("--ff", *arguments)))) == "RaisesInRun[local-none-0]"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: Workloads in a test file: one that tells what it sees, one that hangs, one that crashes.
 WORKLOADS = """
@@ -40,18 +36,18 @@ class Crashes(Echo):
 
 
 @pytest.fixture
-def echo(bench: Bench) -> Bench:
-    bench.write(echo=WORKLOADS)
-    bench.register(echo="echo:Echo")
-    return bench
+def echo(stage: Stage) -> Stage:
+    stage.write(echo=WORKLOADS)
+    stage.register(echo="echo:Echo")
+    return stage
 
 
-def with_tests(bench: Bench, tests: str) -> None:
+def with_tests(stage: Stage, tests: str) -> None:
     """A test file with the workloads above."""
-    (bench.path / "test_it.py").write_text(WORKLOADS + tests)
+    (stage.path / "test_it.py").write_text(WORKLOADS + tests)
 
 
-def test_aorta_run_returns_what_became_of_a_trial(echo: Bench) -> None:
+def test_aorta_run_returns_what_became_of_a_trial(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -76,7 +72,7 @@ def test_class_of_this_file(aorta_run):
     assert aorta_run(Echo, steps=5).exit_status == "ok"
 """,
     )
-    result = echo.run("test_it.py::test_registered", "test_it.py::test_class_of_this_file")
+    result = echo.run_here("test_it.py::test_registered", "test_it.py::test_class_of_this_file")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
     folders = {path.split("/")[0] for path in echo.files()}
@@ -86,7 +82,7 @@ def test_class_of_this_file(aorta_run):
     assert echo.left_running() == []
 
 
-def test_test_that_starts_trials_fails_and_passes_on_its_own_terms(echo: Bench) -> None:
+def test_test_that_starts_trials_fails_and_passes_on_its_own_terms(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -107,7 +103,7 @@ class Fails(Echo):
         raise LookupError("no device")
 """,
     )
-    result = echo.run("-v", "test_it.py", "-k", "expects")
+    result = echo.run_here("-v", "test_it.py", "-k", "expects")
     # Failures of the tests, with pytest's explanation, whatever became of the trials.
     result.assert_outcomes(passed=1, failed=3)
     for name in ("none", "no_timeout", "a_device"):
@@ -116,7 +112,7 @@ class Fails(Echo):
     result.stdout.no_fnmatch_line("*TIMEOUT*")
 
 
-def test_what_would_prevent_every_trial_is_an_exception(echo: Bench) -> None:
+def test_what_would_prevent_every_trial_is_an_exception(echo: Stage) -> None:
     (echo.path / "typed.py").write_text(
         """
 import pydantic
@@ -161,12 +157,12 @@ def test_class_inside_a_function(aorta_run):
         aorta_run(Local)
 """,
     )
-    result = echo.run("test_it.py", "-k", "test_it.py and not local")
+    result = echo.run_here("test_it.py", "-k", "test_it.py and not local")
     result.assert_outcomes(passed=5)
     assert list(echo.statuses().values()) == ["ok"]
 
 
-def test_marked_test_runs_once_per_trial_of_every_cell(echo: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marked_test_runs_once_per_trial_of_every_cell(echo: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with_tests(
         echo,
         """
@@ -188,7 +184,7 @@ def test_with_other_parameters(aorta_trial, steps):
 """,
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    result = echo.run("test_it.py", "-v", "-k", "test_all or test_with", "--strict-markers")
+    result = echo.run_here("test_it.py", "-v", "-k", "test_all or test_with", "--strict-markers")
     result.assert_outcomes(passed=2 * 2 * 2 + 3 * 2)
     assert list(echo.words(result)) == [
         *(
@@ -202,7 +198,7 @@ def test_with_other_parameters(aorta_trial, steps):
     assert len(echo.files()) == 14
 
 
-def test_marked_test_without_numbers_follows_the_options(echo: Bench) -> None:
+def test_marked_test_without_numbers_follows_the_options(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -211,11 +207,11 @@ def test_follows(aorta_trial, aorta_extra_env):
 """,
     )
     arguments = ("--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = echo.run("test_it.py::test_follows", "-v", *arguments, "--aorta-extra-env", "SEEN_B=2")
+    result = echo.run_here("test_it.py::test_follows", "-v", *arguments, "--aorta-extra-env", "SEEN_B=2")
     result.assert_outcomes(passed=4)
 
 
-def test_deadline_of_the_marker_is_that_of_its_trials(echo: Bench) -> None:
+def test_deadline_of_the_marker_is_that_of_its_trials(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -226,7 +222,7 @@ def test_hang(aorta_trial):
     assert "0.5 s" in result.failure.message
 """,
     )
-    echo.run("test_it.py::test_hang", "--aorta-timeout", "100").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_hang", "--aorta-timeout", "100").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +237,9 @@ def test_hang(aorta_trial):
         ("environments=[]", "has environments=[]; expected a name, or a list of names"),
     ],
 )
-def test_wrong_marker_is_one_clear_error(echo: Bench, marker: str, message: str) -> None:
+def test_wrong_marker_is_one_clear_error(echo: Stage, marker: str, message: str) -> None:
     with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked(aorta_trial):\n    pass\n")
-    result = echo.run("test_it.py::test_marked")
+    result = echo.run_here("test_it.py::test_marked")
     assert result.ret == pytest.ExitCode.USAGE_ERROR  # of a path with "::"; else, it would interrupt the run
     title = next(number for number, line in enumerate(result.outlines) if "ERROR collecting test_it.py" in line)
     assert result.outlines[title + 1].startswith("test_it.py::test_marked: @pytest.mark.aorta ")
@@ -251,7 +247,7 @@ def test_wrong_marker_is_one_clear_error(echo: Bench, marker: str, message: str)
     assert "short test summary" in result.outlines[title + 2]
 
 
-def test_one_text_is_one_mitigation_set(echo: Bench) -> None:
+def test_one_text_is_one_mitigation_set(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -260,10 +256,10 @@ def test_marked(aorta_trial):
     assert (aorta_trial.environment, aorta_trial.mitigations) == ("local", ("none",))
 """,
     )
-    echo.run("test_it.py::test_marked").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_marked").assert_outcomes(passed=1)
 
 
-def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Bench) -> None:
+def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -273,10 +269,10 @@ def test_env(aorta_env):
     assert platform.python_version() in str(plain)
 """,
     )
-    echo.run("test_it.py::test_env").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_env").assert_outcomes(passed=1)
 
 
-def test_overridden_extra_variables_reach_trials_of_tests(echo: Bench) -> None:
+def test_overridden_extra_variables_reach_trials_of_tests(echo: Stage) -> None:
     with_tests(
         echo,
         """
@@ -290,4 +286,4 @@ def test_sees(aorta_run, monkeypatch):
     assert (metrics["SEEN_C"], metrics["SEEN_D"]) == ("3", "4")
 """,
     )
-    echo.run("test_it.py::test_sees").assert_outcomes(passed=1)
+    echo.run_here("test_it.py::test_sees").assert_outcomes(passed=1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 WORKLOADS = """
 import os
@@ -30,101 +27,25 @@ class Typed(Plain):
 
 
 @pytest.fixture
-def offered(bench: Bench) -> Bench:
-    bench.write(offered=WORKLOADS)
-    bench.register(plain="offered:Plain", typed="offered:Typed")
-    return bench
+def offered(stage: Stage) -> Stage:
+    stage.write(offered=WORKLOADS)
+    stage.register(plain="offered:Plain", typed="offered:Typed")
+    return stage
 
 
 PLAIN = ("--aorta-workload", "plain")
 TYPED = ("--aorta-workload", "typed")
 
-#: Arguments, and what the one line of the error has to say.
-BAD = {
-    "workload": (("--aorta-workload", "plian"), "unknown workload 'plian'; available: .*plain.*did you mean 'plain'"),
-    "environment": (
-        (*PLAIN, "--aorta-environment", "lokal"),
-        "unknown environment 'lokal'; available: default, local; did you mean 'local'",
-    ),
-    "mitigation": (
-        (*PLAIN, "--aorta-mitigations", "none,tf32off"),
-        "unknown mitigation 'tf32off'; available: .*; did you mean 'tf32_off'",
-    ),
-    "collector": ((*PLAIN, "--aorta-collect", "rokprof"), "unknown collector 'rokprof'; available: .*rocprof"),
-    "trials 0": ((*PLAIN, "--aorta-trials", "0"), "--aorta-trials: '0' is not valid; expected a whole number of at le"),
-    "trials x": ((*PLAIN, "--aorta-trials", "x"), "--aorta-trials: 'x' is not valid; expected a whole number of at le"),
-    "timeout 0": ((*PLAIN, "--aorta-timeout", "0"), "--aorta-timeout: '0' is not valid; expected a number of seconds"),
-    "timeout nan": ((*PLAIN, "--aorta-timeout", "nan"), "--aorta-timeout: 'nan' is not valid; expected a number of se"),
-    "isolation": ((*PLAIN, "--aorta-isolation", "thread"), "--aorta-isolation: 'thread' .*one of fork, spawn, none"),
-    "extra-env": ((*PLAIN, "--aorta-extra-env", "NOVALUE"), "--aorta-extra-env: a text without '=' .*NAME=VALUE"),
-    "extra-env name": ((*PLAIN, "--aorta-extra-env", "A B=secret"), "--aorta-extra-env: 'A B' .*letters, digits and"),
-    "rank": ((*PLAIN, "--aorta-extra-env", "RANK=0"), "the extra variables: RANK is set by the launcher of the ranks"),
-    "config": ((*TYPED, "--aorta-config", "size"), "--aorta-config: 'size' is not valid; expected KEY=VALUE"),
-    "config key": ((*TYPED, "--aorta-config", "siez=2"), "Typed has no option 'siez'; valid: mode, size"),
-    "config type": ((*TYPED, "--aorta-config", "size=big"), "Typed: size='big': .*valid integer"),
-    "steps": ((*TYPED, "--aorta-steps", "3"), "Typed has no option 'steps'; valid: mode, size"),
-    "same set": (
-        (*PLAIN, "--aorta-mitigations", "omp_1", "--aorta-mitigations", "omp_1"),
-        "mitigation set 'omp_1' is given twice; for more trials use --aorta-trials",
-    ),
-    "same workload": ((*PLAIN, *PLAIN), "workload 'plain' is given twice"),
-    "no registry file": ((*PLAIN, "--aorta-registry-file", "none.json"), "none.json.*No such file or directory"),
-    "broken registry file": ((*PLAIN, "--aorta-registry-file", "broken.json"), r"broken.json:2:1: not valid JSON"),
-    "wrong registry file": (
-        (*PLAIN, "--aorta-registry-file", "wrong.json"),
-        "wrong.json: unknown key 'mitigation'; va",
-    ),
-    "name twice": (
-        (*PLAIN, "--aorta-registry-file", "twice.json"),
-        "'tf32_off' is offered twice, by .* and by .*twice",
-    ),
-    "nproc": ((*PLAIN, "--aorta-nproc", "2"), "workload plain is single_process; --aorta-nproc 2 does not apply to it"),
-    "empty": ((*PLAIN, "--aorta-mitigations", "none,"), "--aorta-mitigations: 'none,' .*names separated by commas"),
-}
 
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_value_is_one_line_that_names_it_and_what_is_valid(offered: Bench, name: str) -> None:
-    (offered.path / "broken.json").write_text("{\n")
-    (offered.path / "wrong.json").write_text('{"version": 1, "mitigation": {}}')
-    offered.write_registry("twice.json", mitigations={"tf32_off": {}})
-    arguments, message = BAD[name]
-    result = offered.run(*arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    lines = [line for line in result.errlines if line.strip()]
-    assert len(lines) == 1
-    assert re.search(f"^ERROR: .*{message}", lines[0])
-    assert "secret" not in lines[0]
-    assert not any(line.startswith(("Traceback", "INTERNALERROR")) for line in result.outlines)
-    assert offered.files() == []
-    assert offered.left_running() == []
-
-
-def test_bad_value_of_a_run_without_registered_workloads(offered: Bench) -> None:
+def test_bad_value_of_a_run_without_registered_workloads(offered: Stage) -> None:
     """The options are read at the start, whatever the paths are; names are looked up for the workloads of the file."""
-    result = offered.run("offered.py", "--aorta-trials", "0")
+    result = offered.run_here("offered.py", "--aorta-trials", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result = offered.run("offered.py", "--aorta-mitigations", "nope")
+    result = offered.run_here("offered.py", "--aorta-mitigations", "nope")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*ERROR collecting offered.py*", "unknown mitigation 'nope'; available: *"])
     result.stdout.no_fnmatch_line("*Traceback*")
     assert offered.files() == []
-
-
-def test_bad_value_names_the_ini_file_or_the_variable_it_came_from(
-    offered: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (offered.path / "pytest.ini").write_text("[pytest]\naorta_trials = many\n")
-    result = offered.run(*PLAIN)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: aorta_trials in */pytest.ini: 'many' is not valid; expected a whole number *"])
-    monkeypatch.setenv("PYTEST_AORTA_TRIALS", "few")
-    result = offered.run(*PLAIN)
-    result.stderr.fnmatch_lines(["ERROR: the environment variable PYTEST_AORTA_TRIALS: 'few' is not valid; expected *"])
-    # Not even a look at the value when it is overruled, and none when pytest is only asked for help.
-    offered.run(*PLAIN, "--aorta-trials", "2").assert_outcomes(passed=2)
-    for flag in ("--help", "--version"):
-        assert offered.run(flag).ret == pytest.ExitCode.OK
 
 
 INI = """
@@ -163,7 +84,7 @@ def _toml(section: str) -> str:
 
 @pytest.mark.parametrize("source", ["pytest.ini", "tool.pytest.ini_options", "environment", "command line"])
 def test_option_can_be_given_in_any_of_its_spellings(
-    offered: Bench, monkeypatch: pytest.MonkeyPatch, source: str
+    offered: Stage, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     offered.write_registry("mine.json", mitigations={"mine": {"MINE": "1"}})
     arguments: list[str] = []
@@ -201,11 +122,11 @@ def test_option_can_be_given_in_any_of_its_spellings(
     assert trial["env"]["env_vars"].items() >= {"MINE": "1", "OTHER": "1", "OMP_NUM_THREADS": "1"}.items()
 
 
-def test_command_line_beats_variable_beats_ini_file(offered: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_beats_variable_beats_ini_file(offered: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     (offered.path / "pytest.ini").write_text("[pytest]\naorta_workload = plain\naorta_trials = 1\n")
 
     def collected(*arguments: str) -> int:
-        return sum(line.startswith("aorta::") for line in offered.run("--collect-only", "-q", *arguments).outlines)
+        return sum(line.startswith("aorta::") for line in offered.run_here("--collect-only", "-q", *arguments).outlines)
 
     assert collected() == 1
     monkeypatch.setenv("PYTEST_AORTA_TRIALS", "2")
@@ -220,20 +141,20 @@ def test_command_line_beats_variable_beats_ini_file(offered: Bench, monkeypatch:
     assert collected() == 1
 
 
-def test_registry_file_of_an_ini_file_lies_beside_it(offered: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_file_of_an_ini_file_lies_beside_it(offered: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     offered.write_registry("mine.json", mitigations={"mine": {"MINE": "1"}})
     (offered.path / "pytest.ini").write_text("[pytest]\naorta_registry_file = mine.json\n")
     below = offered.path / "below"
     below.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(offered.path))
     monkeypatch.chdir(below)
-    offered.run(*PLAIN, "--aorta-mitigations", "mine").assert_outcomes(passed=1)
+    offered.run_here(*PLAIN, "--aorta-mitigations", "mine").assert_outcomes(passed=1)
     # Results are where pytest was started.
     assert (below / "results" / "plain" / "trial_0.json").is_file()
 
 
-def test_typed_options_are_read_as_their_type(offered: Bench) -> None:
-    result = offered.run(*TYPED, "--aorta-config", "size=64", "--aorta-config", "mode=5")
+def test_typed_options_are_read_as_their_type(offered: Stage) -> None:
+    result = offered.run_here(*TYPED, "--aorta-config", "size=64", "--aorta-config", "mode=5")
     result.assert_outcomes(passed=1)
     metrics: dict[str, Any] = offered.trial("typed/trial_0.json")["result"]["metrics"]
     assert metrics == {"size": 64, "mode": "5", "SEEN": None}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from support.stage import Stage
 
 from pytest_aorta import TrialResult
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -27,14 +24,14 @@ class Other(Echo):
 
 
 @pytest.fixture
-def echo(bench: Bench) -> Bench:
-    bench.write(echo=ECHO)
-    bench.register(echo="echo:Echo", other="echo:Other")
-    return bench
+def echo(stage: Stage) -> Stage:
+    stage.write(echo=ECHO)
+    stage.register(echo="echo:Echo", other="echo:Other")
+    return stage
 
 
-def test_every_file_is_strict_json_and_reads_back(bench: Bench) -> None:
-    bench.write(
+def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
+    stage.write(
         odd="""
         import datetime, enum, math, pathlib
 
@@ -68,9 +65,9 @@ def test_every_file_is_strict_json_and_reads_back(bench: Bench) -> None:
                 return {"passed": True, "metrics": {"endless": endless}, "step_times_ms": "many"}
         """
     )
-    result = bench.run("odd.py")
+    result = stage.run_here("odd.py")
     result.assert_outcomes(failed=1, passed=2)
-    plain = bench.trial("Odd/trial_0.json")
+    plain = stage.trial("Odd/trial_0.json")
     assert plain["result"]["step_times_ms"] == [1.0, "NaN", "Infinity"]
     assert plain["result"]["elapsed_sec"] == "-Infinity"
     assert plain["result"]["metrics"]["loss"] == "NaN"
@@ -79,28 +76,16 @@ def test_every_file_is_strict_json_and_reads_back(bench: Bench) -> None:
     assert read.result.metrics["loss"] != read.result.metrics["loss"]
     assert read.result.metrics["text"] == "NaN"
     assert read.result.failure_details[0] == {"iteration": 3, "worst": float("inf")}
-    for trial in bench.trials().values():
+    for trial in stage.trials().values():
         assert TrialResult.from_dict(trial).to_dict() == trial
-    assert len(bench.trial("Long/trial_0.json")["result"]["metrics"]["text"]) == 1_000_000
+    assert len(stage.trial("Long/trial_0.json")["result"]["metrics"]["text"]) == 1_000_000
 
 
-def test_no_temporary_files_are_left_and_files_can_be_shared(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.run("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
-    expected = []
-    for name in ("Passes", "SegfaultsInRun"):
-        for index in range(2):
-            expected += [f"{name}/trial_{index}.json"]
-            expected += [f"{name}/trial_{index}/{stream}.log" for stream in ("stderr", "stdout")]
-    assert bench.everything() == sorted(expected)
-    assert {(bench.results / path).stat().st_mode & 0o777 for path in bench.files()} == {0o644}
-
-
-def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Bench) -> None:
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> None:
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json"]
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,omp_1", "--aorta-environment", "default")
-    echo.run("--aorta-workload", "other", *cells, "--aorta-environment", "local")
+    echo.run_here("--aorta-workload", "other", *cells, "--aorta-environment", "local")
     folders = [f"{environment}-{names}" for environment in ("default", "local") for names in ("none", "tf32_off+omp_1")]
     assert [path for path in echo.files() if path.startswith("other")] == [
         f"other/{folder}/trial_0.json" for folder in folders
@@ -108,61 +93,45 @@ def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Bench) -> N
     ids = [echo.trial(f"other/{folder}/trial_0.json")["trial_id"] for folder in folders]
     assert ids == ["other_d0_m0_t0", "other_d0_m1_t0", "other_d1_m0_t0", "other_d1_m1_t0"]
     # Which of several cells is chosen does not change where its files lie.
-    echo.run("--aorta-workload", "other", *cells, "other[default-none-0]")
+    echo.run_here("--aorta-workload", "other", *cells, "other[default-none-0]")
     assert echo.earlier() == ["other/default-none/trial_0.json"]
 
 
-def test_earlier_results_move_to_the_history(echo: Bench) -> None:
-    run = ("--aorta-workload", "echo", "--aorta-trials", "2")
-    echo.run(*run, "--aorta-config", "run=1")
-    assert echo.earlier() == []
-    echo.run(*run, "--aorta-config", "run=2")
-    echo.run(*run, "--aorta-config", "run=3")
-    assert [trial["config"] for trial in echo.trials().values()] == [{"run": 3}] * 2
-    kept = {path.name: path for path in sorted((echo.results / ".history").iterdir())}
-    assert len(kept) == 2
-    for number, folder in enumerate(kept.values(), start=1):
-        for index in range(2):
-            old = json.loads((folder / "echo" / f"trial_{index}.json").read_text())
-            assert old["config"] == {"run": number}
-            assert (folder / "echo" / f"trial_{index}" / "stdout.log").exists()
-
-
-def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Bench) -> None:
+def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> None:
     both = ("--aorta-workload", "echo", "--aorta-workload", "other")
-    echo.run(*both, "--aorta-trials", "3")
+    echo.run_here(*both, "--aorta-trials", "3")
     # A run of a part of the plan leaves the rest as it is ...
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2", "-k", "none-0")
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2", "-k", "none-0")
     assert len(echo.files()) == 6
     assert echo.earlier() == ["echo/trial_0.json"]
     # ... and a complete one moves away what is no longer asked for, of its own workloads.
-    echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json", *(f"other/trial_{i}.json" for i in range(3))]
     assert echo.earlier() == ["echo/trial_0.json", "echo/trial_0.json", "echo/trial_1.json", "echo/trial_2.json"]
     # Also when the layout changes.
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    echo.run("--aorta-workload", "other", *cells)
+    echo.run_here("--aorta-workload", "other", *cells)
     assert [path for path in echo.files() if path.startswith("other")] == [
         "other/local-none/trial_0.json",
         "other/local-omp_1/trial_0.json",
     ]
-    echo.run("--aorta-workload", "other")
+    echo.run_here("--aorta-workload", "other")
     assert sorted(path.name for path in (echo.results / "other").iterdir()) == ["trial_0", "trial_0.json"]
 
 
-def test_what_others_put_into_the_results_directory_stays(echo: Bench) -> None:
+def test_what_others_put_into_the_results_directory_stays(echo: Stage) -> None:
     (echo.results / "echo").mkdir(parents=True)
     (echo.results / "echo" / "notes.txt").write_text("mine")
     (echo.results / "echo" / "trial_7.json").write_text("{}")
     (echo.results / "report.md").write_text("mine")
-    echo.run("--aorta-workload", "echo").assert_outcomes(passed=1)
+    echo.run_here("--aorta-workload", "echo").assert_outcomes(passed=1)
     assert (echo.results / "echo" / "notes.txt").read_text() == "mine"
     assert (echo.results / "report.md").read_text() == "mine"
     assert echo.earlier() == ["echo/trial_7.json"]
 
 
-def test_logs_hold_what_python_and_native_code_wrote(bench: Bench) -> None:
-    bench.write(
+def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
+    stage.write(
         noisy="""
         import os
         import subprocess
@@ -183,11 +152,11 @@ def test_logs_hold_what_python_and_native_code_wrote(bench: Bench) -> None:
                 print(", in cleanup")
         """
     )
-    result = bench.run("noisy.py")
+    result = stage.run("noisy.py")
     result.assert_outcomes(failed=1)
-    trial = bench.trial("Noisy/trial_0.json")
+    trial = stage.trial("Noisy/trial_0.json")
     assert trial["artifacts"] == {"stderr": "trial_0/stderr.log", "stdout": "trial_0/stdout.log"}
-    logs = {name: (bench.results / "Noisy" / path).read_bytes() for name, path in trial["artifacts"].items()}
+    logs = {name: (stage.results / "Noisy" / path).read_bytes() for name, path in trial["artifacts"].items()}
     assert logs["stdout"].splitlines() == [
         b"in constructor",
         b"python before",
@@ -204,19 +173,9 @@ def test_logs_hold_what_python_and_native_code_wrote(bench: Bench) -> None:
     assert "\x1b[31m" not in result.stdout.str()
 
 
-def test_artifacts_exist(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.run("faulty_workloads.py", "-k", "Passes or Segfaults or HangsInRun", "--aorta-mitigations", "none")
-    for path, trial in bench.trials().items():
-        assert {"stdout", "stderr"} <= trial["artifacts"].keys()
-        for name, relative in trial["artifacts"].items():
-            assert ((bench.results / path).parent / relative).is_file(), (path, name)
-        assert ("stacks" in trial["artifacts"]) == (trial["exit_status"] == "timeout")
-
-
-def test_record_says_what_was_asked_for_and_what_happened(echo: Bench) -> None:
+def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     echo.write_registry(mitigations={"mine": {"OMP_NUM_THREADS": "3"}}, environments={"here": {"env": {"HERE": "1"}}})
-    echo.run(
+    echo.run_here(
         *("--aorta-workload", "echo", "--aorta-environment", "here", "--aorta-mitigations", "mine,tf32_off"),
         *("--aorta-registry-file", "registry.json", "--aorta-extra-env", "FREE=a=b,c", "--aorta-steps", "4"),
     )
@@ -233,28 +192,6 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Bench) -> None:
     assert (trial["schema_version"], trial["trial_index"], trial["failure"], trial["ranks"]) == ("0.1", 0, None, [])
 
 
-def test_same_request_has_the_same_fingerprint_and_another_has_not(echo: Bench) -> None:
-    def fingerprint(*arguments: str) -> str:
-        echo.run("--aorta-workload", "echo", *arguments).assert_outcomes(passed=1)
-        found = echo.trials().popitem()[1]["request_fingerprint"]
-        assert isinstance(found, str)
-        return found
-
-    first = fingerprint()
-    assert fingerprint() == first
-    assert fingerprint("--aorta-timeout", "50", "--aorta-results-dir", "results") == first
-    different = {
-        first,
-        fingerprint("--aorta-steps", "3"),
-        fingerprint("--aorta-mitigations", "omp_1"),
-        fingerprint("--aorta-extra-env", "OMP_NUM_THREADS=1"),
-        fingerprint("--aorta-isolation", "spawn"),
-    }
-    (echo.path / "echo.py").write_text(ECHO + "\n# changed\n")
-    different.add(fingerprint())
-    assert len(different) == 6
-
-
 SECRETS = {
     "FOO_TOKEN": "canary-one",
     "AWS_SECRET_ACCESS_KEY": "canary-two",
@@ -268,38 +205,38 @@ SECRETS = {
 
 @pytest.mark.parametrize("arguments", [(), ("--aorta-isolation", "none"), ("-n", "1")], ids=["fork", "none", "xdist"])
 def test_secrets_in_the_environment_are_in_no_file_and_no_output(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    bench.copy(FAULTY)
-    bench.register(broken="faulty_workloads:RaisesInRun")
+    stage.copy(FAULTY)
+    stage.register(broken="faulty_workloads:RaisesInRun")
     names = [] if "none" in arguments else ["HangsInRun", "SegfaultsInRun"]
     files = [f"faulty_workloads.py::{name}" for name in (*names, "RaisesInSetup", "Passes")]
     # A variable that was set for the trials is recorded, but not repeated in what can be copied from a terminal.
     own = ("--aorta-workload", "broken", "--aorta-extra-env", "MY_TOKEN=shown-in-files")
-    result = bench.run(*files, *own, "-vv", "--junitxml", "out.xml", "--showlocals", *arguments)
+    result = stage.run(*files, *own, "-vv", "--junitxml", "out.xml", "--showlocals", *arguments)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    text = result.stdout.str() + result.stderr.str() + (bench.path / "out.xml").read_text()
+    text = result.stdout.str() + result.stderr.str() + (stage.path / "out.xml").read_text()
     assert "canary" not in text
     if "none" not in arguments:
         assert "shown-in-files" not in text
         result.stdout.fnmatch_lines(["run it again: pytest *--aorta-extra-env MY_TOKEN=... *"])
-    for path in bench.everything():
-        assert b"canary" not in (bench.results / path).read_bytes(), path
-    seen: dict[str, Any] = bench.trial("broken/trial_0.json")["env"]["env_vars"]
+    for path in stage.everything():
+        assert b"canary" not in (stage.results / path).read_bytes(), path
+    seen: dict[str, Any] = stage.trial("broken/trial_0.json")["env"]["env_vars"]
     assert seen["MY_TOKEN"] == "shown-in-files"
     assert seen.get("TORCH_STORE") == "<redacted>"
 
 
-def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo: Bench) -> None:
+def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo: Stage) -> None:
     (echo.path / "file").write_text("")
-    result = echo.run("--aorta-workload", "echo", "--aorta-results-dir", "file/results")
+    result = echo.run_here("--aorta-workload", "echo", "--aorta-results-dir", "file/results")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir */file/results: cannot write there: Not a directory"])
 
 
-def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Bench) -> None:
+def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) -> None:
     echo.write(
         conftest="""
         import pathlib
@@ -317,7 +254,7 @@ def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Bench) ->
                     pathlib.Path("results/echo").unlink()
         """
     )
-    result = echo.run("--aorta-workload", "echo", "--aorta-trials", "2")
+    result = echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: */results/echo/trial_1.json: *"])
     # Nobody may take a run for complete that is not.

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -30,33 +27,37 @@ class Counts:
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2")}
 
+#: What is shown at length is the same in all of them.
+SOME_WAYS = [pytest.param(way, marks=() if way == "plain" else pytest.mark.slow) for way in WAYS]
+
 HOST = {"host": ("--aorta-host", "popen")}
 
 
 @pytest.fixture
-def counts(bench: Bench) -> Bench:
-    bench.write(counts=COUNTS)
-    bench.register(counts="counts:Counts")
-    return bench
+def counts(stage: Stage) -> Stage:
+    stage.write(counts=COUNTS)
+    stage.register(counts="counts:Counts")
+    return stage
 
 
-def runs(bench: Bench) -> int:
+def runs(stage: Stage) -> int:
     """How many trials have run so far."""
-    ledger = bench.path / "ledger"
+    ledger = stage.path / "ledger"
     return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
 
-def contents(bench: Bench) -> dict[str, tuple[bytes, int]]:
+def contents(stage: Stage) -> dict[str, tuple[bytes, int]]:
     """What a trial file is, and when it was written."""
-    return {name: ((bench.results / name).read_bytes(), (bench.results / name).stat().st_ino) for name in bench.files()}
+    return {name: ((stage.results / name).read_bytes(), (stage.results / name).stat().st_ino) for name in stage.files()}
 
 
-def run(bench: Bench, *options: str, trials: int = 4) -> pytest.RunResult:
-    return bench.run("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
+def run(stage: Stage, *options: str, trials: int = 4) -> pytest.RunResult:
+    start = stage.run if "-n" in options else stage.run_here
+    return start("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
 
 
 @pytest.mark.parametrize("way", [*WAYS, *HOST])
-def test_nothing_runs_twice(counts: Bench, way: str) -> None:
+def test_nothing_runs_twice(counts: Stage, way: str) -> None:
     options = {**WAYS, **HOST}[way]
     run(counts, *options).assert_outcomes(passed=4)
     before = contents(counts)
@@ -69,7 +70,7 @@ def test_nothing_runs_twice(counts: Bench, way: str) -> None:
     assert counts.left_running() == []
 
 
-def test_without_the_option_everything_does(counts: Bench) -> None:
+def test_without_the_option_everything_does(counts: Stage) -> None:
     run(counts)
     again = run(counts)
     again.stdout.no_fnmatch_line("*--aorta-resume*")
@@ -77,8 +78,8 @@ def test_without_the_option_everything_does(counts: Bench) -> None:
     assert len(counts.earlier()) == 4
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_missing_runs(counts: Bench, way: str) -> None:
+@pytest.mark.parametrize("way", SOME_WAYS)
+def test_what_is_missing_runs(counts: Stage, way: str) -> None:
     run(counts)
     before = contents(counts)
     missing = ("counts/trial_1.json", "counts/trial_2.json")
@@ -106,25 +107,25 @@ ALL_STATUSES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_shows_as_it_did(bench: Bench, way: str) -> None:
-    bench.copy(FAULTY)
-    bench.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
+@pytest.mark.parametrize("way", SOME_WAYS)
+def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
+    stage.copy(FAULTY)
+    stage.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
     options = [word for name in ALL_STATUSES for word in ("--aorta-workload", name)]
-    first = bench.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way])
-    before = contents(bench)
-    again = bench.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way], "--aorta-resume")
+    first = stage.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way])
+    before = contents(stage)
+    again = stage.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way], "--aorta-resume")
     assert again.ret == first.ret == pytest.ExitCode.TESTS_FAILED
     assert again.parseoutcomes() == first.parseoutcomes()
-    assert bench.words(again) == bench.words(first)
-    assert bench.words(again)["stuck[local-none-0]"] == ["TIMEOUT"]
+    assert stage.words(again) == stage.words(first)
+    assert stage.words(again)["stuck[local-none-0]"] == ["TIMEOUT"]
     again.stdout.fnmatch_lines(["trial file: */raises/trial_0.json", "run it again: pytest *"])
     again.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)", "FAILED *ValueError: loss*"])
-    assert contents(bench) == before
+    assert contents(stage) == before
 
 
-def test_ranks_show_as_they_did(bench: Bench) -> None:
-    bench.write(
+def test_ranks_show_as_they_did(stage: Stage) -> None:
+    stage.write(
         ranks="""
         import os, signal
 
@@ -139,15 +140,16 @@ def test_ranks_show_as_they_did(bench: Bench) -> None:
                 return {"passed": True}
         """
     )
-    bench.register(ranks="ranks:Ranks")
-    first = bench.run("--aorta-workload", "ranks", "-v")
-    again = bench.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
+    stage.register(ranks="ranks:Ranks")
+    first = stage.run_here("--aorta-workload", "ranks", "-v")
+    again = stage.run_here("--aorta-workload", "ranks", "-v", "--aorta-resume")
     assert again.parseoutcomes() == first.parseoutcomes() == {"failed": 1}
     again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
 
 
-def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(bench: Bench) -> None:
-    bench.write(
+@pytest.mark.slow
+def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(stage: Stage) -> None:
+    stage.write(
         ranks="""
         import os
         import torch.distributed as dist
@@ -165,21 +167,21 @@ def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(bench: Bench) 
             def cleanup(self): dist.destroy_process_group()
         """
     )
-    bench.register(ranks="ranks:Ranks")
-    bench.write_registry(mitigations={"blue": {"SHADE": "blue"}})
+    stage.register(ranks="ranks:Ranks")
+    stage.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "pytest"]
     trials = ["-p", "no:hypothesispytest", "--aorta-workload", "ranks", "--aorta-trials", "2", "--aorta-resume"]
     cells = ["--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "blue"]
     for options, so_far, kept in ((trials, 4, 0), (trials, 4, 2), ([*trials, *cells], 8, 2)):
-        result = bench.pytester.run(*launcher, *options, timeout=100)
+        result = stage.command(*launcher, *options)
         assert result.ret == 0
-        assert runs(bench) == so_far
+        assert runs(stage) == so_far
         result.stdout.fnmatch_lines([f"{kept} of {so_far // 2} trials had a result already (--aorta-resume)"])
-    assert len(bench.files()) == 4
-    assert bench.earlier() == []
+    assert len(stage.files()) == 4
+    assert stage.earlier() == []
 
 
-def test_a_new_source_runs_everything(counts: Bench) -> None:
+def test_a_new_source_runs_everything(counts: Stage) -> None:
     run(counts)
     counts.write(counts=COUNTS + "\n# another thought\n")
     run(counts, "--aorta-resume").assert_outcomes(passed=4)
@@ -190,7 +192,7 @@ def test_a_new_source_runs_everything(counts: Bench) -> None:
 @pytest.mark.parametrize(
     "other", [("--aorta-config", "a=1"), ("--aorta-extra-env", "A=1"), ("--aorta-isolation", "spawn")]
 )
-def test_so_does_another_request(counts: Bench, other: tuple[str, str]) -> None:
+def test_so_does_another_request(counts: Stage, other: tuple[str, str]) -> None:
     run(counts)
     again = run(counts, "--aorta-resume", *other)
     again.assert_outcomes(passed=4)
@@ -201,7 +203,7 @@ def test_so_does_another_request(counts: Bench, other: tuple[str, str]) -> None:
     assert runs(counts) == 8
 
 
-def test_so_does_another_variable_of_a_fixture(counts: Bench) -> None:
+def test_so_does_another_variable_of_a_fixture(counts: Stage) -> None:
     counts.write(
         conftest="""
         import os, pytest
@@ -217,8 +219,8 @@ def test_so_does_another_variable_of_a_fixture(counts: Bench) -> None:
         assert runs(counts) == so_far
 
 
-def test_what_says_nothing_about_the_workload_runs_again(bench: Bench) -> None:
-    bench.write(
+def test_what_says_nothing_about_the_workload_runs_again(stage: Stage) -> None:
+    stage.write(
         shaky="""
         import pathlib
 
@@ -228,15 +230,15 @@ def test_what_says_nothing_about_the_workload_runs_again(bench: Bench) -> None:
             def run(self): return {"passed": True}
         """
     )
-    bench.register(shaky="shaky:Shaky")
-    bench.run("--aorta-workload", "shaky").assert_outcomes(errors=1)
-    (bench.path / "repaired").touch()
-    bench.run("--aorta-workload", "shaky", "--aorta-resume").assert_outcomes(passed=1)
-    assert bench.statuses() == {"shaky/trial_0.json": "ok"}
-    assert bench.earlier() == ["shaky/trial_0.json"]
+    stage.register(shaky="shaky:Shaky")
+    stage.run_here("--aorta-workload", "shaky").assert_outcomes(errors=1)
+    (stage.path / "repaired").touch()
+    stage.run_here("--aorta-workload", "shaky", "--aorta-resume").assert_outcomes(passed=1)
+    assert stage.statuses() == {"shaky/trial_0.json": "ok"}
+    assert stage.earlier() == ["shaky/trial_0.json"]
 
 
-def test_so_does_a_torn_file(counts: Bench) -> None:
+def test_so_does_a_torn_file(counts: Stage) -> None:
     run(counts)
     file = counts.results / "counts" / "trial_2.json"
     whole = file.read_bytes()
@@ -247,8 +249,8 @@ def test_so_does_a_torn_file(counts: Bench) -> None:
     assert set(counts.statuses().values()) == {"ok"}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_plan_that_has_grown_takes_its_results_along(counts: Bench, way: str) -> None:
+@pytest.mark.parametrize("way", SOME_WAYS)
+def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     run(counts)
     before = contents(counts)
@@ -269,8 +271,8 @@ def test_a_plan_that_has_grown_takes_its_results_along(counts: Bench, way: str) 
     assert contents(counts) == after
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_so_does_one_of_a_file(counts: Bench, way: str) -> None:
+@pytest.mark.parametrize("way", SOME_WAYS)
+def test_so_does_one_of_a_file(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     counts.run("counts.py", *WAYS[way]).assert_outcomes(passed=1)
     cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none")
@@ -281,20 +283,20 @@ def test_so_does_one_of_a_file(counts: Bench, way: str) -> None:
     assert counts.earlier() == []
 
 
-def test_what_the_plan_no_longer_holds_stays(counts: Bench) -> None:
+def test_what_the_plan_no_longer_holds_stays(counts: Stage) -> None:
     run(counts)
     run(counts, "--aorta-resume", trials=2).assert_outcomes(passed=2)
     assert len(counts.files()) == 4
     assert counts.earlier() == []
 
 
-def test_in_pytest_s_own_process(counts: Bench) -> None:
+def test_in_pytest_s_own_process(counts: Stage) -> None:
     for _ in range(2):
         run(counts, "--aorta-resume", "--aorta-isolation", "none").assert_outcomes(passed=4)
     assert runs(counts) == 4
 
 
-def test_trials_of_tests(counts: Bench) -> None:
+def test_trials_of_tests(counts: Stage) -> None:
     counts.write(
         test_it="""
         import pytest
@@ -309,7 +311,7 @@ def test_trials_of_tests(counts: Bench) -> None:
         """
     )
     for _ in range(2):
-        result = counts.run("test_it.py", "--aorta-resume")
+        result = counts.run_here("test_it.py", "--aorta-resume")
         result.assert_outcomes(passed=3)
         assert runs(counts) == 4
     result.stdout.fnmatch_lines(["4 of 4 trials had a result already (--aorta-resume)"])
@@ -317,7 +319,7 @@ def test_trials_of_tests(counts: Bench) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["fork", "none"])
-def test_run_trials(counts: Bench, isolation: str) -> None:
+def test_run_trials(counts: Stage, isolation: str) -> None:
     counts.write(
         script=f"""
         from pytest_aorta import Execution, RunRequest, run_trials
@@ -328,12 +330,12 @@ def test_run_trials(counts: Bench, isolation: str) -> None:
         assert len(again) == 4
         """
     )
-    assert counts.pytester.runpython(Path("script.py")).ret == 0
+    assert counts.command(sys.executable, "script.py").ret == 0
     assert runs(counts) == 4
     assert counts.earlier() == []
 
 
-def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Bench) -> None:
+def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Stage) -> None:
     """What went wrong before says nothing about it: here a fixture, or the import."""
     run(counts)
     before = contents(counts)
@@ -357,7 +359,7 @@ def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Bench) -> N
     assert runs(counts) == 4
 
 
-def test_what_a_killed_writer_has_left_is_removed(counts: Bench) -> None:
+def test_what_a_killed_writer_has_left_is_removed(counts: Stage) -> None:
     run(counts, trials=2)
     (counts.results / "counts" / "trial_1.json").unlink()
     left = [counts.results / "counts" / f".trial_{index}.json.abc.tmp" for index in range(3)]
@@ -367,7 +369,7 @@ def test_what_a_killed_writer_has_left_is_removed(counts: Bench) -> None:
     assert [path.exists() for path in left] == [False, False, True]
 
 
-def test_nothing_is_imported_for_what_has_no_result(counts: Bench) -> None:
+def test_nothing_is_imported_for_what_has_no_result(counts: Stage) -> None:
     """The cell is asked once for all its trials, and only when there is a candidate."""
     counts.write(counts="open('imports', 'a').write('x')\n" + COUNTS)
     run(counts, "--aorta-resume")
@@ -376,7 +378,7 @@ def test_nothing_is_imported_for_what_has_no_result(counts: Bench) -> None:
     assert len((counts.path / "imports").read_text()) <= 2 * len(first)
 
 
-def test_reruns_run(counts: Bench) -> None:
+def test_reruns_run(counts: Stage) -> None:
     """A plugin that runs a failed item again wants to see something new."""
     counts.write(
         conftest="""

@@ -6,12 +6,10 @@ import json
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 HERE = Path(__file__).parent
 
@@ -37,12 +35,12 @@ STATUSES = {
 
 
 @pytest.fixture
-def holder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench whose environment is full of secrets, with workloads that hold them."""
+def holder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A stage whose environment is full of secrets, with workloads that hold them."""
     for name, value in {**CANARIES, "DATABASE_URL": URL}.items():
         monkeypatch.setenv(name, value)
-    bench.copy(HERE / "spilling_workloads.py")
-    return bench
+    stage.copy(HERE / "spilling_workloads.py")
+    return stage
 
 
 def without_the_given(trial: dict[str, Any]) -> str:
@@ -51,13 +49,13 @@ def without_the_given(trial: dict[str, Any]) -> str:
     return json.dumps(trial)
 
 
-def check(bench: Bench, result: pytest.RunResult) -> None:
+def check(stage: Stage, result: pytest.RunResult) -> None:
     """Nothing is anywhere: neither on the terminal nor in any file that the run has left."""
     told = {"stdout": result.stdout.str(), "stderr": result.stderr.str()}
-    for path in bench.path.rglob("*"):
+    for path in stage.path.rglob("*"):
         if path.is_file():
-            told[str(path.relative_to(bench.path))] = path.read_bytes().decode(errors="replace")
-    for name, trial in bench.trials().items():
+            told[str(path.relative_to(stage.path))] = path.read_bytes().decode(errors="replace")
+    for name, trial in stage.trials().items():
         told[f"results/{name}"] = without_the_given(trial)
     spilled = [(name, word) for name, text in told.items() for word in re.findall("(?:canary|given)[0-9a-f]{8}", text)]
     assert spilled == []
@@ -71,8 +69,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Bench, way: str) -> None:
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way in ("spawn", "slots") else ()) for way in WAYS]
+)
+def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: str) -> None:
     result = holder.run(
         *("spilling_workloads.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
         *("-vv", "-ra", "--showlocals", "--junitxml", "out.xml", "-o", "junit_logging=all"),
@@ -89,8 +89,8 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Bench, way: s
     check(holder, result)
 
 
-@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
-def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Bench, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
     holder.copy(HERE / "spilling_ranks.py")
     broken = ["RaisesOnRank1"] if launcher == "torchrun" else ["RaisesOnRank1", "AbortsOnRank1"]
 
@@ -105,7 +105,7 @@ def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Bench, launch
     check(holder, result)
 
 
-def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(holder: Bench) -> None:
+def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(holder: Stage) -> None:
     run = (
         *("spilling_workloads.py", "-k", "Passes or Fails or Raises", "--aorta-isolation", "none"),
         *("--aorta-extra-env", f"TOKEN={GIVEN}", "-vv", "--junitxml", "out.xml"),
@@ -133,8 +133,8 @@ WRONG = {
 }
 
 
-def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Bench) -> None:
-    result = holder.run("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
+def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) -> None:
+    result = holder.run_here("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
@@ -143,11 +143,11 @@ def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Bench) 
 
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 def test_a_mistake_in_the_extra_variables_is_told_without_them(
-    holder: Bench, monkeypatch: pytest.MonkeyPatch, given: list[str]
+    holder: Stage, monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
-    typed = holder.run("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
+    typed = holder.run_here("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
     monkeypatch.setenv("PYTEST_AORTA_EXTRA_ENV", given[-1])
-    exported = holder.run("spilling_workloads.py")
+    exported = holder.run_here("spilling_workloads.py")
 
     for result in (typed, exported):
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -169,12 +169,12 @@ BROKEN = {
 
 @pytest.mark.parametrize("sections", BROKEN.values(), ids=BROKEN)
 def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
-    holder: Bench, sections: dict[str, Any]
+    holder: Stage, sections: dict[str, Any]
 ) -> None:
     holder.write_registry(**sections)
     chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
 
-    result = holder.run("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
+    result = holder.run_here("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
 
     # The workload is there, but nothing can be made of it: for pytest, an error of collection.
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -189,7 +189,7 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
     ids=["venv", "launcher ends", "no launcher"],
 )
 def test_an_environment_that_cannot_be_started_keeps_its_variables_to_itself(
-    holder: Bench, environment: dict[str, Any]
+    holder: Stage, environment: dict[str, Any]
 ) -> None:
     holder.write_registry(environments={"here": {**environment, "env": {"TOKEN": GIVEN}}})
 
@@ -204,7 +204,7 @@ def test_an_environment_that_cannot_be_started_keeps_its_variables_to_itself(
     check(holder, result)
 
 
-def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrongly(holder: Bench) -> None:
+def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrongly(holder: Stage) -> None:
     holder.write(
         test_wrong="""
         import pytest
@@ -245,7 +245,7 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
     check(holder, result)
 
 
-def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holder: Bench) -> None:
+def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holder: Stage) -> None:
     result = holder.run(
         *("--aorta-workload", "gemm", "--aorta-config", "sizez=1", "--aorta-extra-env", f"TOKEN={GIVEN}"),
         *("-vv", "--showlocals", "--junitxml", "out.xml"),
@@ -257,7 +257,7 @@ def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holde
 
 
 @pytest.mark.parametrize("value", ["['a', TOKEN]", "{'TOKEN': 5, 'OTHER': TOKEN}", "{'RANK': TOKEN}"])
-def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Bench, value: str) -> None:
+def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Stage, value: str) -> None:
     holder.write(
         conftest=f"""
         import os
@@ -271,7 +271,7 @@ def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Bench, v
         """
     )
 
-    result = holder.run("spilling_workloads.py::Passes", "-vv")
+    result = holder.run_here("spilling_workloads.py::Passes", "-vv")
 
     result.assert_outcomes(errors=1)
     check(holder, result)

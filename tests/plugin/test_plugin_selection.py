@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("gemm_and_fsdp")
 
@@ -33,10 +30,10 @@ class Fsdp(Gemm):
 
 
 @pytest.fixture
-def gemm_and_fsdp(bench: Bench) -> None:
-    bench.write(steady=SOURCE)
-    bench.register(steady="steady:Gemm", shaky="steady:Fsdp")
-    bench.write_registry(mitigations={"fix": {"FIXED": "1"}})
+def gemm_and_fsdp(stage: Stage) -> None:
+    stage.write(steady=SOURCE)
+    stage.register(steady="steady:Gemm", shaky="steady:Fsdp")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
 
 
 STEADY = ("--aorta-workload", "steady", "--aorta-trials", "3")
@@ -75,8 +72,8 @@ ALL = [
         (("--deselect", "aorta::steady[local-none-0]", "-k", "steady and not omp_1"), ALL[4:12:4]),
     ],
 )
-def test_selection(bench: Bench, arguments: tuple[str, ...], names: list[str]) -> None:
-    result = bench.run("--collect-only", "-q", *BOTH, *arguments)
+def test_selection(stage: Stage, arguments: tuple[str, ...], names: list[str]) -> None:
+    result = stage.run_here("--collect-only", "-q", *BOTH, *arguments)
     assert collected(result) == names
     assert result.ret == (pytest.ExitCode.OK if names else pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -84,52 +81,52 @@ def test_selection(bench: Bench, arguments: tuple[str, ...], names: list[str]) -
 @pytest.mark.parametrize(
     "argument", ["aorta::steady[local-none-3]", "::steady[local-none-3]", "steady[local-none-3]", "aorta::nothing"]
 )
-def test_unknown_trial_is_an_error_that_names_it(bench: Bench, argument: str) -> None:
-    result = bench.run(*STEADY, argument)
+def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) -> None:
+    result = stage.run_here(*STEADY, argument)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     name = re.escape(argument.rpartition("::")[2])
     result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has steady\[local-none-0\], .*"])
-    assert not bench.results.exists()
+    assert not stage.results.exists()
 
 
-def test_unknown_path_is_still_reported_by_pytest(bench: Bench) -> None:
-    result = bench.run(*STEADY, "nowhere.py")
+def test_unknown_path_is_still_reported_by_pytest(stage: Stage) -> None:
+    result = stage.run_here(*STEADY, "nowhere.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: file or directory not found: nowhere.py"])
 
 
-def test_trials_of_a_selected_name_only_are_run_and_written(bench: Bench) -> None:
-    result = bench.run(*STEADY, "steady[local-none-1]")
+def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> None:
+    result = stage.run_here(*STEADY, "steady[local-none-1]")
     result.assert_outcomes(passed=1)
-    assert bench.files() == ["steady/trial_1.json"]
-    assert bench.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"
+    assert stage.files() == ["steady/trial_1.json"]
+    assert stage.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"
 
 
-def test_last_failed_reruns_only_what_failed(bench: Bench) -> None:
+def test_last_failed_reruns_only_what_failed(stage: Stage) -> None:
     options = ("--aorta-workload", "shaky", "--aorta-trials", "5")
-    bench.run(*options).assert_outcomes(passed=3, failed=2)
-    result = bench.run(*options, "--lf", "-v")
+    stage.run_here(*options).assert_outcomes(passed=3, failed=2)
+    result = stage.run_here(*options, "--lf", "-v")
     result.assert_outcomes(passed=2)
-    assert list(bench.words(result)) == ["shaky[local-none-1]", "shaky[local-none-3]"]
-    assert bench.earlier() == ["shaky/trial_1.json", "shaky/trial_3.json"]
-    assert set(bench.statuses().values()) == {"ok"}
+    assert list(stage.words(result)) == ["shaky[local-none-1]", "shaky[local-none-3]"]
+    assert stage.earlier() == ["shaky/trial_1.json", "shaky/trial_3.json"]
+    assert set(stage.statuses().values()) == {"ok"}
 
 
 @pytest.mark.parametrize(("option", "ran", "failed"), [("-x", 2, 1), ("--maxfail=1", 2, 1), ("--maxfail=2", 4, 2)])
-def test_run_stops_after_the_given_number_of_failures(bench: Bench, option: str, ran: int, failed: int) -> None:
-    result = bench.run("--aorta-workload", "shaky", "--aorta-trials", "6", option)
+def test_run_stops_after_the_given_number_of_failures(stage: Stage, option: str, ran: int, failed: int) -> None:
+    result = stage.run_here("--aorta-workload", "shaky", "--aorta-trials", "6", option)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=ran - failed, failed=failed)
-    assert bench.files() == [f"shaky/trial_{index}.json" for index in range(ran)]
-    assert bench.left_running() == []
+    assert stage.files() == [f"shaky/trial_{index}.json" for index in range(ran)]
+    assert stage.left_running() == []
 
 
-def test_registry_file_offers_a_mitigation_that_helps(bench: Bench) -> None:
-    result = bench.run(
+def test_registry_file_offers_a_mitigation_that_helps(stage: Stage) -> None:
+    result = stage.run_here(
         *("--aorta-workload", "shaky", "--aorta-trials", "4", "--aorta-mitigations", "fix"),
         *("--aorta-registry-file", "registry.json", "--aorta-environment", "local"),
     )
     result.assert_outcomes(passed=4)
-    trial = bench.trial("shaky/trial_3.json")
+    trial = stage.trial("shaky/trial_3.json")
     assert trial["mitigations_applied"] == ["fix"]
     assert trial["env"]["env_vars"]["FIXED"] == "1"

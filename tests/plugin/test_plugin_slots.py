@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
 from neighbourhood import leave, metrics, notes, settle, workloads
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -20,15 +18,15 @@ TWO = ("--aorta-slots", "2")
 
 
 @pytest.fixture
-def beside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Offers workloads that care what runs beside them."""
-    return settle(bench, monkeypatch)
+    return settle(stage, monkeypatch)
 
 
 @pytest.fixture
-def faulty(bench: Bench) -> Bench:
-    bench.copy(FAULTY)
-    bench.register(
+def faulty(stage: Stage) -> Stage:
+    stage.copy(FAULTY)
+    stage.register(
         passes="faulty_workloads:Passes",
         raises="faulty_workloads:RaisesInRun",
         crashes="faulty_workloads:SegfaultsInRun",
@@ -36,7 +34,7 @@ def faulty(bench: Bench) -> Bench:
         unset="faulty_workloads:RaisesInSetup",
         unclean="faulty_workloads:RaisesInCleanup",
     )
-    return bench
+    return stage
 
 
 def lines(result: pytest.RunResult) -> list[str]:
@@ -47,14 +45,14 @@ def lines(result: pytest.RunResult) -> list[str]:
 # What they are for
 
 
-def test_trials_run_at_the_same_time(beside: Bench) -> None:
+def test_trials_run_at_the_same_time(beside: Stage) -> None:
     result = beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: plan * 2 trials in 1 cell, 2 slots, results in results"])
     assert beside.left_running() == []
 
 
-def test_so_do_those_of_run_trials(beside: Bench) -> None:
+def test_so_do_those_of_run_trials(beside: Stage) -> None:
     beside.write(
         script="""
         from pytest_aorta import Resources, RunRequest, run_trials
@@ -64,7 +62,7 @@ def test_so_do_those_of_run_trials(beside: Bench) -> None:
         assert [record.trial_index for record in records] == [0, 1, 2, 3]
         """
     )
-    assert beside.pytester.runpython(Path("script.py")).ret == 0
+    assert beside.command(sys.executable, "script.py").ret == 0
     assert set(beside.statuses().values()) == {"ok"}
     assert len(beside.files()) == 4
     assert beside.left_running() == []
@@ -87,19 +85,19 @@ class Turns(neighbours.Tells):
 """
 
 
-def test_cells_take_turns_however_long_their_preparation_takes(beside: Bench) -> None:
+def test_cells_take_turns_however_long_their_preparation_takes(beside: Stage) -> None:
     beside.write(turns=TAKES_TURNS)
     beside.write_registry(mitigations={"late": {"SEEN": "late"}})
     cells = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "late")
     beside.run("turns.py", *cells, "--aorta-trials", "8", *TWO).assert_outcomes(passed=16)
 
 
-def test_gemm_gives_the_same_files(bench: Bench) -> None:
+def test_gemm_gives_the_same_files(stage: Stage) -> None:
     options = (*workloads("gemm"), "--aorta-trials", "64", "--aorta-steps", "1", "--aorta-config", "sizes=16x16x16")
     found = []
     for slots in ("1", "2"):
-        bench.results = bench.path / f"slots_{slots}"
-        result = bench.run(*options, "--aorta-slots", slots, "--aorta-results-dir", bench.results.name)
+        stage.results = stage.path / f"slots_{slots}"
+        result = stage.run(*options, "--aorta-slots", slots, "--aorta-results-dir", stage.results.name)
         result.assert_outcomes(passed=64)
         found.append(
             {
@@ -109,7 +107,7 @@ def test_gemm_gives_the_same_files(bench: Bench) -> None:
                     "failures": trial["result"]["failure_count"],
                     "metrics": {k: v for k, v in trial["result"]["metrics"].items() if not _is_of_time(k)},
                 }
-                for path, trial in bench.trials().items()
+                for path, trial in stage.trials().items()
             }
         )
     assert sorted(found[0]) == sorted(f"gemm/trial_{index}.json" for index in range(64))
@@ -120,7 +118,7 @@ def _is_of_time(name: str) -> bool:
     return any(part in name for part in ("ms", "sec", "flops", "time"))
 
 
-def test_reports_look_as_without(faulty: Bench) -> None:
+def test_reports_look_as_without(faulty: Stage) -> None:
     """One trial that hangs, one that crashes, and so on, beside others that pass: in the order of the items."""
     options = (
         *workloads("passes", "hangs", "crashes", "raises", "unset", "unclean"),
@@ -166,9 +164,9 @@ def test_reports_look_as_without(faulty: Bench) -> None:
     assert faulty.left_running() == []
 
 
-def junit(bench: Bench) -> list[tuple[str | None, list[tuple[str, str | None]], list[tuple[str | None, ...]]]]:
+def junit(stage: Stage) -> list[tuple[str | None, list[tuple[str, str | None]], list[tuple[str | None, ...]]]]:
     """Of every item, in their order: name, what went wrong, properties."""
-    cases = ElementTree.parse(bench.path / "out.xml").iter("testcase")
+    cases = ElementTree.parse(stage.path / "out.xml").iter("testcase")
     return [
         (
             case.get("name"),
@@ -179,13 +177,13 @@ def junit(bench: Bench) -> list[tuple[str | None, list[tuple[str, str | None]], 
     ]
 
 
-def test_quiet_run(faulty: Bench) -> None:
+def test_quiet_run(faulty: Stage) -> None:
     result = faulty.run(*workloads("passes", "raises"), "--aorta-trials", "2", *TWO, "-q")
     result.stdout.fnmatch_lines([".F.F *100%*"])
     result.stdout.no_fnmatch_line("aorta: plan*")
 
 
-def test_isolation(beside: Bench) -> None:
+def test_isolation(beside: Stage) -> None:
     options = (*workloads("meets"), "--aorta-trials", "2", *TWO)
     beside.run(*options, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
     # Without isolation they run in this process, and so one after the other.
@@ -198,8 +196,8 @@ def test_isolation(beside: Bench) -> None:
     assert beside.left_running() == []
 
 
-def test_distributed_trials(bench: Bench) -> None:
-    bench.write(
+def test_distributed_trials(stage: Stage) -> None:
+    stage.write(
         pairs="""
         import os
 
@@ -212,16 +210,16 @@ def test_distributed_trials(bench: Bench) -> None:
             def run(self): return {"passed": True, "metrics": {"rank": int(os.environ["RANK"])}}
         """
     )
-    bench.run("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
-    trials = bench.trials().values()
+    stage.run("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
+    trials = stage.trials().values()
     assert [[rank["rank"] for rank in trial["ranks"]] for trial in trials] == [[0, 1]] * 3
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
 # Ends
 
 
-def test_first_failure_ends_what_runs_and_starts_nothing(beside: Bench) -> None:
+def test_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> None:
     leave(beside, "calm")
     options = (*workloads("fails", "stays"), "--aorta-trials", "4", "--aorta-slots", "3")
     beside.run(*options).assert_outcomes(passed=8)
@@ -250,7 +248,7 @@ def test_first_failure_ends_what_runs_and_starts_nothing(beside: Bench) -> None:
 
 
 @pytest.mark.parametrize("option", ["--maxfail=2", "--stepwise"])
-def test_other_ways_to_stop(faulty: Bench, option: str) -> None:
+def test_other_ways_to_stop(faulty: Stage, option: str) -> None:
     result = faulty.run(*workloads("raises", "hangs"), "--aorta-trials", "20", *TWO, option)
     assert result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     result.assert_outcomes(failed=2 if option == "--maxfail=2" else 1)
@@ -259,7 +257,7 @@ def test_other_ways_to_stop(faulty: Bench, option: str) -> None:
     assert faulty.left_running() == []
 
 
-def test_ctrl_c_records_all_that_runs(beside: Bench) -> None:
+def test_ctrl_c_records_all_that_runs(beside: Stage) -> None:
     process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
     beside.wait_until(lambda: notes(beside, "stays") == 3)
     output = beside.press_ctrl_c(process)
@@ -275,7 +273,7 @@ def test_ctrl_c_records_all_that_runs(beside: Bench) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_survives_pytest(beside: Bench, number: int) -> None:
+def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
     process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
     beside.wait_until(lambda: notes(beside, "stays") == 3)
     process.send_signal(number)
@@ -288,7 +286,7 @@ def test_nothing_survives_pytest(beside: Bench, number: int) -> None:
         assert beside.files() == []
 
 
-def test_exit_from_a_test_beside_running_trials(beside: Bench) -> None:
+def test_exit_from_a_test_beside_running_trials(beside: Stage) -> None:
     beside.write(
         first="""
         import neighbours
@@ -326,7 +324,7 @@ def test_exit_from_a_test_beside_running_trials(beside: Bench) -> None:
 # Selection
 
 
-def test_only_what_is_selected_is_started(faulty: Bench) -> None:
+def test_only_what_is_selected_is_started(faulty: Stage) -> None:
     options = (*workloads("passes", "raises"), "--aorta-trials", "3", *TWO)
 
     def run(*arguments: str) -> list[str]:
@@ -348,7 +346,7 @@ def test_only_what_is_selected_is_started(faulty: Bench) -> None:
         assert run(*arguments) == ["nothing at all"]
 
 
-def test_skipped_items_leave_nothing(faulty: Bench) -> None:
+def test_skipped_items_leave_nothing(faulty: Stage) -> None:
     faulty.write(
         conftest="""
         import pytest
@@ -377,7 +375,7 @@ def test_skipped_items_leave_nothing(faulty: Bench) -> None:
     assert len(faulty.files()) == 5
 
 
-def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Bench) -> None:
+def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Stage) -> None:
     """Its trial may have run already."""
     faulty.write(
         skipper="""
@@ -403,7 +401,7 @@ def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Bench) -> No
 
 
 @pytest.mark.parametrize("where", ["conftest", "helper"])
-def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Bench, where: str) -> None:
+def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Stage, where: str) -> None:
     beside.write(
         **{
             where: """
@@ -456,7 +454,7 @@ def test_runs_a_trial_of_its_own(aorta_run, monkeypatch):
 """
 
 
-def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Bench) -> None:
+def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Stage) -> None:
     beside.write(
         first="""
         import neighbours
@@ -483,7 +481,7 @@ def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Be
     assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
 
 
-def test_trials_of_a_test_on_threads_of_its_own(beside: Bench) -> None:
+def test_trials_of_a_test_on_threads_of_its_own(beside: Stage) -> None:
     """Also when the very first one of the run is not started by pytest's own thread."""
     beside.write(
         test_threads="""
@@ -507,7 +505,7 @@ def test_trials_of_a_test_on_threads_of_its_own(beside: Bench) -> None:
 # Values
 
 
-def test_bad_values(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_values(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = "not valid; expected a whole number of at least 1, or auto"
     for value in ("0", "x"):
         result = faulty.run(*workloads("passes"), "--aorta-slots", value)
@@ -519,7 +517,7 @@ def test_bad_values(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faulty.files() == []
 
 
-def test_sources(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def header(*arguments: str) -> str:
         result = faulty.run(*workloads("passes"), "--collect-only", *arguments)
         return next(line for line in result.outlines if line.startswith("aorta: plan"))
@@ -533,7 +531,7 @@ def test_sources(faulty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ", 3 slots, " in header("--aorta-slots", "auto")
 
 
-def test_beside_xdist(faulty: Bench) -> None:
+def test_beside_xdist(faulty: Stage) -> None:
     pytest.importorskip("xdist")
     options = (*workloads("passes"), "--aorta-trials", "4")
     for others in (("-n", "2"), ("--tx", "2*popen", "--dist", "load")):
@@ -546,7 +544,7 @@ def test_beside_xdist(faulty: Bench) -> None:
     faulty.run(*options, "--tx", "2*popen", "--dist", "load", "--aorta-slots", "auto").assert_outcomes(passed=4)
 
 
-def test_cores_and_threads(beside: Bench, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+def test_cores_and_threads(beside: Stage, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     import os
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -573,7 +571,7 @@ def test_cores_and_threads(beside: Bench, monkeypatch: pytest.MonkeyPatch, pytes
 # Cells that cannot be prepared, workloads that cannot be forked, time limits
 
 
-def test_cell_that_cannot_be_imported(faulty: Bench) -> None:
+def test_cell_that_cannot_be_imported(faulty: Stage) -> None:
     faulty.write(
         broken="""
         import os
@@ -612,7 +610,7 @@ class Threaded(neighbours.Meets):
 """
 
 
-def test_workload_that_cannot_be_forked(beside: Bench) -> None:
+def test_workload_that_cannot_be_forked(beside: Stage) -> None:
     beside.write(threaded=UNFORKABLE)
     # On devices, because it is imported anew for each; without a GPU, they are names only.
     options = ("--aorta-trials", "4", *TWO, "--aorta-devices", "0-1")
@@ -627,7 +625,7 @@ def test_workload_that_cannot_be_forked(beside: Bench) -> None:
     assert beside.left_running() == []
 
 
-def test_time_limits(faulty: Bench) -> None:
+def test_time_limits(faulty: Stage) -> None:
     pytest.importorskip("pytest_timeout")
     faulty.write(
         slow="""

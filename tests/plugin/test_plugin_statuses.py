@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -65,28 +64,72 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize(
-    ("workloads", "arguments"),
-    [(tuple(TABLE), ()), (SOME, ("--aorta-isolation", "spawn", "-n", "2")), (SOME, ("-n", "2"))],
-    ids=["fork", "spawn-xdist", "fork-xdist"],
-)
-def test_every_ending_has_its_status_and_its_word(
-    bench: Bench, workloads: tuple[str, ...], arguments: tuple[str, ...]
-) -> None:
-    bench.copy(FAULTY)
-    result = bench.run("-v", *arguments, *(f"faulty_workloads.py::{name}" for name in workloads))
-    seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in bench.trials().values()}
-    shown = shown_in(bench, result)
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
+    """One run of one trial of each workload."""
+    stage = Stage(tmp_path_factory.mktemp("every"))
+    stage.copy(FAULTY)
+    return stage, stage.run("-v", "--junitxml", "out.xml", *(f"faulty_workloads.py::{name}" for name in TABLE))
+
+
+def check_endings(stage: Stage, result: pytest.RunResult, workloads: tuple[str, ...]) -> None:
+    """Every workload's trial has the status of the table, and shows as the table says."""
+    seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}
+    shown = shown_in(stage, result)
     expected = {name: TABLE[name] for name in workloads}
     assert {name: Seen(*found, shown[f"{name}[local-none-0]"]) for name, found in seen.items()} == expected
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_letters_and_totals(bench: Bench) -> None:
-    bench.copy(FAULTY)
+def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.RunResult]) -> None:
+    check_endings(*every, tuple(TABLE))
+
+
+@pytest.mark.parametrize(
+    "isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], ids=lambda isolation: f"{isolation}-xdist"
+)
+def test_endings_under_xdist(stage: Stage, isolation: str) -> None:
+    stage.copy(FAULTY)
+    names = (f"faulty_workloads.py::{name}" for name in SOME)
+    check_endings(stage, stage.run("-v", "--aorta-isolation", isolation, "-n", "2", *names), SOME)
+
+
+def test_artifacts_exist(every: tuple[Stage, pytest.RunResult]) -> None:
+    stage, _ = every
+    for path, trial in stage.trials().items():
+        assert {"stdout", "stderr"} <= trial["artifacts"].keys()
+        for name, relative in trial["artifacts"].items():
+            assert ((stage.results / path).parent / relative).is_file(), (path, name)
+        assert ("stacks" in trial["artifacts"]) == ("timeout" in failure_of(trial))
+
+
+def test_junit_file(every: tuple[Stage, pytest.RunResult]) -> None:
+    stage, result = every
+    suite = ET.parse(stage.path / "out.xml").getroot()[0]
+    outcomes = result.parseoutcomes()
+    counts = {key: suite.get(key) for key in ("failures", "errors", "skipped")}
+    assert counts == {"failures": str(outcomes["failed"]), "errors": str(outcomes["errors"]), "skipped": "0"}
+    seen: dict[str, tuple[list[str], str | None]] = {}
+    for case in suite.iter("testcase"):
+        kinds = [child.tag for child in case if child.tag != "properties"]
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        assert case.get("classname") == "faulty_workloads"
+        # The last one counts: some versions of pytest have a case of its own for an error of the teardown.
+        seen[(case.get("name") or "").removesuffix("[local-none-0]")] = (kinds, properties.get("aorta_exit_status"))
+        assert properties["aorta_trial_id"] == f"{properties['aorta_workload']}_d0_m0_t0"
+        assert (properties["aorta_environment"], properties["aorta_mitigations"]) == ("local", "none")
+        for child in case:
+            assert child.tag == "properties" or (child.get("message") and child.text)
+    tags = {FAILED: ["failure"], ERROR: ["error"], UNCLEAN: ["error"], PASSED: []}
+    tags |= {"TIMEOUT in FAILURES": ["failure"], "TIMEOUT in ERRORS at setup": ["error"]}
+    assert seen == {name: (tags[row.shown], row.status) for name, row in TABLE.items()}
+
+
+def test_letters_and_totals(stage: Stage) -> None:
+    stage.copy(FAULTY)
     names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")
-    result = bench.run(*(f"faulty_workloads.py::{name}" for name in names))
+    result = stage.run_here(*(f"faulty_workloads.py::{name}" for name in names))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     # A timeout stays among the failed or the errors: with a category of its own, it would be missing from both.
     result.assert_outcomes(passed=2, failed=2, errors=3)
@@ -102,10 +145,10 @@ def test_letters_and_totals(bench: Bench) -> None:
     )
 
 
-def test_failure_says_what_where_and_how_to_run_it_again(bench: Bench) -> None:
-    bench.copy(FAULTY)
+def test_failure_says_what_where_and_how_to_run_it_again(stage: Stage) -> None:
+    stage.copy(FAULTY)
     names = ("ReturnsFalse", "RaisesInRun", "HangsInRun", "FailsInRunAndCleanup", "RaisesInCleanup")
-    result = bench.run("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
+    result = stage.run_here("--aorta-trials", "2", *(f"faulty_workloads.py::{name}[local-none-1]" for name in names))
     text = {name: section(result, f"{name}[local-none-1]") for name in names}
     assert "run() returned passed=False, 2 failure(s), first at iteration 7" in text["ReturnsFalse"]
     assert 'in run\n    raise ValueError("loss is nan")\nValueError: loss is nan' in text["RaisesInRun"]
@@ -116,18 +159,18 @@ def test_failure_says_what_where_and_how_to_run_it_again(bench: Bench) -> None:
     for name in names:
         # The workload's own frames, and none of those that called it.
         assert "/pytest_aorta/" not in text[name]
-        assert f"trial file: {bench.results / name / 'trial_1.json'}" in text[name]
+        assert f"trial file: {stage.results / name / 'trial_1.json'}" in text[name]
         assert f"run it again: pytest --aorta-trials 2 'faulty_workloads.py::{name}[local-none-1]'" in text[name]
 
 
-def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.register(broken="faulty_workloads:RaisesInRun")
+def test_line_that_says_how_to_run_a_trial_again_does_run_it_again(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    stage.register(broken="faulty_workloads:RaisesInRun")
     options = ("--aorta-workload", "broken", "--aorta-trials", "2", "--aorta-mitigations", "none,omp_1")
-    first = bench.run(*options)
+    first = stage.run_here(*options)
     again = re.findall(r"^run it again: pytest (.*)$", first.stdout.str(), re.MULTILINE)
     assert len(again) == 2
-    second = bench.run(*(word.strip("'") for word in again[1].split()))
+    second = stage.run_here(*(word.strip("'") for word in again[1].split()))
     second.assert_outcomes(failed=1)
     second.stdout.fnmatch_lines(["*broken?local-none+omp_1-1?*"])
 
@@ -141,9 +184,9 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_import_that_fails_is_no_fault_of_the_workload(bench: Bench, isolation: str) -> None:
+def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: str) -> None:
     for name, (line, _) in IMPORTS.items():
-        bench.write(
+        stage.write(
             **{
                 name: f"""
                 {line}
@@ -156,58 +199,30 @@ def test_import_that_fails_is_no_fault_of_the_workload(bench: Bench, isolation: 
             }
         )
     files = [f"{name}.py" for name in IMPORTS]
-    result = bench.run("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
+    result = stage.run_here("-v", "--aorta-isolation", isolation, "--aorta-trials", "2", *files)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=2 * len(IMPORTS))
-    shown = shown_in(bench, result)
+    shown = shown_in(stage, result)
     for name, (_, failure) in IMPORTS.items():
         for index in range(2):
-            trial = bench.trial(f"{name.title()}/trial_{index}.json")
+            trial = stage.trial(f"{name.title()}/trial_{index}.json")
             assert (trial["exit_status"], failure_of(trial)) == ("infrastructure_failed", failure)
             assert shown[f"{name.title()}[local-none-{index}]"] == ERROR
-    assert "libfoo.so" in bench.trial("Raises/trial_0.json")["failure"]["message"]
+    assert "libfoo.so" in stage.trial("Raises/trial_0.json")["failure"]["message"]
     # The crash shows where it happened.
     result.stdout.fnmatch_lines(['*File "*segfaults.py", line 1 in <module>*'])
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_one_bad_trial_does_not_touch_its_neighbours(bench: Bench) -> None:
-    bench.write(
-        flaky="""
-        import os
-        from pathlib import Path
-
-        class Flaky:
-            timeout_sec = 20
-
-            def __init__(self, config): pass
-            def setup(self):
-                self.index = len(list(Path.cwd().glob("seen_*")))
-                Path(f"seen_{self.index}").touch()
-            def run(self):
-                if self.index == 1:
-                    os.kill(os.getpid(), 9)
-                if self.index == 3:
-                    raise ValueError(self.index)
-                return {"passed": True, "metrics": {"index": self.index}}
-        """
-    )
-    result = bench.run("flaky.py", "--aorta-trials", "6")
-    result.assert_outcomes(passed=4, failed=2)
-    assert list(bench.statuses().values()) == ["ok", "workload_failed", "ok", "workload_failed", "ok", "ok"]
-    assert bench.trial("Flaky/trial_5.json")["result"]["metrics"] == {"index": 5}
-    assert bench.trial("Flaky/trial_1.json")["failure"]["signal"] == "SIGKILL"
-
-
-def test_what_a_trial_leaves_running_is_ended_and_noted(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.run("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
-    notes = bench.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
+def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    stage.run_here("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
+    notes = stage.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
     assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
     # A failure of the cleanup does not hide the one of the run, nor the other way round.
-    details = bench.trial("FailsInRunAndCleanup/trial_0.json")["result"]["failure_details"]
+    details = stage.trial("FailsInRunAndCleanup/trial_0.json")["result"]["failure_details"]
     assert [(detail["phase"], detail["message"]) for detail in details] == [("cleanup", "device busy")]
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
 def failure_of(trial: dict[str, Any]) -> str:
@@ -223,9 +238,9 @@ def failure_of(trial: dict[str, Any]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def shown_in(bench: Bench, result: pytest.RunResult) -> dict[str, str]:
+def shown_in(stage: Stage, result: pytest.RunResult) -> dict[str, str]:
     """Of a run with ``-v``: the words of every item, and the section that its report is in, by its name."""
-    shown = {name: " ".join(found) for name, found in bench.words(result).items()}
+    shown = {name: " ".join(found) for name, found in stage.words(result).items()}
     section = ""
     for line in result.outlines:
         if match := re.fullmatch(r"=+ (ERRORS|FAILURES|.*) =+", line):

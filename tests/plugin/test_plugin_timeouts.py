@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 pytest.importorskip("pytest_timeout")
 
@@ -31,29 +28,29 @@ class Passes(Hangs):
 """
 
 
-def limits(bench: Bench) -> list[str]:
+def limits(stage: Stage) -> list[str]:
     """The deadline that ended each trial of ``Hangs``, as its message tells."""
-    trials = [trial for path, trial in bench.trials().items() if path.startswith("Hangs/")]
+    trials = [trial for path, trial in stage.trials().items() if path.startswith("Hangs/")]
     assert {trial["exit_status"] for trial in trials} == {"timeout"}
     return [
         re.findall(r"the deadline of (\S+) s passed in run\(\)", trial["failure"]["message"])[0] for trial in trials
     ]
 
 
-def test_pytest_timeout_limits_the_trial_and_not_pytest(bench: Bench) -> None:
+def test_pytest_timeout_limits_the_trial_and_not_pytest(stage: Stage) -> None:
     """Its own timer would wait for the GIL for ever, or end pytest and with it the trials that follow."""
-    bench.write(hangs=HANGS.format(timeout=None))
+    stage.write(hangs=HANGS.format(timeout=None))
     for method in ("signal", "thread"):
-        result = bench.run("hangs.py", "--timeout", "0.6", "--timeout-method", method, "-v")
-        assert bench.words(result) == {"Hangs[local-none-0]": ["TIMEOUT"], "Passes[local-none-0]": ["PASSED"]}
+        result = stage.run("hangs.py", "--timeout", "0.6", "--timeout-method", method, "-v")
+        assert stage.words(result) == {"Hangs[local-none-0]": ["TIMEOUT"], "Passes[local-none-0]": ["PASSED"]}
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        assert limits(bench) == ["0.6"]
+        assert limits(stage) == ["0.6"]
         result.stdout.no_fnmatch_line("*+ Timeout +*")
-        assert bench.left_running() == []
+        assert stage.left_running() == []
 
 
-def test_pytest_timeout_still_guards_tests(bench: Bench) -> None:
-    bench.write(
+def test_pytest_timeout_still_guards_tests(stage: Stage) -> None:
+    stage.write(
         hangs=HANGS.format(timeout=None),
         test_slow="""
         import time
@@ -62,14 +59,14 @@ def test_pytest_timeout_still_guards_tests(bench: Bench) -> None:
             time.sleep(1000)
         """,
     )
-    result = bench.run("test_slow.py", "hangs.py::Passes", "--timeout", "1", "-v")
-    assert bench.words(result) == {"Passes[local-none-0]": ["PASSED"]}
+    result = stage.run("test_slow.py", "hangs.py::Passes", "--timeout", "1", "-v")
+    assert stage.words(result) == {"Passes[local-none-0]": ["PASSED"]}
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*test_slow FAILED*", "*Failed: Timeout*1*"])
 
 
-def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(bench: Bench) -> None:
-    bench.write(
+def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(stage: Stage) -> None:
+    stage.write(
         hangs=HANGS.format(timeout=50),
         conftest="""
         import pytest
@@ -80,26 +77,26 @@ def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(bench: Bench)
             items[1].add_marker(pytest.mark.timeout(0.4))
         """,
     )
-    result = bench.run("hangs.py::Hangs", "--aorta-trials", "3", "--aorta-timeout", "0.5", "--timeout", "30")
+    result = stage.run("hangs.py::Hangs", "--aorta-trials", "3", "--aorta-timeout", "0.5", "--timeout", "30")
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(["hangs.py TTT*"])
-    assert limits(bench) == ["0.3", "0.4", "0.5"]
+    assert limits(stage) == ["0.3", "0.4", "0.5"]
     # A limit for all tests comes before the workload's own, and after what names trials.
-    bench.run("hangs.py::Hangs", "--timeout", "0.6", "--noconftest").assert_outcomes(failed=1)
-    assert limits(bench)[0] == "0.6"
+    stage.run("hangs.py::Hangs", "--timeout", "0.6", "--noconftest").assert_outcomes(failed=1)
+    assert limits(stage)[0] == "0.6"
 
 
-def test_workload_has_a_deadline_of_its_own(bench: Bench) -> None:
-    bench.write(hangs=HANGS.format(timeout=0.7))
-    bench.run("hangs.py::Hangs", "-p", "no:timeout").assert_outcomes(failed=1)
-    assert limits(bench) == ["0.7"]
+def test_workload_has_a_deadline_of_its_own(stage: Stage) -> None:
+    stage.write(hangs=HANGS.format(timeout=0.7))
+    stage.run("hangs.py::Hangs", "-p", "no:timeout").assert_outcomes(failed=1)
+    assert limits(stage) == ["0.7"]
     # Even where pytest-timeout is switched off for it.
-    bench.run("hangs.py::Hangs", "--timeout", "0").assert_outcomes(failed=1)
-    assert limits(bench) == ["0.7"]
+    stage.run("hangs.py::Hangs", "--timeout", "0").assert_outcomes(failed=1)
+    assert limits(stage) == ["0.7"]
 
 
-def test_without_isolation_pytest_timeout_is_in_charge(bench: Bench) -> None:
-    bench.write(
+def test_without_isolation_pytest_timeout_is_in_charge(stage: Stage) -> None:
+    stage.write(
         sleeps="""
         import time
 
@@ -112,14 +109,14 @@ def test_without_isolation_pytest_timeout_is_in_charge(bench: Bench) -> None:
             def run(self): return {"passed": True}
         """
     )
-    result = bench.run("sleeps.py", "--aorta-isolation", "none", "--timeout", "1", "--timeout-method", "signal")
+    result = stage.run("sleeps.py", "--aorta-isolation", "none", "--timeout", "1", "--timeout-method", "signal")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*Failed: Timeout*"])
 
 
-def test_timeout_shows_where_every_process_of_the_trial_was(bench: Bench) -> None:
-    bench.copy(FAULTY)
-    bench.write(
+def test_timeout_shows_where_every_process_of_the_trial_was(stage: Stage) -> None:
+    stage.copy(FAULTY)
+    stage.write(
         stubborn="""
         import os
         import signal
@@ -142,24 +139,24 @@ def test_timeout_shows_where_every_process_of_the_trial_was(bench: Bench) -> Non
                 time.sleep(1000)
         """
     )
-    result = bench.run("stubborn.py", "faulty_workloads.py::Passes", "--aorta-timeout", "1")
+    result = stage.run("stubborn.py", "faulty_workloads.py::Passes", "--aorta-timeout", "1")
     result.assert_outcomes(failed=1, passed=1)
-    trial = bench.trial("Stubborn/trial_0.json")
+    trial = stage.trial("Stubborn/trial_0.json")
     failure = trial["failure"]
     assert (failure["phase"], failure["kind"], failure["stacks"]) == ("run", "timeout", "trial_0/stacks.log")
     assert failure["message"] == (
         "the deadline of 1 s passed in run(), after step 3 of 10; run() at stubborn.py line 19"
     )
     assert trial["artifacts"]["stacks"] == "trial_0/stacks.log"
-    stacks = (bench.results / "Stubborn" / "trial_0" / "stacks.log").read_text()
+    stacks = (stage.results / "Stubborn" / "trial_0" / "stacks.log").read_text()
     assert "in wait_for_the_others" in stacks
     assert stacks.count("most recent call first") == 2
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(bench: Bench, isolation: str) -> None:
-    bench.write(
+def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(stage: Stage, isolation: str) -> None:
+    stage.write(
         slow="""
         import time
 
@@ -173,12 +170,12 @@ def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(bench
             def run(self): return {"passed": True}
         """
     )
-    bench.run("slow.py", "--aorta-isolation", isolation).assert_outcomes(passed=1)
+    stage.run("slow.py", "--aorta-isolation", isolation).assert_outcomes(passed=1)
 
 
-def test_trial_that_has_ended_in_time_is_no_timeout(bench: Bench) -> None:
+def test_trial_that_has_ended_in_time_is_no_timeout(stage: Stage) -> None:
     """Also when it leaves a process behind that holds its output open."""
-    bench.write(
+    stage.write(
         leaves="""
         import subprocess
 
@@ -192,5 +189,5 @@ def test_trial_that_has_ended_in_time_is_no_timeout(bench: Bench) -> None:
                 return {"passed": True}
         """
     )
-    bench.run("leaves.py", "--aorta-trials", "2").assert_outcomes(passed=2)
-    assert bench.left_running() == []
+    stage.run("leaves.py", "--aorta-trials", "2").assert_outcomes(passed=2)
+    assert stage.left_running() == []

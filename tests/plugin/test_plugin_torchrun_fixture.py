@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 #: What is wrong with rank 1 is the first argument; rank 0 waits for it to be ended.
 SCRIPT = """
@@ -53,19 +49,19 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def scripts(bench: Bench) -> Bench:
-    bench.write(train=SCRIPT)
-    return bench
+def scripts(stage: Stage) -> Stage:
+    stage.write(train=SCRIPT)
+    return stage
 
 
-def with_tests(bench: Bench, tests: str) -> None:
-    (bench.path / "test_it.py").write_text(tests)
+def with_tests(stage: Stage, tests: str) -> None:
+    (stage.path / "test_it.py").write_text(tests)
 
 
-def statuses(bench: Bench) -> dict[str, str]:
+def statuses(stage: Stage) -> dict[str, str]:
     """Exit statuses by the name of the test, which the folder's name begins with, and of the workload."""
     found = {}
-    for path, status in bench.statuses().items():
+    for path, status in stage.statuses().items():
         test, workload, file = path.split("/")
         found[f"{test.rpartition('~')[0].removeprefix('test_it.py_')}/{workload}/{file}"] = status
     return found
@@ -127,48 +123,61 @@ def test_twice(aorta_torchrun):
 """.replace("\\\\n", "\\n")
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["here", "xdist", "spawn"])
-def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Bench, workers: tuple[str, ...]) -> None:
+STATUSES = {
+    "test_passes/train/trial_0.json": "ok",
+    "test_raises/train/trial_0.json": "workload_failed",
+    "test_raises_recorded/train/trial_0.json": "workload_failed",
+    "test_segfault/train/trial_0.json": "workload_failed",
+    "test_exit/train/trial_0.json": "workload_failed",
+    "test_restarts/train/trial_0.json": "ok",
+    "test_twice/train/trial_0.json": "ok",
+    "test_twice/train/trial_1.json": "workload_failed",
+}
+
+
+def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts: Stage) -> None:
     with_tests(scripts, FAULTS)
-    result = scripts.run("test_it.py", *workers)
-    result.assert_outcomes(passed=7)
-    assert statuses(scripts) == {
-        "test_passes/train/trial_0.json": "ok",
-        "test_raises/train/trial_0.json": "workload_failed",
-        "test_raises_recorded/train/trial_0.json": "workload_failed",
-        "test_segfault/train/trial_0.json": "workload_failed",
-        "test_exit/train/trial_0.json": "workload_failed",
-        "test_restarts/train/trial_0.json": "ok",
-        "test_twice/train/trial_0.json": "ok",
-        "test_twice/train/trial_1.json": "workload_failed",
-    }
+    scripts.run("test_it.py", "-k", "test_passes or test_segfault").assert_outcomes(passed=2)
+    found = statuses(scripts)
+    assert list(found) == ["test_passes/train/trial_0.json", "test_segfault/train/trial_0.json"]
+    assert found.items() <= STATUSES.items()
     assert scripts.left_running() == []
 
 
-def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Bench) -> None:
-    with_tests(
-        scripts,
-        """
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["here", "xdist", "spawn"])
+def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, workers: tuple[str, ...]) -> None:
+    with_tests(scripts, FAULTS)
+    result = scripts.run("test_it.py", *workers)
+    result.assert_outcomes(passed=7)
+    assert statuses(scripts) == STATUSES
+    assert scripts.left_running() == []
+
+
+HANG = """
 def test_hang(aorta_torchrun):
-    done = aorta_torchrun("train.py", "hang", nproc=2, timeout=8)
+    done = aorta_torchrun("train.py", "hang", nproc=2{own})
     assert (done.exit_status, done.returncode, done.failure.rank) == ("timeout", None, 1)
-    assert "the deadline of 8 s passed in run(); rank 0: exited 0; rank 1: stuck() at train.py line 7" in done.message
+    where = "rank 0: exited 0; rank 1: stuck() at train.py line 7"
+    assert f"the deadline of {limit} s passed in run(); {{where}}" in done.message
     assert (done.ranks[0].exit_code, done.ranks[0].failure) == (0, None)
     assert (done.ranks[1].exit_code, done.ranks[1].failure.kind) == (None, "timeout")
     assert "in stuck" in (done.folder.parent / done.failure.stacks).read_text()
     assert done.stdout(1) == "rank 1 of 2\\n"
+"""
 
-def test_general_deadline(aorta_torchrun):
-    assert aorta_torchrun("train.py", "hang", nproc=2).exit_status == "timeout"
-""",
-    )
-    result = scripts.run("test_it.py", "--aorta-timeout", "6")
-    result.assert_outcomes(passed=2)
+
+@pytest.mark.parametrize(
+    ("own", "limit"), [("", 6), pytest.param(", timeout=8", 8, marks=pytest.mark.slow)], ids=["general", "own"]
+)
+def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, limit: int) -> None:
+    with_tests(scripts, HANG.format(own=own, limit=limit))
+    scripts.run("test_it.py", "--aorta-timeout", "6").assert_outcomes(passed=1)
     assert set(scripts.statuses().values()) == {"timeout"}
     assert scripts.left_running() == []
 
 
-def test_a_rank_that_ignores_sigterm_has_only_the_grace(scripts: Bench) -> None:
+def test_a_rank_that_ignores_sigterm_has_only_the_grace(scripts: Stage) -> None:
     with_tests(
         scripts,
         """
@@ -193,19 +202,19 @@ with open("told", "w") as file:
 """
 
 
-def test_modules_variables_and_folders(bench: Bench) -> None:
-    (bench.path / "work").mkdir()
-    (bench.path / "work" / "json.py").write_text("raise RuntimeError('torchrun itself must not find this')\n")
-    package = bench.path / "elsewhere" / "tools"
+def test_modules_variables_and_folders(stage: Stage) -> None:
+    (stage.path / "work").mkdir()
+    (stage.path / "work" / "json.py").write_text("raise RuntimeError('torchrun itself must not find this')\n")
+    package = stage.path / "elsewhere" / "tools"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "tells.py").write_text(TELLS)
-    (bench.path / "elsewhere" / "sitecustomize.py").write_text("OWN = 'of the user'\n")
-    (bench.path / "conftest.py").write_text(
+    (stage.path / "elsewhere" / "sitecustomize.py").write_text("OWN = 'of the user'\n")
+    (stage.path / "conftest.py").write_text(
         "import pytest\n@pytest.fixture\ndef aorta_extra_env():\n    return {'SEEN_B': 'from conftest'}\n"
     )
     with_tests(
-        bench,
+        stage,
         """
 from pathlib import Path
 
@@ -221,23 +230,13 @@ def test_module(aorta_torchrun):
     assert done.trial.env["env_vars"]["SEEN_A"] == "1"
 """,
     )
-    bench.run("test_it.py").assert_outcomes(passed=1)
-    [path] = bench.files()
+    stage.run("test_it.py").assert_outcomes(passed=1)
+    [path] = stage.files()
     assert path.split("/")[1:] == ["tools.tells", "trial_0.json"]
-    assert bench.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
+    assert stage.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
 
 
-def test_a_script_is_found_beside_its_test(bench: Bench) -> None:
-    folder = bench.path / "tests"
-    folder.mkdir()
-    (folder / "train.py").write_text("print('hello')\n")
-    (folder / "test_it.py").write_text(
-        "def test_it(aorta_torchrun):\n    assert aorta_torchrun('train.py').stdout() == 'hello\\n'\n"
-    )
-    bench.run("tests/test_it.py").assert_outcomes(passed=1)
-
-
-def test_what_prevents_the_start_is_an_error_that_says_what_would_be_valid(scripts: Bench) -> None:
+def test_what_prevents_the_start_is_an_error_that_says_what_would_be_valid(scripts: Stage) -> None:
     (scripts.path / "package").mkdir()
     (scripts.path / "package" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     with_tests(
@@ -276,30 +275,31 @@ def test_index(aorta_torchrun, monkeypatch):
     assert scripts.files() == []
 
 
-def test_ctrl_c_ends_the_ranks_and_leaves_a_record(bench: Bench) -> None:
-    bench.write(train="import os, time\nopen('running_' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n")
-    with_tests(bench, "def test_it(aorta_torchrun):\n    aorta_torchrun('train.py', nproc=2)\n")
-    process = bench.start("test_it.py")
-    bench.wait_until(lambda: len(list(bench.path.glob("running_*"))) == 2)
-    bench.press_ctrl_c(process)
-    [record] = bench.trials().values()
+def test_ctrl_c_ends_the_ranks_and_leaves_a_record(stage: Stage) -> None:
+    stage.write(train="import os, time\nopen('running_' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n")
+    with_tests(stage, "def test_it(aorta_torchrun):\n    aorta_torchrun('train.py', nproc=2)\n")
+    process = stage.start("test_it.py")
+    stage.wait_until(lambda: len(list(stage.path.glob("running_*"))) == 2)
+    stage.press_ctrl_c(process)
+    [record] = stage.trials().values()
     assert (record["exit_status"], record["failure"]["message"]) == (
         "infrastructure_failed",
         "interrupted: KeyboardInterrupt",
     )
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_resuming_runs_a_script_again(bench: Bench) -> None:
-    bench.write(train="import imported\n", imported="")
-    with_tests(
-        bench, "def test_it(aorta_torchrun):\n    done = aorta_torchrun('train.py')\n    assert done.ok, done.message\n"
-    )
-    bench.run("test_it.py").assert_outcomes(passed=1)
-    bench.write(imported="raise SystemExit(1)")
-    bench.run("test_it.py", "--aorta-resume").assert_outcomes(failed=1)
-    assert list(bench.statuses().values()) == ["workload_failed"]
-    assert len(bench.earlier()) == 1
+@pytest.mark.slow
+def test_a_script_beside_its_test_is_found_and_run_again_when_resuming(stage: Stage) -> None:
+    stage.write_file("tests/train.py", "import imported\nprint('hello')\n")
+    stage.write_file("tests/imported.py", "")
+    test = "def test_it(aorta_torchrun):\n    assert aorta_torchrun('train.py').stdout() == 'hello\\n'\n"
+    stage.write_file("tests/test_it.py", test)
+    stage.run("tests/test_it.py").assert_outcomes(passed=1)
+    stage.write_file("tests/imported.py", "raise SystemExit(1)")
+    stage.run("tests/test_it.py", "--aorta-resume").assert_outcomes(failed=1)
+    assert list(stage.statuses().values()) == ["workload_failed"]
+    assert len(stage.earlier()) == 1
 
 
 #: Once torchrun has started both ranks.
@@ -313,10 +313,10 @@ time.sleep(1000)
 """
 
 
-def test_torchrun_that_is_killed_takes_its_ranks_along(bench: Bench) -> None:
-    bench.write(train=KILLS_TORCHRUN)
+def test_torchrun_that_is_killed_takes_its_ranks_along(stage: Stage) -> None:
+    stage.write(train=KILLS_TORCHRUN)
     with_tests(
-        bench,
+        stage,
         """
 def test_it(aorta_torchrun):
     done = aorta_torchrun("train.py", nproc=2)
@@ -325,11 +325,12 @@ def test_it(aorta_torchrun):
     assert all(rank.collateral for rank in done.ranks)
 """,
     )
-    bench.run("test_it.py").assert_outcomes(passed=1)
-    assert bench.left_running() == []
+    stage.run("test_it.py").assert_outcomes(passed=1)
+    assert stage.left_running() == []
 
 
-def test_a_time_limit_for_the_whole_test_ends_the_ranks_too(scripts: Bench) -> None:
+@pytest.mark.slow
+def test_a_time_limit_for_the_whole_test_ends_the_ranks_too(scripts: Stage) -> None:
     with_tests(
         scripts,
         """

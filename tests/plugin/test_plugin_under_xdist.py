@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 pytest.importorskip("xdist")
 
@@ -16,20 +14,20 @@ FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 
 @pytest.fixture
-def faulty(bench: Bench) -> Bench:
-    bench.copy(FAULTY)
-    bench.register(passes="faulty_workloads:Passes", fails="faulty_workloads:RaisesInRun")
-    return bench
+def faulty(stage: Stage) -> Stage:
+    stage.copy(FAULTY)
+    stage.register(passes="faulty_workloads:Passes", fails="faulty_workloads:RaisesInRun")
+    return stage
 
 
-def essence(bench: Bench) -> dict[str, Any]:
+def essence(stage: Stage) -> dict[str, Any]:
     """Of every trial file, what a run must not change."""
     keys = ("trial_id", "exit_status", "request_fingerprint", "cell", "trial_index", "mitigations_applied", "artifacts")
-    return {path: {key: trial[key] for key in keys} for path, trial in bench.trials().items()}
+    return {path: {key: trial[key] for key in keys} for path, trial in stage.trials().items()}
 
 
-@pytest.mark.parametrize("mode", ["load", "worksteal"])
-def test_same_files_as_without(faulty: Bench, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["load", pytest.param("worksteal", marks=pytest.mark.slow)])
+def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     options = (
         *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),
         *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off", "--aorta-config", "size=3"),
@@ -53,7 +51,7 @@ def test_same_files_as_without(faulty: Bench, mode: str) -> None:
     assert faulty.left_running() == []
 
 
-def test_selection_works_as_without(faulty: Bench) -> None:
+def test_selection_works_as_without(faulty: Stage) -> None:
     options = ("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "4", "-n", "2", "-v")
     assert sorted(faulty.words(faulty.run(*options, "-k", "passes and 3"))) == ["passes[local-none-3]"]
     named = faulty.run(*options, "aorta::fails[local-none-1]", "passes[local-none-0]")
@@ -67,7 +65,7 @@ def test_selection_works_as_without(faulty: Bench) -> None:
     ]
 
 
-def test_it_stops_at_the_first_failure(faulty: Bench) -> None:
+def test_it_stops_at_the_first_failure(faulty: Stage) -> None:
     result = faulty.run("--aorta-workload", "fails", "--aorta-trials", "20", "-n", "2", "-x")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     # Every trial that was started has its file; most were not.
@@ -76,7 +74,7 @@ def test_it_stops_at_the_first_failure(faulty: Bench) -> None:
     faulty.wait_until(lambda: not faulty.left_running())
 
 
-def test_quiet_and_junit_and_durations(faulty: Bench) -> None:
+def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
     arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
     result = faulty.run(*arguments, "--durations", "3")
     result.assert_outcomes(passed=3)
@@ -86,7 +84,7 @@ def test_quiet_and_junit_and_durations(faulty: Bench) -> None:
     assert text.count('<property name="aorta_exit_status" value="ok"') == 3
 
 
-def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Bench) -> None:
+def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
     faulty.write(
         conftest="""
         import os
@@ -107,7 +105,7 @@ def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Bench) -> None:
     faulty.wait_until(lambda: not faulty.left_running())
 
 
-def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Bench) -> None:
+def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Stage) -> None:
     faulty.write(
         typed="""
         import pydantic
@@ -133,7 +131,7 @@ def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Bench
     assert faulty.trial("Typed/trial_0.json")["failure"]["message"] == "Typed has no option 'siez'; valid: size"
 
 
-def test_marked_tests_under_xdist(faulty: Bench) -> None:
+def test_marked_tests_under_xdist(faulty: Stage) -> None:
     faulty.write(
         test_it="""
         import pytest

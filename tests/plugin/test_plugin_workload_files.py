@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import Bench
+from support.stage import Stage
 
 MIXED = """
 import abc
@@ -60,41 +56,41 @@ def function(): pass
 """
 
 
-def names(bench: Bench, *arguments: str) -> list[str]:
+def names(stage: Stage, *arguments: str) -> list[str]:
     """Node ids that are collected."""
-    result = bench.run("--collect-only", "-q", *arguments)
+    result = stage.run_here("--collect-only", "-q", *arguments)
     return [line for line in result.outlines if "::" in line]
 
 
-def test_concrete_public_classes_are_collected(bench: Bench) -> None:
-    bench.write(mixed=MIXED)
+def test_concrete_public_classes_are_collected(stage: Stage) -> None:
+    stage.write(mixed=MIXED)
     found = ["Derived", "Dotted", "Structural", "Grandchild", "a-name"]
-    assert names(bench, "mixed.py") == [f"mixed.py::{name}[local-none-0]" for name in found]
-    result = bench.run("mixed.py", "-v")
+    assert names(stage, "mixed.py") == [f"mixed.py::{name}[local-none-0]" for name in found]
+    result = stage.run_here("mixed.py", "-v")
     result.assert_outcomes(passed=len(found))
-    assert bench.files() == sorted(f"{name}/trial_0.json" for name in found)
-    assert {trial["execution_env"]["source_package"] for trial in bench.trials().values()} == {"pytest-aorta"}
+    assert stage.files() == sorted(f"{name}/trial_0.json" for name in found)
+    assert {trial["execution_env"]["source_package"] for trial in stage.trials().values()} == {"pytest-aorta"}
 
 
-def test_one_class_or_trial_of_a_file_can_be_named(bench: Bench) -> None:
-    bench.write(mixed=MIXED)
-    assert names(bench, "mixed.py::Grandchild", "--aorta-trials", "2") == [
+def test_one_class_or_trial_of_a_file_can_be_named(stage: Stage) -> None:
+    stage.write(mixed=MIXED)
+    assert names(stage, "mixed.py::Grandchild", "--aorta-trials", "2") == [
         "mixed.py::Grandchild[local-none-0]",
         "mixed.py::Grandchild[local-none-1]",
     ]
     one = "mixed.py::a-name[local-none-1]"
-    assert names(bench, one, "--aorta-trials", "2") == [one]
-    assert names(bench, "mixed.py", "-k", "Dotted or a-name") == [
+    assert names(stage, one, "--aorta-trials", "2") == [one]
+    assert names(stage, "mixed.py", "-k", "Dotted or a-name") == [
         "mixed.py::Dotted[local-none-0]",
         "mixed.py::a-name[local-none-0]",
     ]
-    missing = bench.run("mixed.py::Missing")
+    missing = stage.run_here("mixed.py::Missing")
     assert missing.ret == pytest.ExitCode.USAGE_ERROR
     missing.stderr.fnmatch_lines(["ERROR: not found: *mixed.py::Missing"])
 
 
-def test_all_options_apply_to_workloads_of_a_file(bench: Bench) -> None:
-    bench.write(
+def test_all_options_apply_to_workloads_of_a_file(stage: Stage) -> None:
+    stage.write(
         configured="""
         import os
 
@@ -106,7 +102,7 @@ def test_all_options_apply_to_workloads_of_a_file(bench: Bench) -> None:
             def run(self): return {"passed": True, "metrics": {**self.config, "omp": os.environ.get("OMP_NUM_THREADS")}}
         """
     )
-    result = bench.run(
+    result = stage.run(
         *("configured.py", "--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1"),
         *("--aorta-steps", "5", "--aorta-config", "shape=[64, 128]", "--aorta-config", "mode=fast"),
         *("--aorta-extra-env", "OMP_NUM_THREADS=7", "--aorta-order", "grouped"),
@@ -115,17 +111,17 @@ def test_all_options_apply_to_workloads_of_a_file(bench: Bench) -> None:
     result.assert_outcomes(passed=4)
     # Extra variables are on top of the mitigations'.
     expected = {"steps": 5, "shape": [64, 128], "mode": "fast", "omp": "7"}
-    bench.results = bench.path / "elsewhere"
-    assert [trial["result"]["metrics"] for trial in bench.trials().values()] == [expected] * 4
-    assert [trial["config"] for trial in bench.trials().values()] == [
+    stage.results = stage.path / "elsewhere"
+    assert [trial["result"]["metrics"] for trial in stage.trials().values()] == [expected] * 4
+    assert [trial["config"] for trial in stage.trials().values()] == [
         {"steps": 5, "shape": [64, 128], "mode": "fast"}
     ] * 4
     order = [f"Configured[local-{mitigation}-{index}]" for mitigation in ("none", "omp_1") for index in (0, 1)]
-    assert list(bench.words(result)) == order
+    assert list(stage.words(result)) == order
 
 
-def test_file_with_workloads_only_is_not_imported_by_pytest(bench: Bench) -> None:
-    bench.write(
+def test_file_with_workloads_only_is_not_imported_by_pytest(stage: Stage) -> None:
+    stage.write(
         alone="""
         import os
         import sys
@@ -139,11 +135,11 @@ def test_file_with_workloads_only_is_not_imported_by_pytest(bench: Bench) -> Non
             def run(self): return {"passed": "_pytest" not in sys.modules}
         """
     )
-    bench.run("alone.py").assert_outcomes(passed=1)
+    stage.run_here("alone.py").assert_outcomes(passed=1)
 
 
-def test_file_with_both_has_its_tests_and_its_workloads_collected(bench: Bench) -> None:
-    bench.write(
+def test_file_with_both_has_its_tests_and_its_workloads_collected(stage: Stage) -> None:
+    stage.write(
         test_both="""
         from pytest_aorta import Workload
 
@@ -165,59 +161,59 @@ def test_file_with_both_has_its_tests_and_its_workloads_collected(bench: Bench) 
         """
     )
     found = ["test_both.py::test_function", "test_both.py::TestClass::test_method"]
-    assert sorted(names(bench, "test_both.py")) == sorted(["test_both.py::Both[local-none-0]", *found])
-    assert names(bench, "test_both.py::test_function") == found[:1]
-    bench.run("test_both.py").assert_outcomes(passed=3)
+    assert sorted(names(stage, "test_both.py")) == sorted(["test_both.py::Both[local-none-0]", *found])
+    assert names(stage, "test_both.py::test_function") == found[:1]
+    stage.run_here("test_both.py").assert_outcomes(passed=3)
     # Not named itself, it is a test file and nothing else.
-    assert names(bench) == found
-    assert names(bench, ".") == found
+    assert names(stage) == found
+    assert names(stage, ".") == found
 
 
-def test_directory_does_not_collect_workloads(bench: Bench) -> None:
-    bench.write(mixed=MIXED, test_plain="def test_plain(): pass")
-    assert names(bench, ".") == ["test_plain.py::test_plain"]
-    assert names(bench, ".", "--aorta-trials", "3") == ["test_plain.py::test_plain"]
+def test_directory_does_not_collect_workloads(stage: Stage) -> None:
+    stage.write(mixed=MIXED, test_plain="def test_plain(): pass")
+    assert names(stage, ".") == ["test_plain.py::test_plain"]
+    assert names(stage, ".", "--aorta-trials", "3") == ["test_plain.py::test_plain"]
 
 
-def test_several_files(bench: Bench) -> None:
+def test_several_files(stage: Stage) -> None:
     source = """
     class {}:
         def __init__(self, config): pass
         def setup(self): pass
         def run(self): return {{"passed": True}}
     """
-    bench.write(one=source.format("One"), two=source.format("Two"), test_plain="def test_plain(): pass")
-    result = bench.run("two.py", "test_plain.py", "one.py", "-v")
+    stage.write(one=source.format("One"), two=source.format("Two"), test_plain="def test_plain(): pass")
+    result = stage.run_here("two.py", "test_plain.py", "one.py", "-v")
     result.assert_outcomes(passed=3)
-    assert bench.files() == ["One/trial_0.json", "Two/trial_0.json"]
+    assert stage.files() == ["One/trial_0.json", "Two/trial_0.json"]
     result.stdout.fnmatch_lines(["two.py::Two*PASSED*", "test_plain.py::test_plain PASSED*", "one.py::One*PASSED*"])
 
 
-def test_two_classes_of_one_name_are_refused(bench: Bench) -> None:
+def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
     source = """
     class Same:
         def __init__(self, config): pass
         def setup(self): pass
         def run(self): return {"passed": True}
     """
-    bench.write(one=source, two=source)
-    result = bench.run("one.py", "two.py")
+    stage.write(one=source, two=source)
+    result = stage.run_here("one.py", "two.py")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*two workloads are named 'Same': *one.py:Same and *two.py:Same; *"])
-    assert not bench.results.exists()
+    assert not stage.results.exists()
 
 
 @pytest.mark.parametrize(
     "source", ["class Broken(:\n    pass\n", "x = '\n", "\0", "", "def setup(): pass\n", "class A: pass\n"]
 )
-def test_file_without_a_workload_is_left_to_pytest(bench: Bench, source: str) -> None:
-    (bench.path / "repro.py").write_text(source)
-    (bench.path / "conftest.py").write_text("")
-    ours = bench.run("repro.py")
-    theirs = bench.run("-p", "no:aorta", "repro.py")
+def test_file_without_a_workload_is_left_to_pytest(stage: Stage, source: str) -> None:
+    (stage.path / "repro.py").write_text(source)
+    (stage.path / "conftest.py").write_text("")
+    ours = stage.run_here("repro.py")
+    theirs = stage.run("-p", "no:aorta", "repro.py")
     assert ours.ret == theirs.ret
     assert _untimed(ours) == _untimed(theirs)
-    assert not bench.results.exists()
+    assert not stage.results.exists()
 
 
 def _untimed(result: pytest.RunResult) -> list[str]:
@@ -225,8 +221,8 @@ def _untimed(result: pytest.RunResult) -> list[str]:
     return [line for line in result.outlines if not line.startswith(("plugins:", "=")) and "/pytest_aorta/" not in line]
 
 
-def test_neighbours_of_a_file_can_be_imported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = bench.path / "a folder"
+def test_neighbours_of_a_file_can_be_imported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stage.path / "a folder"
     folder.mkdir()
     (folder / "helper.py").write_text("ANSWER = 42\n")
     (folder / "repro.py").write_text(
@@ -236,29 +232,29 @@ def test_neighbours_of_a_file_can_be_imported(bench: Bench, monkeypatch: pytest.
         "    def setup(self): pass\n"
         "    def run(self): return {'passed': True, 'metrics': {'answer': ANSWER}}\n"
     )
-    bench.run("a folder/repro.py").assert_outcomes(passed=1)
-    assert bench.trial("Repro/trial_0.json")["result"]["metrics"] == {"answer": 42}
-    first = bench.trial("Repro/trial_0.json")["request_fingerprint"]
+    stage.run_here("a folder/repro.py").assert_outcomes(passed=1)
+    assert stage.trial("Repro/trial_0.json")["result"]["metrics"] == {"answer": 42}
+    first = stage.trial("Repro/trial_0.json")["request_fingerprint"]
     # What is imported from beside the file decides the outcome too.
     (folder / "helper.py").write_text("ANSWER = 43\n")
-    bench.run(folder / "repro.py").assert_outcomes(passed=1)
-    assert bench.trial("Repro/trial_0.json")["request_fingerprint"] != first
+    stage.run_here(folder / "repro.py").assert_outcomes(passed=1)
+    assert stage.trial("Repro/trial_0.json")["request_fingerprint"] != first
 
 
-def test_file_is_read_with_its_own_encoding(bench: Bench) -> None:
-    (bench.path / "latin.py").write_bytes(
+def test_file_is_read_with_its_own_encoding(stage: Stage) -> None:
+    (stage.path / "latin.py").write_bytes(
         b"# -*- coding: latin-1 -*-\n"
         b"class Latin:\n"
         b"    def __init__(self, config): pass\n"
         b"    def setup(self): pass\n"
         b"    def run(self): return {'passed': True, 'metrics': {'text': 'gr\xfc\xdfe'}}\n"
     )
-    bench.run("latin.py").assert_outcomes(passed=1)
-    assert bench.trial("Latin/trial_0.json")["result"]["metrics"] == {"text": "grüße"}
+    stage.run_here("latin.py").assert_outcomes(passed=1)
+    assert stage.trial("Latin/trial_0.json")["result"]["metrics"] == {"text": "grüße"}
 
 
-def test_dataclass_and_pickle_work_in_a_workload_file(bench: Bench) -> None:
-    bench.write(
+def test_dataclass_and_pickle_work_in_a_workload_file(stage: Stage) -> None:
+    stage.write(
         pickles="""
         from __future__ import annotations
 
@@ -275,12 +271,12 @@ def test_dataclass_and_pickle_work_in_a_workload_file(bench: Bench) -> None:
             def run(self): return {"passed": pickle.loads(pickle.dumps(Point(3))) == Point(3)}
         """
     )
-    bench.run("pickles.py").assert_outcomes(passed=1)
+    stage.run_here("pickles.py").assert_outcomes(passed=1)
 
 
-def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(bench: Bench) -> None:
+def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(stage: Stage) -> None:
     """A class ``TestX`` with ``setup`` and ``run`` is both; pytest's view of it stays what it is."""
-    bench.write(
+    stage.write(
         repro="""
         class Repro:
             def __init__(self, config): pass
@@ -290,4 +286,4 @@ def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(bench: B
         def helper_test(): raise AssertionError
         """
     )
-    assert names(bench, "repro.py") == ["repro.py::Repro[local-none-0]"]
+    assert names(stage, "repro.py") == ["repro.py::Repro[local-none-0]"]

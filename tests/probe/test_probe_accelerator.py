@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.probe import nvidia as nvidia_module
-from pytest_aorta.probe.accelerator import cuda_toolkit, rocm
+from pytest_aorta.probe.accelerator import cuda_toolkit, cuda_toolkit_in_use, rocm
 from pytest_aorta.probe.amd import amd, gfx_name
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.nvidia import nvidia
@@ -276,3 +276,40 @@ def test_the_rocm_release_of_a_folder_and_its_components(tmp_path: Path) -> None
         "version": "7.0.1-42",
         "components": {"rccl": "2.26.6", "composable_kernel": "1.1.0"},
     }
+
+
+def test_parts_of_a_toolkit_are_known_by_their_header(tmp_path: Path) -> None:
+    tree(tmp_path, {"include/cuda.h": "#ifndef X\n#define CUDA_VERSION 12080\n"})
+    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "12.8"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "found_by"), [("CUDA_HOME", "CUDA_HOME"), ("CUDA_PATH", "CUDA_PATH"), (None, "nvcc")]
+)
+def test_the_toolkit_that_torch_would_build_with(
+    variable: str | None, found_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    named = tree(tmp_path / "named", {"version.json": '{"cuda": {"version": "12.4.1"}}'})
+    on_path = tree(tmp_path / "on path", {"version.json": '{"cuda": {"version": "13.0.2"}}', "bin/nvcc": "#!/bin/sh\n"})
+    (on_path / "bin/nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    if variable is not None:
+        monkeypatch.setenv(variable, str(named))
+    assert cuda_toolkit_in_use() == {
+        "path": named if variable else on_path,
+        "version": "12.4.1" if variable else "13.0.2",
+        "found_by": found_by,
+    }
+
+
+def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_the_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: Double
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    double("nvcc", "exit 0")
+    usual = tree(tmp_path / "cuda", {"version.txt": "CUDA Version 10.2.89\n"})
+    assert cuda_toolkit_in_use(str(usual)) == {"path": usual, "version": "10.2.89", "found_by": str(usual)}
+    assert cuda_toolkit_in_use(str(tmp_path / "none")) is None

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, StaticEnv, collect_env, collect_static
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import static as static_module
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Guard, describe
-from pytest_aorta.probe.process import ranges
+from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.static import StaticEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,16 +65,21 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
         monkeypatch.setattr(subprocess, "Popen", broken)
         monkeypatch.setattr(os, "fork", broken)
         before = set(sys.modules)
-        snapshot = collect_env(static)
-        return {"reasons": snapshot.partial_reasons, "imported": sorted(set(sys.modules) - before)}
+        snapshot, end = collect_env(static), collect_end(static)
+        return {
+            "reasons": snapshot.partial_reasons + end.partial_reasons,
+            "imported": sorted(set(sys.modules) - before),
+        }
 
     assert in_a_fork(child) == {"reasons": [], "imported": []}
 
 
 def test_a_zygote_that_only_collected_the_static_part_has_imported_everything() -> None:
     code = (
-        "import sys; from pytest_aorta.probe import collect_static; s = collect_static(); before = set(sys.modules);"
-        "from pytest_aorta.probe import collect_env; collect_env(s); print(sorted(set(sys.modules) - before))"
+        "import sys; from pytest_aorta.probe.collect import collect_static; s = collect_static();"
+        "before = set(sys.modules);"
+        "from pytest_aorta.probe.collect import collect_end, collect_env; collect_env(s); collect_end(s);"
+        "print(sorted(set(sys.modules) - before))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
@@ -118,7 +124,7 @@ def broken(*arguments: object, **options: object) -> NoReturn:
         (psutil, "virtual_memory", "host.memory_total_bytes: OSError: broken for the test"),
         (platform, "python_version", "python.version: OSError: broken for the test"),
         (importlib.metadata, "distributions", "packages: OSError: broken for the test"),
-        (subprocess, "Popen", "git.commit: OSError: broken for the test"),
+        (subprocess, "Popen", "git.status: OSError: broken for the test"),
         (os, "getloadavg", "process.load_average: OSError: broken for the test"),
         (os, "sched_getaffinity", "process.cpu_affinity: OSError: broken for the test"),
         (static_module, "runtime_context", "runtime_context: OSError: broken for the test"),
@@ -181,11 +187,6 @@ def test_an_exception_that_cannot_be_printed_is_still_a_reason() -> None:
     guard = Guard()
     assert guard.fact("probe", mute, None) is None
     assert guard.reasons == ["probe: Mute: (no message)"]
-
-
-@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_processors_are_written_as_ranges(numbers: set[int], text: str) -> None:
-    assert ranges(numbers) == text
 
 
 def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.cgroup import cgroup_limits
-from pytest_aorta.probe.context import conda_environment, container, virtual_environment
+from pytest_aorta.probe.runtime_context import conda_environment, container, virtual_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

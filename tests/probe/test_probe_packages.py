@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import json
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.packages import packages
+from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.packages import (
+    Installed,
+    Owner,
+    installed_distributions,
+    package_list,
+    package_list_name,
+    packages,
+    write_package_list,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +35,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "first"
 
 
+def described(guard: Guard | None = None) -> Facts:
+    return packages(installed_distributions(guard or Guard()))
+
+
 def install(site: Path, name: str, version: str) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
@@ -35,7 +50,7 @@ def test_relevant_versions_and_a_digest_of_all(site: Path) -> None:
     install(site, "nvidia_nccl.cu12", "2.21.5")
     install(site, "leftpad", "1.0")
     text = "leftpad==1.0\nnvidia-nccl-cu12==2.21.5\ntorch==2.13.0\n"
-    assert packages(Guard()) == {
+    assert described() == {
         "versions": {"nvidia-nccl-cu12": "2.21.5", "torch": "2.13.0"},
         "count": 3,
         "digest": "sha256:" + hashlib.sha256(text.encode()).hexdigest(),
@@ -44,21 +59,21 @@ def test_relevant_versions_and_a_digest_of_all(site: Path) -> None:
 
 def test_an_upgrade_of_any_distribution_changes_the_digest(site: Path) -> None:
     install(site, "leftpad", "1.0")
-    before = packages(Guard())["digest"]
+    before = described()["digest"]
     (site / "leftpad-1.0.dist-info" / "METADATA").write_text("Name: leftpad\nVersion: 1.1\n")
-    assert packages(Guard())["digest"] != before
+    assert described()["digest"] != before
 
 
 def test_of_two_copies_the_one_that_is_imported_counts(site: Path) -> None:
     install(site.with_name("second"), "torch", "2.0.0")
     install(site, "torch", "2.13.0")
-    assert packages(Guard())["versions"] == {"torch": "2.13.0"}
+    assert described()["versions"] == {"torch": "2.13.0"}
 
 
 def test_the_remains_of_an_interrupted_installation_are_no_distribution(site: Path) -> None:
     (site / "~orch-2.9.dist-info").mkdir()
     guard = Guard()
-    assert packages(guard)["count"] == 0
+    assert described(guard)["count"] == 0
     assert guard.reasons == []
 
 
@@ -67,6 +82,61 @@ def test_an_unreadable_distribution_is_a_reason_and_hides_no_other(site: Path) -
     install(site, "leftpad", "1.0")
     (site / "leftpad-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\xfe\n")
     guard = Guard()
-    assert packages(guard)["versions"] == {"torch": "2.13.0"}
+    assert described(guard)["versions"] == {"torch": "2.13.0"}
     assert len(guard.reasons) == 1
     assert guard.reasons[0].startswith("packages: 1 distribution(s) unreadable, the first: UnicodeDecodeError: ")
+
+
+def test_names_that_can_be_imported_and_who_installed_them(site: Path) -> None:
+    install(site, "PyYAML", "6.0")
+    (site / "PyYAML-6.0.dist-info" / "top_level.txt").write_text("_yaml\nyaml\n")
+    install(site, "scikit-learn", "1.7")
+    record = ["sklearn/__init__.py,sha256=x,1", "sklearn/base.py,,", "../bin/tool,,", "scikit.libs/libgomp.so,,"]
+    (site / "scikit-learn-1.7.dist-info" / "RECORD").write_text("\n".join([*record, "six.py,,", "six.pth,,", ""]))
+    owners = installed_distributions(Guard()).owners
+    assert owners["yaml"] == (Owner("pyyaml", str(site)),)
+    assert owners["sklearn"] == owners["six"] == (Owner("scikit-learn", str(site)),)
+    assert ".." not in owners
+
+
+def test_the_description_of_a_distribution_is_not_its_metadata(site: Path) -> None:
+    install(site, "leftpad", "1.0")
+    with (site / "leftpad-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("License: x\n\nName: rightpad\nVersion: 2.0\n")
+    assert installed_distributions(Guard()).versions == {"leftpad": "1.0"}
+
+
+def test_the_list_of_all_is_written_once_under_its_digest(site: Path, tmp_path: Path) -> None:
+    install(site, "torch", "2.13.0")
+    install(site, "leftpad", "1.0")
+    installed = installed_distributions(Guard())
+    listing = package_list(installed)
+    file = write_package_list(tmp_path, listing)
+    digest = packages(installed)["digest"]
+    assert file.name == package_list_name(digest) == f"packages-{digest[7:23]}.json"
+    assert json.loads(file.read_text()) == {
+        "digest": digest,
+        "count": 2,
+        "versions": {"leftpad": "1.0", "torch": "2.13.0"},
+    }
+    written = file.stat()
+    assert write_package_list(tmp_path, listing) == file
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert [path.name for path in tmp_path.glob("*packages*")] == [file.name]
+
+
+def test_a_list_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> NoReturn:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="no space"):
+        write_package_list(tmp_path, package_list(Installed({"torch": "2.13.0"})))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_packages_of_this_interpreter_are_those_that_importlib_finds() -> None:
+    named = {(d.metadata["Name"], d.metadata["Version"]) for d in importlib.metadata.distributions()}
+    known = installed_distributions(Guard()).versions
+    assert {re.sub(r"[-_.]+", "-", name).lower() for name, _ in named} == set(known)
+    assert set(known.values()) <= {version for _, version in named}

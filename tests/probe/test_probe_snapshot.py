@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pydantic
 import pytest
 
-from pytest_aorta.probe import EnvSnapshot, collect_env, collect_static
+from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 
 
 def test_a_snapshot_survives_json_without_loss() -> None:
@@ -74,3 +78,23 @@ def test_what_json_cannot_hold_is_made_plain() -> None:
     )
     assert found == {"1": ["a", [1, 2]], "nan": "NaN", "inf": "-Infinity", "other": "x", "no": None}
     assert type(found["1"][0]) is str
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "probe.md").read_text()
+
+
+def test_the_comparison_has_every_field_of_the_probe_of_torch() -> None:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).with_name("utils").joinpath("collect_env.py").read_text()
+    fields = re.search(r'"SystemEnv",\s*\[(.*?)\]', source, re.DOTALL)
+    assert fields is not None
+    assert [name for name in re.findall(r'"(\w+)"', fields[1]) if f"`{name}`" not in DOCS] == []
+
+
+def test_the_comparison_has_every_field_of_a_snapshot() -> None:
+    named = set(re.findall(r"[a-z_]\w+", " ".join(re.findall(r"`([^`]+)`", DOCS))))
+    static = collect_static()
+    fields = {*EnvSnapshot.model_fields, *EndSnapshot.model_fields, *static.sections["host"]} - {"hostname"}
+    assert fields - named == set()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_aorta.probe.tool import ToolTimedOut, ask
+from pytest_aorta.probe.tool import ToolTimedOut, ask, ask_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,19 @@ def test_a_trials_own_variables_do_not_reach_the_tools(monkeypatch: pytest.Monke
     assert {"KEPT=yes", "LC_ALL=C", "GIT_OPTIONAL_LOCKS=0"} <= set(lines)
     assert not [line for line in lines if line.endswith("=/nowhere")]
     assert os.environ["GIT_DIR"] == "/nowhere"
+
+
+def test_tools_that_run_side_by_side_share_their_time(tmp_path: Path) -> None:
+    (tmp_path / "pids").touch()
+    hang = ["/bin/sh", "-c", f"echo $$ >> {tmp_path}/pids; exec sleep 600"]
+    answers = ask_all({"one": hang, "quick": ["/bin/echo", "here"], "two": hang, "none": ["/no/such/tool"]}, 0.5)
+    assert {name: type(answer).__name__ for name, answer in answers.items()} == {
+        "one": "ToolTimedOut",
+        "quick": "Answer",
+        "two": "ToolTimedOut",
+        "none": "FileNotFoundError",
+    }
+    assert_gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
 
 
 def assert_gone(pids: list[int]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def in_a_fresh_process(code: str, **variables: str) -> Any:
     """What ``code`` prints, as JSON. This process may have imported torch long ago, with pools and all."""
-    setup = "import json, os, sys\nfrom pytest_aorta.probe import collect_env, collect_static\n"
+    setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_env, collect_static\n"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     environ.pop("MKL_NUM_THREADS", None)
     command = [sys.executable, "-c", setup + code]

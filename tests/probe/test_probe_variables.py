@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from pytest_aorta.probe import collect_env, collect_static
-from pytest_aorta.probe.variables import REDACTED, recorded_variables
+from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.redaction import REDACTED, redacted_command_line
+from pytest_aorta.probe.variables import recorded_variables
 
 CANARY = "canary-9f3b"
 
@@ -158,6 +159,25 @@ def test_no_value_of_an_unrecorded_variable_is_anywhere_in_a_snapshot(monkeypatc
     snapshot = collect_env(collect_static())
     assert snapshot.env_vars["NCCL_DEBUG"] == "INFO"
     assert CANARY not in json.dumps(snapshot.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("line", "recorded"),
+    [
+        ("root=/dev/sda1 ro mitigations=off", "root=/dev/sda1 ro mitigations=off"),
+        ("random.trust_cpu=1 --auth-required", "random.trust_cpu=1 --auth-required"),
+        (f"rd.api-key={CANARY} quiet", "rd.api-key=<redacted> quiet"),
+        (f"systemd.setenv=HF_TOKEN={CANARY}", "systemd.setenv=<redacted>"),
+        (f"netroot=iscsi://user:{CANARY}@host/disk", "netroot=<redacted>"),
+        (f"-- --token {CANARY} --port 5", "-- --token <redacted> --port 5"),
+        (f'ds="nocloud;password={CANARY} two" quiet', "ds=<redacted> quiet"),
+        (f'install.password="{CANARY} and more', "install.password=<redacted>"),
+        (f"https://{CANARY}@host/answers", "<redacted>"),
+        ("", ""),
+    ],
+)
+def test_a_command_line_is_redacted_by_the_same_rules(line: str, recorded: str) -> None:
+    assert redacted_command_line(line) == recorded
 
 
 def test_the_rule_can_be_had_without_pydantic_or_torch() -> None:

@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of its own, and returns what they return."""
+"""Runs a function on several ranks, each in a process, and gives what they return."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def last_element_off_by_one(name: str, call: Call, setting: Setting) -> Call:
     return replace(call, start=start)
 
 
-def test_wrong_element_on_one_rank_is_found_in_every_collective_and_type_and_told_to_all_ranks() -> None:
+def test_wrong_element_on_one_rank_is_found_in_every_collective_and_type_and_reported_by_all_ranks() -> None:
     options = {**SMALL, "dtypes": ("float32", "bfloat16", "int64", "uint8")}  # the root of size 5 is rank 1
 
     results = [driven.result for driven in run_on_ranks(with_collectives, last_element_off_by_one, options)]

@@ -142,7 +142,7 @@ def test_operation_that_threads_do_not_change_passes() -> None:
 
 
 class ByThreads(Determinism):
-    """On one thread 0 and NaN, on several -0 and NaN: equal or not by arithmetic, but the bits tell."""
+    """On one thread 0 and NaN, on several -0 and NaN: equal or not by arithmetic, but their bits differ."""
 
     def operations(self, generator: torch.Generator) -> dict[str, Operation]:
         def signed_zero() -> torch.Tensor:
@@ -178,7 +178,7 @@ class Drifting(Determinism):
         return {"count": count}
 
 
-def test_results_that_differ_from_run_to_run_are_told_apart() -> None:
+def test_results_that_differ_from_run_to_run_are_distinguished() -> None:
     result = run(Drifting, threads=1, steps=1, repeat=3)
 
     assert [failure["kind"] for failure in result.failure_details] == [

@@ -12,18 +12,18 @@ import psutil
 import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, count_tasks, multiply, shares, spans
 from pydantic import ValidationError
+from support.processes import PATIENCE
+from support.stage import Stage
 
 from pytest_aorta.runtime import SlotArgs, TaskError
 
 if TYPE_CHECKING:
-    from conftest import Bench
     from pytest_aorta.trials.workload import WorkloadResult
 
 #: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
 SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
 
-#: Seconds; only a hang takes that long.
-PATIENCE = 60.0
+SLOW = pytest.mark.slow
 
 
 def run(workload_class: type[Pipeline] = Pipeline, **options: Any) -> WorkloadResult:
@@ -62,6 +62,7 @@ def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
     assert descendants() == before
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_total_on_any_number_of_blocks_slots_and_hosts() -> None:
     options: list[dict[str, Any]] = [
         {"block": 16, "slots": 1},
@@ -200,6 +201,7 @@ def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> 
     assert math.isnan(result.failure_details[1]["actual"]) == (workload_class is NoSumOfABlock)
 
 
+@pytest.mark.slow
 def test_wrong_block_of_a_host_is_located_in_the_whole_matrix() -> None:
     class OnTheSecondHost(Pipeline):
         @staticmethod
@@ -238,11 +240,11 @@ def test_task_that_raises_says_so_and_leaves_no_process(options: dict[str, Any],
     assert descendants() == before
 
 
-@pytest.mark.parametrize("hosts", [0, 2])
+@pytest.mark.parametrize("hosts", [0, pytest.param(2, marks=SLOW)])
 def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path, hosts: int) -> None:
     folder = str(tmp_path)
 
-    def tell(name: str) -> None:
+    def note(name: str) -> None:
         descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(descriptor, b".")
         os.close(descriptor)
@@ -250,10 +252,10 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
     class Watched(Pipeline):
         @staticmethod
         def multiply(args: SlotArgs) -> None:
-            tell("tasks")
+            note("tasks")
             lock = f"{folder}/block_{args.tensors[2].storage_offset()}"
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL))  # fails when another one is at this block
-            tell(f"process_{os.getpid()}")
+            note(f"process_{os.getpid()}")
             give_up = time.monotonic() + PATIENCE
             while len([name for name in os.listdir(folder) if name.startswith("process_")]) < 2 * max(1, hosts):
                 assert time.monotonic() < give_up, "the other slots never had a product at the same time"
@@ -263,7 +265,7 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
 
         @staticmethod
         def add_up(args: SlotArgs) -> None:
-            tell("tasks")
+            note("tasks")
             add_up(args)
 
     result = run(Watched, hosts=hosts, size=40)
@@ -313,13 +315,17 @@ def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
 # As trials
 
 
-@pytest.mark.parametrize("options", [(), ("--aorta-slots", "2"), ("--aorta-isolation", "spawn")], ids=" ".join)
-def test_trials_pass_and_leave_nothing_running(bench: Bench, options: tuple[str, ...]) -> None:
-    result = bench.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--aorta-slots", "2"), marks=SLOW), pytest.param(("--aorta-isolation", "spawn"), marks=SLOW)],
+    ids=" ".join,
+)
+def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
+    result = stage.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
 
     result.assert_outcomes(passed=2)
-    assert set(bench.statuses().values()) == {"ok"}
-    assert bench.left_running() == []
+    assert set(stage.statuses().values()) == {"ok"}
+    assert stage.left_running() == []
 
 
 FAULTY = """
@@ -346,44 +352,48 @@ class Hangs(Pipeline):
 """
 
 
-def test_task_that_raises_is_the_failure_of_its_trial(bench: Bench) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(raises="faulty:Raises")
+def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(raises="faulty:Raises")
 
-    result = bench.run("--aorta-workload", "raises")
+    result = stage.run("--aorta-workload", "raises")
 
     result.assert_outcomes(failed=1)
-    [trial] = bench.trials().values()
+    [trial] = stage.trials().values()
     assert trial["exit_status"] == "workload_failed"
     assert trial["failure"]["phase"] == "run"
     assert trial["failure"]["type"] == "TaskError"
     assert "ArithmeticError: no product today" in trial["failure"]["message"]
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-@pytest.mark.parametrize("hosts", [{}, {"hosts": 2}, {"hosts": 2, "host": "popen"}], ids=json.dumps)
-def test_trial_that_is_killed_within_a_task_leaves_nothing_running(bench: Bench, hosts: dict[str, Any]) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(hangs="faulty:Hangs")
+@pytest.mark.parametrize(
+    "hosts",
+    [{}, pytest.param({"hosts": 2}, marks=SLOW), pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)],
+    ids=json.dumps,
+)
+def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(hangs="faulty:Hangs")
     config = [word for name, value in hosts.items() for word in ("--aorta-config", f"{name}={value}")]
 
-    running = bench.start("--aorta-workload", "hangs", *config)
-    bench.wait_until(lambda: len(list(bench.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
-    os.kill(int((bench.path / "trial").read_text()), signal.SIGKILL)
+    running = stage.start("--aorta-workload", "hangs", *config)
+    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
+    os.kill(int((stage.path / "trial").read_text()), signal.SIGKILL)
     running.communicate(timeout=PATIENCE)
 
-    [trial] = bench.trials().values()
+    [trial] = stage.trials().values()
     assert trial["exit_status"] == "workload_failed"
     assert trial["failure"]["signal"] == "SIGKILL"
-    assert bench.left_running() == []
+    assert stage.left_running() == []
 
 
-def test_trial_that_is_late_leaves_nothing_running(bench: Bench) -> None:
-    bench.write(faulty=FAULTY)
-    bench.register(hangs="faulty:Hangs")
+def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(hangs="faulty:Hangs")
 
-    result = bench.run("--aorta-workload", "hangs", "--aorta-timeout", "5")
+    result = stage.run("--aorta-workload", "hangs", "--aorta-stall-timeout", "2")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert set(bench.statuses().values()) == {"timeout"}
-    assert bench.left_running() == []
+    assert set(stage.statuses().values()) == {"timeout"}
+    assert stage.left_running() == []

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.history import retire, retire_others, stamp
-from pytest_aorta.workspace.paths import TrialPlace, place
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 
 def fill(results: Path, *files: str) -> None:
@@ -28,26 +28,26 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def test_a_trial_lies_in_its_workload_s_folder_and_its_artifacts_beside_it() -> None:
-    where = place("fsdp", None, 3)
+    where = trial_paths("fsdp", None, 3)
 
     assert where.file == PurePosixPath("fsdp/trial_3.json")
     assert where.folder == PurePosixPath("fsdp/trial_3")
 
 
 def test_of_several_cells_each_has_a_folder() -> None:
-    assert place("fsdp", "local-tf32_off", 0).file == PurePosixPath("fsdp/local-tf32_off/trial_0.json")
+    assert trial_paths("fsdp", "local-tf32_off", 0).file == PurePosixPath("fsdp/local-tf32_off/trial_0.json")
 
 
 def test_no_name_leads_out_of_the_results_directory() -> None:
     for name in ("..", "../x", "/etc", "a/../../b", ""):
-        file = place(name, name, 0).file
+        file = trial_paths(name, name, 0).file
         assert not file.is_absolute()
         assert ".." not in file.parts
         assert len(file.parts) == 3
 
 
 def test_a_further_rank_has_a_folder_of_its_own() -> None:
-    where = place("fsdp", None, 3)
+    where = trial_paths("fsdp", None, 3)
 
     assert where.folder_of(0) == PurePosixPath("fsdp/trial_3")
     assert where.folder_of(1) == PurePosixPath("fsdp/trial_3.rank_1")
@@ -63,7 +63,7 @@ def test_a_run_s_name_is_a_time_that_sorts() -> None:
 def test_an_earlier_trial_moves_with_its_artifacts(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log", "w/trial_0/deep/x", "w/trial_1.json", "w/trial_00.json")
 
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert tree(tmp_path) == {
         ".history/run1/w/trial_0.json": "w/trial_0.json",
@@ -75,8 +75,8 @@ def test_an_earlier_trial_moves_with_its_artifacts(tmp_path: Path) -> None:
 
 
 def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
-    retire(tmp_path / "results", place("w", None, 0), "run1")
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path / "results", trial_paths("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert list(tmp_path.iterdir()) == []
 
@@ -85,7 +85,7 @@ def test_a_trial_that_runs_again_in_one_run_gets_another_name_in_the_history(tmp
     for attempt in ("first", "second", "third"):
         fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
         (tmp_path / "w/trial_0.json").write_text(attempt)
-        retire(tmp_path, place("w", None, 0), "run1")
+        retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     moved = tree(tmp_path / ".history/run1")
     assert {name: content for name, content in moved.items() if "json" in name} == {
@@ -99,7 +99,7 @@ def test_a_trial_that_runs_again_in_one_run_gets_another_name_in_the_history(tmp
 def test_artifacts_without_a_file_move_as_well(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0/stdout.log")
 
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert list(tree(tmp_path)) == [".history/run1/w/trial_0/stdout.log"]
 
@@ -115,7 +115,7 @@ def test_the_file_goes_before_its_artifacts(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Path, "rename", rename)
 
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert moved == ["trial_0.json", "trial_0"]
 
@@ -132,7 +132,7 @@ def test_a_file_that_another_process_has_moved_meanwhile_is_none_of_ours(
 
     monkeypatch.setattr(history, "_free", meanwhile)
 
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert tree(tmp_path) == {}
 
@@ -140,7 +140,7 @@ def test_a_file_that_another_process_has_moved_meanwhile_is_none_of_ours(
 def test_a_further_rank_moves_only_its_own_artifacts(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log", "w/trial_0.rank_1/stdout.log")
 
-    retire(tmp_path, place("w", None, 0), "run1", rank=1)
+    retire(tmp_path, trial_paths("w", None, 0), "run1", rank=1)
 
     assert set(tree(tmp_path)) == {
         "w/trial_0.json",
@@ -153,13 +153,13 @@ def test_a_broken_link_in_a_trial_s_place_is_moved_too(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w/trial_0.json").symlink_to("nowhere")
 
-    retire(tmp_path, place("w", None, 0), "run1")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
 
     assert (tmp_path / ".history/run1/w/trial_0.json").is_symlink()
 
 
 def test_what_a_complete_run_no_longer_holds_moves_to_the_history(tmp_path: Path) -> None:
-    kept = [place("w", "local-none", index) for index in range(2)]
+    kept = [trial_paths("w", "local-none", index) for index in range(2)]
     fill(
         tmp_path,
         *(str(each.file) for each in kept),
@@ -210,11 +210,11 @@ def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) ->
     contents = []
     for run in range(3):
         for cell, index in ((None, 0), (None, 1), ("c", 0)):
-            where: TrialPlace = place("w", cell, index)
+            where: TrialPaths = trial_paths("w", cell, index)
             retire(tmp_path, where, f"run{run}")
             (tmp_path / where.file).parent.mkdir(parents=True, exist_ok=True)
             contents.append(f"{run} {where.file}")
             (tmp_path / where.file).write_text(contents[-1])
-        retire_others(tmp_path, ["w"], [place("w", "c", 0)], f"run{run}")
+        retire_others(tmp_path, ["w"], [trial_paths("w", "c", 0)], f"run{run}")
 
     assert sorted(tree(tmp_path).values()) == sorted(contents)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.workspace.paths import HISTORY, place
+from pytest_aorta.workspace.paths import HISTORY, trial_paths
 
 HOSTILE = [
     *("", ".", "..", "../x", "/etc/passwd", "a/../../b", "~root", HISTORY, "nul\0", "two\nlines", "it's", '"quoted"'),
@@ -27,7 +27,7 @@ RESULTS = Path("/data/results")
 def test_every_path_lies_inside_the_results_directory_and_outside_its_history(
     where: tuple[str, str | None, int], rank: int
 ) -> None:
-    made = place(*where)
+    made = trial_paths(*where)
 
     for path in (made.file_in(RESULTS), made.folder_in(RESULTS), made.folder_in(RESULTS, rank)):
         assert os.path.normpath(path) == str(path)
@@ -46,7 +46,7 @@ def test_every_path_lies_inside_the_results_directory_and_outside_its_history(
 def test_different_trials_have_different_files_and_folders(
     left: tuple[str, str | None, int], right: tuple[str, str | None, int], one: int, two: int
 ) -> None:
-    first, second = place(*left), place(*right)
+    first, second = trial_paths(*left), trial_paths(*right)
 
     assert (first.file == second.file) is (left == right)
     assert (first.folder_of(one) == second.folder_of(two)) is ((left, one) == (right, two))
@@ -55,7 +55,7 @@ def test_different_trials_have_different_files_and_folders(
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_whatever_the_names_are_the_file_system_takes_the_paths(tmp_path: Path, name: str) -> None:
-    made = place(name, name, 0)
+    made = trial_paths(name, name, 0)
 
     made.folder_in(tmp_path).mkdir(parents=True)
     made.file_in(tmp_path).write_text("{}")

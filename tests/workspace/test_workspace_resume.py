@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.leftovers import Leftovers
 from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, retitle
 
 
@@ -141,14 +140,3 @@ def test_torn_files_stay(tmp_path: Path) -> None:
     (tmp_path / "probe" / "trial_0.json").write_text("{")
     move_flat_files(tmp_path, "probe")
     assert names(tmp_path / "probe") == ["trial_0.json"]
-
-
-def test_what_a_killed_writer_leaves_goes_with_its_own_trial_only(tmp_path: Path) -> None:
-    folder = tmp_path / "probe"
-    folder.mkdir()
-    for name in (".trial_1.json.a_b1.tmp", ".trial_1.json.x.tmp", ".trial_11.json.x.tmp", ".other.json.x.tmp"):
-        (folder / name).touch()
-    leftovers = Leftovers(tmp_path)
-    for file in ("probe/trial_1.json", "probe/trial_2.json", "nowhere/trial_1.json", "probe/trial_1.json"):
-        leftovers.remove(PurePosixPath(file))
-    assert names(folder) == [".other.json.x.tmp", ".trial_11.json.x.tmp"]

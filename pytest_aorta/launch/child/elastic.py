@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -25,6 +24,7 @@ from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, RankData, Send
@@ -33,8 +33,8 @@ from pytest_aorta.trials.events import AttemptReason, RankData, Send
 _MONITOR_INTERVAL = 0.01
 
 
-def run_elastic(payload: dict[str, Any], send: Send) -> None:
-    """Start the ranks, wait for them, report how they ended. ``payload`` as in ``launch.child.main.run``."""
+def run_elastic(payload: TrialPayload, send: Send) -> None:
+    """Start the ranks, wait for them, report how they ended."""
     folder = Path(payload["folder"])
     nproc = payload["nproc"]
     options = elastic_options(payload["elastic"])
@@ -87,7 +87,7 @@ def run_elastic(payload: dict[str, Any], send: Send) -> None:
 
 
 def _with_other_nodes(
-    payload: dict[str, Any], options: ElasticOptions, agent: Agent, own: list[RankData]
+    payload: TrialPayload, options: ElasticOptions, agent: Agent, own: list[RankData]
 ) -> list[RankData]:
     """On node 0, the records of all nodes' ranks; on another node, send this node's ranks to node 0."""
     if not is_multi_node(options):
@@ -104,7 +104,7 @@ def _with_other_nodes(
     return own
 
 
-def rank_main(payload: dict[str, Any], send: Send, single_threaded: bool, agent: int) -> None:
+def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     process_tree.die_with_parent(agent)
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
@@ -118,7 +118,7 @@ def rank_main(payload: dict[str, Any], send: Send, single_threaded: bool, agent:
         os._exit(1)
 
 
-def fresh_rank_main(payload: dict[str, Any], agent: int) -> None:
+def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
     """A rank in a fresh interpreter (``start_method`` spawn or forkserver), which has to import the workload."""
     # A fork server is the parent of its ranks.
     process_tree.die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)

@@ -6,22 +6,26 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
 from pytest_aorta.launch.child.workload_main import prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.seeding import rank_seed
 
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload
 
-def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
+
+def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
     """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
 
     Args:
-        payload: as in ``launch.child.main.run``.
+        payload: of the trial.
         attempt: number of the attempt.
         prepared: whether this process has imported the workload.
         relay: receives the events of the node's first rank as well.
@@ -31,7 +35,7 @@ def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, re
     arm(str(folder / f"rank_{rank}.stacks.log"))
     seed = rank_seed(payload["seed"], rank, attempt)
     if not prepared:
-        prepare({**payload, "seed": seed})
+        prepare(payload, seed)
     use_seed(seed)
     _serve_flight_recorder()
     log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
@@ -40,8 +44,6 @@ def run_rank(payload: dict[str, Any], attempt: int, *, prepared: bool = True, re
 
 def _serve_flight_recorder() -> None:
     """To be called before the rank makes a process group."""
-    from pytest_aorta.launch.child.torch_compat import start_worker_server
-
     path = socket_path(os.getpid())
     with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number

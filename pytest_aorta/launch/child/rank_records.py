@@ -14,7 +14,7 @@ from typing_extensions import Required, TypedDict
 from pytest_aorta.launch.child.event_log import pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
 from pytest_aorta.trials.events import FailureData, RankData
-from pytest_aorta.trials.outcome import Observed, signal_name, timeout_failure
+from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name, timeout_failure
 
 #: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure comes from elsewhere: the kernel
 #: may be short of memory.
@@ -143,11 +143,10 @@ def _failure_of(
 
 
 def _exit_failure(seen: Observed, code: int) -> FailureData:
-    if code < 0:
-        name = signal_name(-code)
-        return {"phase": seen.phase, "kind": "signal", "signal": name, "message": f"ended by {name} in {seen.phase}()"}
     message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
-    return {"phase": seen.phase, "kind": "exit_code", "exit_code": code, "message": message}
+    if code < 0:
+        message = f"ended by {signal_name(-code)} in {seen.phase}()"
+    return exit_failure(seen.phase, code, {"message": message})
 
 
 def records_of_attempt(

@@ -16,6 +16,7 @@ from pytest_aorta.launch.child.script_events import read_exits
 from pytest_aorta.launch.child.torchrun import OUTLIVED, POLL_INTERVAL, failure_of_torchrun, poll
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.launch.launch_mode import SCRIPT
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.events import RankData, ResultData, Send
@@ -29,7 +30,7 @@ _LOGS = "torchrun"
 _static: StaticEnv | None = None
 
 
-def prepare_script(argument: dict[str, Any]) -> dict[str, Any]:
+def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
     """Describe the script as ``trials.loading.describe`` does a workload, without importing it."""
     global _static
     options = dict(argument["overrides"])
@@ -47,8 +48,8 @@ def prepare_script(argument: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_script(payload: dict[str, Any], send: Send) -> None:
-    """Start ``torchrun``, wait for it, report how the ranks ended. ``payload`` as in ``launch.child.main.run``."""
+def run_script(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, wait for it, report how the ranks ended."""
     send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
     folder = Path(payload["folder"])
     started = time.monotonic()
@@ -75,7 +76,7 @@ def run_script(payload: dict[str, Any], send: Send) -> None:
     send({"type": "lived", "at": time.time()})
 
 
-def _start(payload: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
     script = payload["overrides"]
     order = {
         "folder": str(folder),

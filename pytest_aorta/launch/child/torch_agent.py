@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_records import RankExit
-from pytest_aorta.launch.child.torch_compat import HookedAgent, ReportingAgent
+from pytest_aorta.launch.child.torch_compat.elastic_agent import HookedAgent, ReportingAgent
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName, Send
 
 

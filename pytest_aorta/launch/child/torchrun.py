@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -20,6 +20,9 @@ from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.events import FailureData, Phase, RankData, Send
 from pytest_aorta.trials.outcome import signal_name
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload
 
 _PAYLOAD = "torchrun.json"
 _FAILURES = "torchrun_failures.json"
@@ -33,13 +36,10 @@ OUTLIVED = "torchrun ended before this rank did"
 POLL_INTERVAL = 0.02
 
 
-def run_torchrun(payload: dict[str, Any], send: Send) -> None:
-    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended.
-
-    ``payload`` as in ``launch.child.main.run``.
-    """
+def run_torchrun(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
-    (folder / _PAYLOAD).write_text(json.dumps({**payload, "sys_path": sys.path}))
+    (folder / _PAYLOAD).write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _FAILURES)),
         *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
@@ -98,7 +98,7 @@ def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
     return None
 
 
-def _agent_options(payload: Mapping[str, Any]) -> list[str]:
+def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
         "nnodes": ":".join(map(str, options.nnodes)),
@@ -134,7 +134,7 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
     from torch.distributed.run import main
 
     from pytest_aorta.launch.child.torch_agent import reporting_agent
-    from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun
+    from pytest_aorta.launch.child.torch_compat.elastic_agent import use_agent_in_torchrun
 
     use_agent_in_torchrun(reporting_agent(EventLogWriter(failures.with_name(_STATES)).send))
     try:
@@ -147,13 +147,13 @@ def torchrun_main(failures: Path, arguments: list[str]) -> int:
     return 0
 
 
-def torchrun_rank_main(payload: dict[str, Any]) -> int:
+def torchrun_rank_main(payload: TrialPayload, sys_path: list[str]) -> int:
     """A rank in an interpreter that torchrun started."""
-    sys.path.extend(path for path in payload["sys_path"] if path not in sys.path)
+    sys.path.extend(path for path in sys_path if path not in sys.path)
     return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "torchrun":
         sys.exit(torchrun_main(Path(sys.argv[2]), sys.argv[3:]))
-    sys.exit(torchrun_rank_main(json.loads(Path(sys.argv[2]).read_text())))
+    sys.exit(torchrun_rank_main(**json.loads(Path(sys.argv[2]).read_text())))

@@ -19,7 +19,7 @@ from torch.distributed.run import main as torchrun
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.rank_records import RankExit
 from pytest_aorta.launch.child.script_events import record_exit, record_start
-from pytest_aorta.launch.child.torch_compat import HookedContext, use_context_in_torchrun
+from pytest_aorta.launch.child.torch_compat.rank_context import HookedContext, use_context_in_torchrun
 from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports in every rank.

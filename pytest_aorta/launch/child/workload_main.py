@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.probe.collect import collect_env, collect_static
@@ -19,17 +19,17 @@ from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
+if TYPE_CHECKING:
+    from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
+
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change.
-
-    ``argument``: ``target``, ``overrides``, ``steps``, and perhaps the ``seed`` of a trial that imports it for itself.
-    """
+def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
+    """Import the workload and describe it; take the snapshot of what will not change."""
     global _static, _seeds
-    _seeds = ProcessSeeds(argument.get("seed") or random_seed())
+    _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
     _seeds.note_kept()
@@ -38,8 +38,8 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def warm_up(argument: dict[str, Any]) -> None:
-    """Touch what every trial needs before its workload's code runs. ``argument`` as in ``prepare``."""
+def warm_up(argument: WorkloadArgument) -> None:
+    """Touch what every trial needs before its workload's code runs."""
     json.dumps(collect_env(_static).to_dict())
     load_class(argument["target"])
 
@@ -51,7 +51,7 @@ def use_seed(seed: int) -> None:
 
 
 def run_workload(
-    payload: dict[str, Any], send: Send, on_error: Callable[[BaseException], object] = lambda error: None
+    payload: TrialPayload, send: Send, on_error: Callable[[BaseException], object] = lambda error: None
 ) -> bool:
     """Take the environment snapshot, then run all phases; whether setup and run succeeded.
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name
 
@@ -54,7 +55,7 @@ def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
 
 def _printed(stderr: Path | None) -> FailureData | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends."""
-    lines = _PREFIX.sub("", _tail(stderr)).splitlines() if stderr is not None else []
+    lines = _PREFIX.sub("", read_tail(stderr, _TAIL)).splitlines() if stderr is not None else []
     starts = [number for number, line in enumerate(lines) if line == _HEADING]
     if not starts:
         return None
@@ -74,13 +75,3 @@ def _exception(text: str, traceback: str | None) -> FailureData:
     if traceback is not None:
         failure["traceback"] = traceback
     return failure
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

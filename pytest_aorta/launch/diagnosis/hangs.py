@@ -57,32 +57,38 @@ def explain_hang(
         collectives: the last one that each rank has entered, as far as known. Where no stack shows a collective, as
             when it waits in C++ only, the ranks that have entered fewer are missing.
     """
-    found: dict[int, Location | None] = {}
-    for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["kind"] in ("timeout", "stall"):
-            path = stacks(record["rank"])
-            where = None if path is None else locate(read_dump(path), source)
-            found[record["rank"]] = where
-            if where is not None:
-                failure["message"] += f"; {where.text}"
-    waiting = {rank for rank, where in found.items() if where is not None and where.collective is not None}
+    locations = {record["rank"]: _locate(record, stacks, source) for record in records if _hung(record)}
+    waiting = {rank for rank, location in locations.items() if location is not None and location.collective}
     missing = _behind(collectives)
     if waiting:
         missing = [record["rank"] for record in records if record["rank"] not in waiting]
-    texts = []
-    for record in sorted(records, key=lambda record: (record["rank"] not in missing, record["rank"])):
+    texts = {}
+    for record in records:
         rank = record["rank"]
-        if missing and (rank in waiting or (not waiting and rank in collectives and rank not in missing)):
-            record["collateral"] = True
-        where = found.get(rank)
-        text = where.text if where is not None else _end_of(record)
+        location = locations.get(rank)
+        texts[rank] = _end_of(record) if location is None else location.text
         if rank in collectives:
             record["collective"] = collectives[rank].text
-            text += f" (last: {collectives[rank].text})"
-        texts.append(f"rank {rank}{' is missing' if rank in missing else ''}: {text}")
-    blamed = missing or (list(found) if len(found) == 1 else [])
-    return HangReport("; ".join(texts), blamed[0] if blamed else None)
+            texts[rank] += f" (last: {collectives[rank].text})"
+        if missing and rank not in missing and rank in (waiting or collectives):
+            record["collateral"] = True
+    parts = [f"rank {rank} is missing: {texts[rank]}" for rank in sorted(texts.keys() & missing)]
+    parts += [f"rank {rank}: {texts[rank]}" for rank in sorted(texts.keys() - missing)]
+    blamed = missing or (list(locations) if len(locations) == 1 else [])
+    return HangReport("; ".join(parts), blamed[0] if blamed else None)
+
+
+def _hung(record: RankData) -> bool:
+    return record["failure"] is not None and record["failure"]["kind"] in ("timeout", "stall")
+
+
+def _locate(record: RankData, stacks: Callable[[int], Path | None], source: str | None) -> Location | None:
+    """Where a rank hung, as far as its stacks show; its failure says so as well."""
+    path = stacks(record["rank"])
+    location = None if path is None else locate(read_dump(path), source)
+    if location is not None and record["failure"] is not None:
+        record["failure"]["message"] += f"; {location.text}"
+    return location
 
 
 def _behind(collectives: Mapping[int, LastCollective]) -> list[int]:
@@ -98,7 +104,7 @@ def _end_of(record: RankData) -> str:
     failure = record["failure"]
     if failure is None:
         return f"exited {record['exit_code'] or 0}"
-    if failure["kind"] in ("timeout", "stall"):
+    if _hung(record):
         return "it gave no stack"
     if failure["kind"] == "exception":
         return f"raised {failure['type']}"

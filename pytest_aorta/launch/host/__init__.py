@@ -1,1 +1,1 @@
-"""What runs beside the slot of a trial, outside of its processes."""
+"""What runs on the host of a trial, outside of the trial's processes."""

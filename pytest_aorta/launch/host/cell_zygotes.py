@@ -1,4 +1,4 @@
-"""The zygotes of one host: which one a cell's trials are forked from, and what it says of the workload."""
+"""The zygotes of one host: which one the trials of a cell are forked from, and its description of the workload."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygo
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.launch_mode import resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, ZygoteUnwanted
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
 

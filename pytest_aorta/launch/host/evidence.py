@@ -1,4 +1,4 @@
-"""What the processes of a trial have left in files, for what they did not report."""
+"""Reading the files that the processes of a trial have left, for what they did not report."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Evidence:
         return attempt_folder(self._folder, last_attempt(self._folder))
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
-        """Where pytest is a rank itself: tell rank 0 how this one ended; on rank 0, read how the others did."""
+        """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
             records = gather_rank_records(self._folder, self._seen.returncode, overdue)
             stacks = {record["rank"]: rank_folder(self._folder, record["rank"]) / STACKS for record in records}
@@ -83,10 +83,8 @@ class Evidence:
     def _read_orphans(self) -> None:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
-        if (
-            code is None or code >= 0 or is_multi_node(self._spec.execution.elastic)
-        ):  # whose own ranks only the agent knew
-            return
+        if code is None or code >= 0 or is_multi_node(self._spec.execution.elastic):
+            return  # the ranks of one of several nodes were known to the agent alone
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
         message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}()"
@@ -119,5 +117,5 @@ class Evidence:
         seen = self._seen
         if self._cell.info.result_scope == "rank_local":
             seen.result = combined_result(seen.ranks) or seen.result
-        elif is_multi_node(self._spec.execution.elastic):  # whose rank 0 may be on any of them
+        elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
             seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)

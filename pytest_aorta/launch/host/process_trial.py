@@ -1,4 +1,4 @@
-"""One trial in a process of its own, followed by the thread of its slot."""
+"""One trial in a separate process, followed by the thread of its slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
@@ -16,14 +15,17 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
 from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import TrialEvent, parse_event
+from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import random_seed
@@ -39,7 +41,7 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup")
 
 
 class ProcessTrial:
-    """A trial in a process of its own. One thread follows it; any may ``interrupt``."""
+    """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
     def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes) -> None:
         self.spec = spec
@@ -56,7 +58,7 @@ class ProcessTrial:
         self._server: Server | None = None
         self._task: Task | None = None
         self._deadline: float | None = None
-        #: When it will have made no progress for too long.
+        #: When the stall limit will have passed.
         self._stalls_at: float | None = None
         #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
@@ -94,7 +96,7 @@ class ProcessTrial:
             else:
                 self._start_clock()
 
-    def _payload(self, cell: PreparedCell) -> dict[str, Any]:
+    def _payload(self, cell: PreparedCell) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,
@@ -125,7 +127,7 @@ class ProcessTrial:
     def _lose(self, error: ZygoteError) -> None:
         """It could not start, or its zygote died."""
         if self._task is None:
-            self.seen.phase = error.phase  # type: ignore[assignment]
+            self.seen.phase = error.phase
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
@@ -177,14 +179,18 @@ class ProcessTrial:
         if event is None:
             self._end(self._task)
             return False
-        if event["type"] == "prepared":
-            self._start_clock()
-        elif event["type"] != "done":
-            self._receive(parse_event(event))
+        self._receive(event)
         return True
 
-    def _receive(self, event: TrialEvent) -> None:
+    def _receive(self, message: Message) -> None:
         assert self._evidence is not None
+        if message.get("type") == "prepared":
+            self._start_clock()
+            return
+        try:
+            event = parse_event(message)
+        except ValueError:
+            return  # ``done``, or what the workload has written to the channel
         self.seen.see(event)
         if event["type"] in ("begin", "progress", "attempt"):
             self._note_progress()
@@ -215,12 +221,13 @@ class ProcessTrial:
         self._evidence.save_collectives()
         self._task.kill(self.spec.limits.grace)
 
-    def _note_leftovers(self, ended: dict[str, Any]) -> None:
+    def _note_leftovers(self, ended: TaskEnd) -> None:
         self.stuck = ended["unkillable"]
-        for key, what in (("swept", "was left running, and ended"), ("unkillable", "could not be ended")):
-            names = ended[key][:_NAMED]
-            if len(ended[key]) > _NAMED:
-                names.append(f"{len(ended[key]) - _NAMED} more")
+        kinds = ((ended["swept"], "was left running, and ended"), (ended["unkillable"], "could not be ended"))
+        for left, what in kinds:
+            names = left[:_NAMED]
+            if len(left) > _NAMED:
+                names.append(f"{len(left) - _NAMED} more")
             self.seen.notes += [{"note": f"{name} {what}"} for name in names]
 
     def _note_membership(self) -> None:

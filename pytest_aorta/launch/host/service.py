@@ -6,21 +6,23 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
+from pytest_aorta.launch.job_messages import BrokenCell, FilePiece, PhaseEnded, TrialOrder, WarningIssued
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext
-    from pytest_aorta.trials.spec import TrialSpec
 
 #: Bytes of a trial's files that travel in one message.
 _CHUNK = 2**20
+
+_PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
 
 
 @dataclass(frozen=True)
@@ -65,30 +67,13 @@ class HostService:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class TrialOrder:
-    """The payload of both jobs.
-
-    Attributes:
-        spec: what to run.
-        folder: for the trial's artifacts; a name alone, when the results belong to another host.
-        timeout: deadline in seconds that overrides the spec's.
-        inherited: what the trial has of the process that asks for it; ``None`` for that of the host's worker.
-    """
-
-    spec: TrialSpec
-    folder: Path
-    timeout: float | None = None
-    inherited: Inherited | None = None
-
-
 class CellBroken(Exception):
-    """The trials of a cell cannot be started. ``details`` says in which phase that showed, and how."""
+    """The trials of a cell cannot be started."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
-        self.details: dict[str, Any] = {
+        self.details: BrokenCell = {
             "kind": type(error).__name__,
             "message": str(error),
             "phase": lost.phase,
@@ -121,8 +106,7 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
 def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     """A job: run one trial; its record as plain data.
 
-    Emits ``{"ended": phase, "failed": bool}`` after setup and run, ``{"warning": text}``, and, when the results
-    belong to another host, ``{"file": name, "data": bytes}`` in pieces.
+    Emits ``PhaseEnded`` after setup and run, ``WarningIssued``, and ``FilePiece`` for a trial of another host.
     """
     service: HostService = job.service
     spec, inherited = order.spec, order.inherited or Inherited.now()
@@ -137,10 +121,10 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
             trial.start(inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():
-                job.emit({"warning": text})
-            for phase in ("setup", "run"):
+                job.emit(WarningIssued(type="warning", text=text))
+            for phase in _PHASES:
                 trial.wait(phase)
-                job.emit({"ended": phase, "failed": trial.seen.failed_in(phase)})
+                job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))
             record = trial.finish().to_dict()
             if trial.stuck:
                 service.allocator.quarantine(allocation, trial.stuck)
@@ -159,6 +143,6 @@ def _send_files(job: JobContext, folder: Path) -> None:
             with path.open("rb") as file:
                 while True:
                     data = file.read(_CHUNK)
-                    job.emit({"file": name, "data": data})
+                    job.emit(FilePiece(type="file", name=name, data=data))
                     if len(data) < _CHUNK:
                         break

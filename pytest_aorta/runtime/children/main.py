@@ -21,9 +21,9 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     """Serve as a slot or as a worker until the other side closes the channel."""
     take_output(channel, payload["output"])
     if payload["role"] == "worker":
-        from pytest_aorta.runtime.children.worker_server import ChannelTransport, serve_worker
+        from pytest_aorta.runtime.children.worker_server import serve_worker
 
-        serve_worker(payload["manifest"], ChannelTransport(channel))
+        serve_worker(payload["spec"], channel)
     else:
         SlotProcess(channel).serve(payload)
 
@@ -35,7 +35,7 @@ def take_output(channel: Channel, targets: list[int]) -> None:
         if fd is not None:
             os.dup2(fd, target)
             os.close(fd)
-    # New ones: the old ones have taken the zygote's log for a file in which they can seek.
+    # New streams: the old ones were opened on the zygote's log, as a file in which they can seek.
     for name, target in (("stdout", 1), ("stderr", 2)):
         getattr(sys, name).flush()
         stream = open(target, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

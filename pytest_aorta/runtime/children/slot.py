@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import traceback
-from typing import Any
+from typing import Any, cast
 
+from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
 from pytest_aorta.runtime.memory.callables import Definition
-from pytest_aorta.runtime.memory.transfer import Message, Receiver
+from pytest_aorta.runtime.memory.transfer import Receiver
 from pytest_aorta.runtime.records import failed
 from pytest_aorta.runtime.zygotes.channel import Channel
 
@@ -25,71 +25,71 @@ class SlotProcess:
         self.callables: dict[str, Any] = {}
 
     def serve(self, payload: dict[str, Any]) -> None:
-        """Get ready, then carry out what comes, until nothing comes any more."""
+        """Get ready, then carry out orders until the channel closes or an order says so."""
         try:
             for plain in payload["callables"]:
                 self.load(plain)
             if payload["prepare"] is not None:
                 Definition(*payload["prepare"]).load()()
         except BaseException as error:
-            failure = failed(error, traceback=traceback.format_exc()).failure
-            assert failure is not None
-            self.channel.send({"op": "failed", "failure": failure.to_plain()})
+            self.channel.send({"op": "failed", "failure": plain_failure(error)})
             return
-        self.channel.send({"op": "ready", "pid": os.getpid()})
+        self.channel.send({"op": "ready"})
         while (message := self.channel.receive()) is not None and message["op"] != "close":
-            self.handle(message)
+            self.handle(cast(Order, message))
 
     def load(self, plain: list[str]) -> None:
-        """Get hold of a callable."""
+        """Load a callable, for tasks to come."""
         definition = Definition(*plain)
         self.callables[definition.digest] = definition.load()
 
-    def handle(self, message: Message) -> None:
+    def handle(self, order: Order) -> None:
         """Carry out one order."""
-        operation = message["op"]
-        if operation == "task":
-            self.channel.send_text(f'{{"op":"ended","id":{message["id"]},{self.run(message)}}}')
-        elif operation == "map":
+        if order["op"] == "task":
+            self.channel.send_text(f'{{"op":"ended","id":{order["id"]},{self.run(order)}}}')
+        elif order["op"] == "map":
             fd = self.channel.receive_fd()
             if fd is not None:
-                self.receiver.map(message["storage"], message["bytes"], fd)
-        elif operation == "unmap":
-            self.receiver.unmap(message.get("storages"))
-        elif operation == "register":
-            self.channel.send({"op": "registered", **self.register(message["definition"])})
-        elif operation == "unregister":
-            self.callables.pop(message["digest"], None)
-            self.channel.send({"op": "unregistered", "digest": message["digest"]})
+                self.receiver.map(order["storage"], order["bytes"], fd)
+        elif order["op"] == "unmap":
+            self.receiver.unmap(order.get("storages"))
+        elif order["op"] == "register":
+            self.channel.send(self.register(order["definition"]))
+        elif order["op"] == "unregister":
+            self.callables.pop(order["digest"], None)
+            self.channel.send({"op": "unregistered", "digest": order["digest"], "failure": None})
 
-    def register(self, plain: list[str]) -> Message:
-        """Load a callable; its digest, and why it could not be loaded."""
-        answer: Message = {"digest": Definition(*plain).digest}
+    def register(self, plain: list[str]) -> CallableReport:
+        """Load a callable; the answer says why it could not be loaded."""
+        report: CallableReport = {"op": "registered", "digest": Definition(*plain).digest, "failure": None}
         try:
             self.load(plain)
         except BaseException as error:
-            failure = failed(error, traceback=traceback.format_exc()).failure
-            assert failure is not None
-            answer["failure"] = failure.to_plain()
-        return answer
+            report["failure"] = plain_failure(error)
+        return report
 
-    def run(self, message: Message) -> str:
+    def run(self, order: TaskOrder) -> str:
         """Run one task; how it ended, as the inner part of a JSON mapping."""
         try:
-            function = self.callables[message["digest"]]
-            return f'"outcome":"success","payload":{payload(function(self.receiver.decode(message.get("args"))))}'
+            function = self.callables[order["digest"]]
+            return f'"outcome":"success","payload":{as_json(function(self.receiver.decode(order.get("args"))))}'
         except BaseException as error:
-            failure = failed(error, traceback=traceback.format_exc()).failure
-            assert failure is not None
-            return f'"outcome":"task_failure","failure":{json.dumps(failure.to_plain())}'
+            return f'"outcome":"task_failure","failure":{json.dumps(plain_failure(error))}'
 
 
-def payload(value: Any) -> str:
+def plain_failure(error: BaseException) -> dict[str, Any]:
+    """The exception that is being handled, as JSON values."""
+    failure = failed(error, traceback=traceback.format_exc()).failure
+    assert failure is not None
+    return failure.to_plain()
+
+
+def as_json(value: Any) -> str:
     """A return value as JSON, if it is that and of a bounded size; results of another kind travel through tensors."""
     if value is None:
         return "null"
     try:
         text = json.dumps(value)
-    except Exception:  # whatever it does when it is looked at
+    except Exception:  # its own methods may raise anything
         return "null"
     return text if len(text) <= MAX_PAYLOAD else "null"

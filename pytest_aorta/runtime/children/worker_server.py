@@ -1,4 +1,4 @@
-"""A worker below a worker: takes tasks and jobs from the level above, and tells how they ended."""
+"""A worker below a worker: takes tasks and jobs from the level above, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import json
 import os
 import sys
 import threading
-import traceback
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pytest_aorta.runtime.children.slot import payload as as_payload
-from pytest_aorta.runtime.endpoints.process import unpacked
+from pytest_aorta.runtime.children.slot import as_json, plain_failure
+from pytest_aorta.runtime.endpoints.protocol import (
+    CallableReport,
+    EndedReport,
+    JobOrder,
+    MapOrder,
+    Order,
+    Report,
+    TaskOrder,
+    unpacked,
+)
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs, to_bytes
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, TaskRecord, failed
+from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.runtime.worker import Worker
-from pytest_aorta.runtime.worker_spec import read_manifest
+from pytest_aorta.runtime.worker_spec import WorkerSpec
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 if TYPE_CHECKING:
@@ -24,165 +33,124 @@ if TYPE_CHECKING:
 
 
 class Transport(Protocol):
-    """How messages come from the level above."""
+    """How orders come from the level above: a ``Channel`` of the same host, or a ``HostChannel``."""
 
-    def send(self, message: Message) -> None:
-        """Send one; raises ``OSError`` when nobody is there."""
-
-    def receive(self) -> Message | None:
-        """The next one; ``None`` when nobody is there any more."""
-
-    def receive_fd(self) -> int | None:
-        """A descriptor, on the same host."""
-
-
-class ChannelTransport:
-    """A channel of the same host, which several threads write to."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Send one."""
-        with self._lock:
-            self._channel.send(message)
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a report; raises ``OSError`` when the level above is gone."""
 
     def receive(self) -> Message | None:
-        """The next one."""
-        return self._channel.receive()
-
-    def receive_fd(self) -> int | None:
-        """The next descriptor."""
-        return self._channel.receive_fd()
-
-
-class HostTransport:
-    """A channel of another host. Its messages are complete; descriptors do not travel."""
-
-    def __init__(self, channel: HostChannel) -> None:
-        self._channel = channel
-
-    def send(self, message: Message) -> None:
-        """Send one."""
-        self._channel.send(message)
-
-    def receive(self) -> Message | None:
-        """The next one."""
-        return self._channel.receive()
-
-    def receive_fd(self) -> int | None:
-        """There are none."""
-        return None
+        """The next order; ``None`` when the level above is gone."""
 
 
 def serve_host(argument: dict[str, Any], channel: HostChannel) -> None:
-    """The service on another host; ``argument``: ``manifest``, ``sys_path`` of the side that asks, ``torch`` or not."""
+    """The service on another host; ``argument``: ``spec``, ``sys_path`` of the side that asks, ``torch`` or not."""
     # What is imported by name there can be here, where the same folders exist.
     sys.path.extend(path for path in argument["sys_path"] if path not in sys.path and os.path.isdir(path))
     if argument["torch"]:  # tensors are to be expected: now, and once for all slots, rather than within the first task
         import torch  # noqa: F401
-    serve_worker(argument["manifest"], HostTransport(channel))
+    serve_worker(argument["spec"], channel)
 
 
-def serve_worker(manifest: dict[str, Any], transport: Transport) -> None:
-    """Build the worker of a manifest, and serve until the level above closes or goes."""
+def serve_worker(packed_spec: str, transport: Transport) -> None:
+    """Build the worker of a specification, and serve until the level above closes or goes."""
     try:
-        worker = read_manifest(manifest)
+        spec: WorkerSpec = unpacked(packed_spec)
+        worker = Worker.from_spec(spec)
         worker.init()
     except BaseException as error:
-        failure = failed(error, traceback=traceback.format_exc()).failure
-        assert failure is not None
-        transport.send({"op": "failed", "failure": failure.to_plain()})
+        transport.send({"op": "failed", "failure": plain_failure(error)})
         return
     with worker:
         service = WorkerService(worker, transport)
         transport.send({"op": "ready"})
         while (message := transport.receive()) is not None and message["op"] != "close":
-            service.handle(message)
+            service.handle(cast(Order, message))
         service.end()
 
 
 class WorkerService:
-    """The orders of the level above. Tasks run on threads, so that their cancellation can be heard."""
+    """Carries out the orders of the level above. Tasks run on threads, so that orders to cancel them are received."""
 
     def __init__(self, worker: Worker, transport: Transport) -> None:
         self.worker = worker
         self.transport = transport
         self.receiver = Receiver()
-        self.cancels: dict[int, Any] = {}
+        self.cancels: dict[int, Callable[[str], None]] = {}
 
-    def handle(self, message: Message) -> None:
+    def handle(self, order: Order) -> None:
         """Carry out one order."""
-        operation = message["op"]
-        if operation == "task":
-            threading.Thread(target=self.run_task, args=(message,), daemon=True).start()
-        elif operation == "job":
-            self.submit_job(message)
-        elif operation == "cancel":
-            cancel = self.cancels.get(message["id"])
+        if order["op"] == "task":
+            threading.Thread(target=self.run_task, args=(order,), daemon=True).start()
+        elif order["op"] == "job":
+            self.submit_job(order)
+        elif order["op"] == "cancel":
+            cancel = self.cancels.get(order["id"])
             if cancel is not None:
-                cancel(message["why"])
-        elif operation == "map":
-            fd = self.transport.receive_fd()
-            if fd is not None:
-                self.receiver.map(message["storage"], message["bytes"], fd)
-        elif operation == "unmap":
-            self.receiver.unmap(message.get("storages"))
-        elif operation == "register":
-            # As long as a process below runs a task, this waits for it; orders to cancel must be heard meanwhile.
-            definition = Definition(*message["definition"])
+                cancel(order["why"])
+        elif order["op"] == "map":
+            self.map(order)
+        elif order["op"] == "unmap":
+            self.receiver.unmap(order.get("storages"))
+        elif order["op"] == "register":
+            # As long as a process below runs a task, this waits for it; orders to cancel must be received meanwhile.
+            definition = Definition(*order["definition"])
             threading.Thread(target=self.register, args=(definition,), daemon=True).start()
-        elif operation == "unregister":
-            threading.Thread(target=self.unregister, args=(message["digest"],), daemon=True).start()
+        elif order["op"] == "unregister":
+            threading.Thread(target=self.unregister, args=(order["digest"],), daemon=True).start()
+
+    def map(self, order: MapOrder) -> None:
+        """Map a storage, on the same host."""
+        assert isinstance(self.transport, Channel)
+        fd = self.transport.receive_fd()
+        if fd is not None:
+            self.receiver.map(order["storage"], order["bytes"], fd)
 
     def register(self, definition: Definition) -> None:
         """Take a callable in, at this level and below."""
-        answer: Message = {"op": "registered", "digest": definition.digest}
+        report: CallableReport = {"op": "registered", "digest": definition.digest, "failure": None}
         try:
             self.worker.accept(definition)
         except BaseException as error:
-            failure = failed(error, traceback=traceback.format_exc()).failure
-            assert failure is not None
-            answer["failure"] = failure.to_plain()
-        self._tell(answer)
+            report["failure"] = plain_failure(error)
+        self._report(report)
 
     def unregister(self, digest: str) -> None:
         """Forget a callable, at this level and below."""
         self.worker.withdraw(digest)
-        self._tell({"op": "unregistered", "digest": digest})
+        self._report({"op": "unregistered", "digest": digest, "failure": None})
 
-    def run_task(self, message: Message) -> None:
+    def run_task(self, order: TaskOrder) -> None:
         """One task of the level above is one run at this level."""
-        answer: Message = {"op": "ended", "id": message["id"], "outcome": Outcome.SUCCESS.value}
+        encoded = order.get("args")
+        report: EndedReport = {"op": "ended", "id": order["id"], "outcome": Outcome.SUCCESS.value}
         try:
-            orch_fn = self.worker.callables.definitions[message["digest"]].load()
-            args = self.receiver.decode(message.get("args"))
+            orch_fn = self.worker.callables.definitions[order["digest"]].load()
+            args = self.receiver.decode(encoded)
             returned: list[Any] = []
 
             def build(orch: Any, args: SlotArgs, config: Any) -> None:
                 returned.append(orch_fn(orch, args, config))
 
             handle = self.worker.submit(build, args, args.config)
-            self.cancels[message["id"]] = lambda why: handle.cancel(why, running=True)
+            self.cancels[order["id"]] = lambda why: handle.cancel(why, running=True)
             handle.wait()
-            answer["payload"] = json.loads(as_payload(returned[0]))
-            answer["written"] = [[n, to_bytes(args.tensors[n])] for n in (message.get("args") or {}).get("written", ())]
+            report["payload"] = json.loads(as_json(returned[0]))
+            written = (encoded or {}).get("written", ())
+            report["written"] = [(number, to_bytes(args.tensors[number])) for number in written]
         except BaseException as error:
-            answer |= _failure(failed(error, traceback=traceback.format_exc()))
+            report["outcome"], report["failure"] = Outcome.TASK_FAILURE.value, plain_failure(error)
         finally:
-            self.cancels.pop(message["id"], None)
-        self._tell(answer)
+            self.cancels.pop(order["id"], None)
+        self._report(report)
 
-    def submit_job(self, message: Message) -> None:
+    def submit_job(self, order: JobOrder) -> None:
         """A job joins the session of this worker."""
-        number = message["id"]
-        prepare = message.get("prepare")
+        number, prepare = order["id"], order["prepare"]
         job = Job(
-            target=message["target"],
-            payload=unpacked(message["payload"]),
-            preparation=Preparation(prepare[0], prepare[1], unpacked(prepare[2])) if prepare is not None else None,
-            on_event=lambda event: self._tell({"op": "event", "id": number, "event": event}),
+            target=order["target"],
+            payload=unpacked(order["payload"]),
+            preparation=None if prepare is None else Preparation(prepare[0], prepare[1], unpacked(prepare[2])),
+            on_event=lambda event: self._report({"op": "event", "id": number, "event": event}),
         )
         ref = self.worker.session.submit_job(job)
         self.cancels[number] = ref.cancel
@@ -190,22 +158,23 @@ class WorkerService:
 
     def _job_ended(self, number: int, record: TaskRecord) -> None:
         self.cancels.pop(number, None)
-        completion = Completion(record.outcome, record.payload, record.failure)
-        self._tell({"op": "ended", "id": number, "payload": completion.payload, **_failure(completion)})
+        self._report(
+            {
+                "op": "ended",
+                "id": number,
+                "outcome": record.outcome.value,
+                "payload": record.payload,
+                "failure": None if record.failure is None else record.failure.to_plain(),
+            }
+        )
 
-    def _tell(self, message: Message) -> None:
+    def _report(self, report: Report) -> None:
         try:
-            self.transport.send(message)
+            self.transport.send(report)
         except OSError:
-            return  # nobody listens any more; the end of the transport ends us
+            return  # the level above is gone; the end of the transport ends this process
 
     def end(self) -> None:
-        """Nobody waits for what still runs."""
+        """Cancel what still runs: its results are not wanted any more."""
         for cancel in list(self.cancels.values()):
             cancel("the worker is closed")
-
-
-def _failure(completion: Completion) -> Message:
-    failure: Failure | None = completion.failure
-    told = failure.to_plain() if failure is not None else None
-    return {"outcome": completion.outcome.value, "failure": told}

@@ -1,1 +1,1 @@
-"""What the engine dispatches to: child processes, hosts, functions that run jobs."""
+"""What the dispatcher sends tasks to: child processes, hosts, functions that run jobs."""

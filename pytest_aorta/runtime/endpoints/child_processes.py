@@ -1,4 +1,4 @@
-"""The processes below a worker: started together, spoken to together, ended together."""
+"""The processes below a worker: they are started, addressed and ended together."""
 
 from __future__ import annotations
 
@@ -11,36 +11,44 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.endpoints.process import LinkedEndpoint, StartupError, own_output
-from pytest_aorta.runtime.endpoints.zygote_link import TaskLink
+from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
+from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
+from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.memory.callables import Definition
-    from pytest_aorta.runtime.worker import Worker
+    from pytest_aorta.runtime.worker_spec import WorkerSpec
     from pytest_aorta.runtime.zygotes.server import Server
 
-#: Variables by which libraries learn how many threads to compute with. Whoever sets one keeps what is set.
+#: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 #: Zygotes with different variables, one per device at most.
 _MAX_ZYGOTES = 4096
 
 
-class Staff:
-    """All endpoints of a worker that are processes."""
+class ChildProcesses:
+    """All endpoints of a worker that are processes.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Args:
+        dispatcher: of the worker.
+        describe: gives the specification of the worker, with all that is registered at the moment.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
+        self._dispatcher = dispatcher
+        self._describe = describe
         self._pool = ZygotePool(_MAX_ZYGOTES)
-        self._endpoints: list[LinkedEndpoint] = []
+        self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
-        # Whoever takes a dead one's place later is to find the same.
+        # Taken now, so that the successor of a process that dies finds the same.
         self._spec = ZygoteSpec(
             command=(sys.executable,),
             environ=dict(os.environ),
@@ -51,25 +59,23 @@ class Staff:
             cwd=os.getcwd(),
         )
 
-    def start(self, worker: Worker, give_up: float) -> None:
+    def start(self, give_up: float) -> None:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
+        worker = self._describe()
         found = find_devices()
         slots = worker.num_sub_workers + len(worker.device_ids)
-        shares = _shares(slots) if are_named_only(found) else [None] * slots
+        shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
-            launch = self._launcher(worker, shares[index], {})
-            self._add(LinkedEndpoint(self._engine, "sub", index, f"sub_worker {index}", launch))
+            launch = self._slot_launcher(next(shares), {})
+            self._add(ProcessEndpoint(self._dispatcher, TaskKind.SUB, index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
-            variables = device_variables([device], found)
-            launch = self._launcher(worker, shares[worker.num_sub_workers + index], variables)
-            self._add(LinkedEndpoint(self._engine, "next", index, f"slot {index}", launch))
+            launch = self._slot_launcher(next(shares), device_variables([device], found))
+            self._add(ProcessEndpoint(self._dispatcher, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
-            child._state = "ABOVE"
-            child.callables.inherit(worker.callables)
-            self._add(self._child(worker, index, child, host))
+            self._add(self._child(index, child, host))
         if not self._endpoints:
             return
-        # The first failure counts, whoever else still starts, or hangs: they end with the rest.
+        # The first failure counts, even if others still start or hang: they end with the rest.
         self._starting = ThreadPoolExecutor(len(self._endpoints), "aorta-start")
         started = {self._starting.submit(_bring_up, endpoint, give_up): endpoint for endpoint in self._endpoints}
         self._starting.shutdown(wait=False)
@@ -80,62 +86,57 @@ class Staff:
             names = ", ".join(started[attempt].name for attempt in late)
             raise StartupError(f"{names}: not ready in time; startup_timeout_s is too short")
 
-    def _add(self, endpoint: LinkedEndpoint) -> None:
+    def _add(self, endpoint: ProcessEndpoint) -> None:
         self._endpoints.append(endpoint)
-        self._engine.placement.add(endpoint)
+        self._dispatcher.placement.add(endpoint)
 
-    def _child(self, worker: Worker, index: int, child: Worker, host: str | None) -> LinkedEndpoint:
-        name = f"child_worker {index} level={child.level}"
-        if host is not None:
-            from pytest_aorta.runtime.endpoints.host_link import remote_launcher
-
-            launch: Any = remote_launcher(worker, child, host)
+    def _child(self, index: int, child: WorkerSpec, host: str | None) -> ProcessEndpoint:
+        if host is None:
+            launch: Launch = self._worker_launcher(index)
         else:
-            launch = self._worker_launcher(worker, child)
-        kind: Any = "job" if child.has_slots else "next"
-        return LinkedEndpoint(
-            self._engine,
-            kind,
+            from pytest_aorta.runtime.endpoints.host_link import remote_launcher  # which loads execnet
+
+            launch = remote_launcher(self._describe, index)
+        return ProcessEndpoint(
+            self._dispatcher,
+            TaskKind.JOB if child.total_slots else TaskKind.NEXT_LEVEL,
             index,
-            name,
+            f"child_worker {index} level={child.level}",
             launch,
             capacity=max(1, child.total_slots),
             respawn=host is None,
             cancels=True,
         )
 
-    def _launcher(
-        self, worker: Worker, cores: tuple[int, ...] | None, variables: Mapping[str, str]
-    ) -> Callable[[LinkedEndpoint], TaskLink]:
-        def launch(endpoint: LinkedEndpoint) -> TaskLink:
+    def _slot_launcher(self, cores: tuple[int, ...] | None, variables: Mapping[str, str]) -> Launch:
+        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
+            worker = self._describe()
             payload = {
                 "role": "slot",
-                "callables": [definition.to_plain() for definition in worker.callables.definitions.values()],
+                "callables": [definition.to_plain() for definition in worker.callables.definitions],
                 "prepare": None if worker.prepare is None else worker.prepare.to_plain(),
             }
             return self._fork(endpoint, payload, cores, {**_threads(cores), **variables})
 
         return launch
 
-    def _worker_launcher(self, worker: Worker, child: Worker) -> Callable[[LinkedEndpoint], TaskLink]:
-        def launch(endpoint: LinkedEndpoint) -> TaskLink:
-            from pytest_aorta.runtime.worker_spec import write_manifest  # which knows what a worker is
-
-            child.callables.inherit(worker.callables)
-            return self._fork(endpoint, {"role": "worker", "manifest": write_manifest(child)}, None, {})
+    def _worker_launcher(self, index: int) -> Launch:
+        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
+            child, _ = self._describe().children[index]
+            return self._fork(endpoint, {"role": "worker", "spec": packed(child)}, None, {})
 
         return launch
 
     def _fork(
         self,
-        endpoint: LinkedEndpoint,
+        endpoint: ProcessEndpoint,
         payload: dict[str, Any],
         cores: tuple[int, ...] | None,
         variables: Mapping[str, str],
-    ) -> TaskLink:
+    ) -> ZygoteLink:
         """A process that a zygote has ready; its zygote is started, or forked, where there is none."""
         spec = replace(self._spec, environ={**self._spec.environ, **variables})
-        output = own_output()
+        output = _own_output()
         server: Server | None = None
         try:
             server = self._pool.acquire(spec)
@@ -149,7 +150,7 @@ class Staff:
             if server is not None:
                 self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return TaskLink(endpoint, self._engine.reactor, self._pool, server, task)
+        return ZygoteLink(endpoint, self._dispatcher.loop, self._pool, server, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.
@@ -157,10 +158,10 @@ class Staff:
         Raises:
             RuntimeError: one could not.
         """
-        done: list[LinkedEndpoint] = []
+        done: list[ProcessEndpoint] = []
         for endpoint in self._endpoints:
             failure = endpoint.register(definition)
-            if failure is not None and failure.type != "ProcessDied":  # its successor will load it on its own
+            if failure is not None and failure.type != "ProcessDied":  # its successor will load it when it starts
                 for other in done:
                     other.unregister(definition.digest)
                 raise RuntimeError(
@@ -187,7 +188,7 @@ class Staff:
         for thread in threads:
             thread.join(max(0.0, give_up - time.monotonic()))
         self._pool.close()
-        # Nothing starts any more, so these are about to end, and must before what they speak through is closed.
+        # Nothing starts any more, so these are about to end, and must do so before their channels are closed.
         if self._starting is not None:
             self._starting.shutdown(wait=True)
         for endpoint in self._endpoints:
@@ -195,11 +196,11 @@ class Staff:
 
 
 def expects_tensors() -> bool:
-    """Whether processes import torch before they are asked to, which takes a second once instead of in every one."""
+    """Whether zygotes import torch: a second once, instead of in every process."""
     return "torch" in sys.modules
 
 
-def _bring_up(endpoint: LinkedEndpoint, give_up: float) -> None:
+def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
     endpoint.spawn()
     endpoint.wait_ready(give_up)
 
@@ -215,3 +216,15 @@ def _threads(cores: tuple[int, ...] | None) -> dict[str, str]:
     """As many threads as a slot has cores; one, where slots share cores."""
     count = str(threads_of(cores)) if cores else "1"
     return {name: count for name in _THREADS if name not in os.environ}
+
+
+def _own_output() -> list[int]:
+    """Descriptors of stdout and stderr, as far as they are open."""
+    found = []
+    for fd in (1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            continue
+        found.append(fd)
+    return found

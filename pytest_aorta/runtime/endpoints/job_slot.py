@@ -6,14 +6,14 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.engine.tasks import Kind
-from pytest_aorta.runtime.records import Completion, Failure, Outcome, failed
+from pytest_aorta.common.import_target import import_target
+from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.engine import Engine
+    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.tasks import Dispatch
 
 
@@ -40,7 +40,7 @@ class JobContext:
         service: what the worker's ``service`` function returned; shared by all its jobs.
     """
 
-    def __init__(self, slot: Slot, service: Any, emit: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, slot: Slot, service: Any, emit: Callable[[Any], None]) -> None:
         self.slot = slot
         self.service = service
         self.emit = emit
@@ -50,11 +50,11 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it is not wanted any more."""
+        """Whether it was cancelled."""
         return self._why is not None
 
     def on_cancel(self, callback: Callable[[str], None]) -> None:
-        """Call with the reason, on any thread, once the job is not wanted any more; at once, if it is not now."""
+        """Call with the reason, on any thread, once the job is cancelled; at once, if it was already."""
         with self._lock:
             self._callbacks.append(callback)
             why = self._why
@@ -62,7 +62,7 @@ class JobContext:
             callback(why)
 
     def cancel(self, why: str) -> None:
-        """It is not wanted any more."""
+        """Call what was registered with ``on_cancel``; once."""
         with self._lock:
             if self._why is not None:
                 return
@@ -75,25 +75,25 @@ class JobContext:
 class JobSlot:
     """The endpoint of one slot."""
 
-    kind: Kind = "job"
+    kind = TaskKind.JOB
     capacity = 1
     ready = True
 
-    def __init__(self, engine: Engine, slot: Slot, service: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, slot: Slot, service: Any) -> None:
         self.id = slot.index
         self.name = f"slot {slot.index}"
         self.busy = 0
-        self.gone: Failure | None = None
-        self._engine = engine
+        self.gone: TaskFailure | None = None
+        self._dispatcher = dispatcher
         self._slot = slot
         self._service = service
         self._context: JobContext | None = None
 
     def start(self, dispatch: Dispatch) -> None:
-        """A thread of its own: there is none while nothing runs, and none that a fork could miss."""
+        """Run the job on a new thread: there is none while nothing runs, and none that a fork could miss."""
         job = dispatch.member.job
         assert job is not None
-        self._context = context = JobContext(self._slot, self._service, job.on_event or _nobody_listens)
+        self._context = context = JobContext(self._slot, self._service, job.on_event or _ignore)
         threading.Thread(
             target=self._run, args=(dispatch, context), name=f"aorta-{self.name.replace(' ', '-')}", daemon=True
         ).start()
@@ -104,19 +104,18 @@ class JobSlot:
         try:
             if job.on_start is not None:
                 job.on_start()
-            module, _, name = job.target.partition(":")
-            payload = getattr(import_module(module), name)(context, job.payload)
+            payload = import_target(job.target)(context, job.payload)
             completion = Completion(Outcome.SUCCESS, payload)
         except BaseException as error:
             completion = failed(error, traceback=traceback.format_exc())
-        self._engine.ended(dispatch, completion)
+        self._dispatcher.ended(dispatch, completion)
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """Ask; how it ends is the job's business."""
+        """Ask; the job decides how long it takes to end."""
         if self._context is not None:
-            # Whoever listens may have to wait for a lock that a thread holds that waits for ours.
+            # On a thread: a callback may wait for a lock whose holder waits for the dispatcher's.
             threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
 
 
-def _nobody_listens(event: dict[str, Any]) -> None:
+def _ignore(event: Any) -> None:
     pass

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
+from pytest_aorta.runtime.endpoints.protocol import Report
 from pytest_aorta.runtime.zygotes.task import TaskEnded
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.process import LinkedEndpoint
-    from pytest_aorta.runtime.engine.event_loop import Reactor
-    from pytest_aorta.runtime.memory.transfer import Message
+    from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
+    from pytest_aorta.runtime.engine.event_loop import EventLoop
+    from pytest_aorta.runtime.zygotes.channel import Message
     from pytest_aorta.runtime.zygotes.pool import ZygotePool
     from pytest_aorta.runtime.zygotes.server import Server
     from pytest_aorta.runtime.zygotes.task import Task
@@ -22,16 +24,14 @@ if TYPE_CHECKING:
 MUTE = 2.0
 
 
-class TaskLink:
-    """Follows a zygote's task on the thread of a reactor."""
-
-    local = True
+class ZygoteLink:
+    """Follows a zygote's task on the thread of an event loop."""
 
     def __init__(
-        self, endpoint: LinkedEndpoint, reactor: Reactor, pool: ZygotePool, server: Server, task: Task
+        self, endpoint: ProcessEndpoint, loop: EventLoop, pool: ZygotePool, server: Server, task: Task
     ) -> None:
         self._endpoint = endpoint
-        self._reactor = reactor
+        self._loop = loop
         self._pool = pool
         self._server = server
         self._task = task
@@ -40,19 +40,19 @@ class TaskLink:
         self._ended = threading.Event()
         self._over = False
 
-    def follow(self) -> None:
+    def start(self) -> None:
         """Begin to listen."""
         self._watch(self._task.filenos())
 
     def _watch(self, descriptors: list[int]) -> None:
         if descriptors != self._watched:
             for fd in self._watched:
-                self._reactor.unwatch(fd)
+                self._loop.unwatch(fd)
             self._watched = descriptors
             for number, fd in enumerate(descriptors):
                 # The child's own channel comes first, as long as it is open; the other one tells of its end.
-                its_own = number == 0 and len(descriptors) > 1
-                self._reactor.watch(fd, self._hear if its_own else self._look)
+                childs = number == 0 and len(descriptors) > 1
+                self._loop.watch(fd, self._hear if childs else self._look)
 
     def _hear(self) -> None:
         """The child has said something."""
@@ -64,15 +64,15 @@ class TaskLink:
             self._look()
             return
         if message is not None:
-            self._tell(message)
+            self._deliver(message)
 
-    def _tell(self, message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         if "op" not in message:
             return
         try:
-            self._endpoint.received(message)
+            self._endpoint.received(cast(Report, message))
         except Exception:
-            traceback.print_exc()  # a message that makes no sense is no reason to hear no others
+            traceback.print_exc()  # a message that makes no sense is no reason to ignore the others
 
     def _look(self) -> None:
         """Something has happened to the child."""
@@ -83,10 +83,11 @@ class TaskLink:
         self._watch([])
         try:
             while (message := self._task.poll_message()) is not None:
-                self._tell(message)
+                self._deliver(message)
         except TaskEnded:
             assert self._task.ended is not None
-            how = f"died with {exit_text(self._task.ended['returncode'])}"
+            code = self._task.ended["returncode"]
+            how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
             self._end(f"its process {'has closed its channel, and ' if self._mute else ''}{how}")
             return
         except ZygoteError as error:
@@ -95,7 +96,7 @@ class TaskLink:
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
             # It can neither hear nor tell anything any more, but may live on.
-            self._reactor.at(time.monotonic() + MUTE, self._end_mute)
+            self._loop.call_at(time.monotonic() + MUTE, self._end_mute)
 
     def _end_mute(self) -> None:
         if not self._ended.is_set():
@@ -107,20 +108,20 @@ class TaskLink:
         self._over = True
         self._ended.set()
         self._task.close()
-        # It ends what it runs, for which a thread of its own has the time.
+        # On a thread, because it waits for the end of what still runs there.
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
         self._endpoint.died(how)
 
-    def send(self, message: Message) -> None:
-        """To the process."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send an order; raises ``OSError`` when the process no longer listens."""
         self._task.send(message)
 
     def send_text(self, text: str) -> None:
-        """To the process, what is JSON already."""
+        """Send an order that is JSON already."""
         self._task.send_text(text)
 
     def send_fd(self, fd: int) -> None:
-        """To the process."""
+        """Send a descriptor."""
         self._task.send_fd(fd)
 
     def kill(self, grace: float) -> None:

@@ -1,292 +1,173 @@
-"""Waits for descriptors and for moments, and calls back: on a thread of its own, or on one that waits for an outcome.
+"""The event loop of a worker: a thread that polls, unless another thread that waits does so in its place.
 
-Two wake-ups of threads are most of what a short task costs. Whoever waits for a task's end, and is alone in that,
-takes the reactor's turn and hears of that end itself; the reactor's own thread serves while nobody does.
+Two switches of threads are most of what a short task costs. A thread that waits for the end of a task, and is the only
+one, therefore borrows the loop: it polls, and sees that end itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
-import os
-import select
 import threading
 import time
-import traceback
-from collections.abc import Callable
 
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
+from pytest_aorta.runtime.engine.poller import Callback, Poller, Timer
+from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
-Callback = Callable[[], None]
-
-#: Seconds after a visit for which the reactor's own thread stays away, because visits come in rows.
-_AWAY = 0.005
-
-#: Descriptors that one look tells of; the rest is told by the next one.
-_EVENTS = 64
-
-#: Timers from which on those that were cancelled are looked for.
-_TIMERS = 256
+#: Seconds after the loop was given back for which its own thread does not poll: usually it is borrowed again at once.
+_PAUSE = 0.005
 
 _get_ident = threading.get_ident
 
 
-class Timer:
-    """A call that is due at a moment of ``time.monotonic()``."""
-
-    def __init__(self, callback: Callback) -> None:
-        self.callback: Callback | None = callback
-
-    def cancel(self) -> None:
-        """Not any more."""
-        self.callback = None
-
-
-class Reactor:
-    """The thread is started with the first thing to wait for. Blocking waits only: nothing here spins.
-
-    A callback may be called once more than there is something to be read, so none of them may block.
-    """
+class EventLoop:
+    """Its thread is started with the first thing to wait for. All waits block; nothing spins."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._poller = Poller()
         self._lock = threading.Lock()
-        self._epoll = select.epoll()
-        self._callbacks: dict[int, Callback] = {}
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._many = _TIMERS
-        self._order = itertools.count()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._callbacks[self._wake_read] = self._rung
-        self._epoll.register(self._wake_read, select.EPOLLIN)
         self._thread: threading.Thread | None = None
         self._closed = False
-        #: Held by whoever serves, and who that is.
-        self._turn = threading.Lock()
-        self._server: int | None = None
-        #: Threads in ``drive``, whether one of them serves, and when the last one of those has left.
+        #: Held by the thread that polls, and which one that is.
+        self._polling = threading.Lock()
+        self._polling_thread: int | None = None
+        #: Threads in ``run_until``; whether one of them has borrowed the loop; when it was last given back.
         self._waiting = 0
-        self._visited = False
-        self._left = 0.0
-        #: Calls the reactor's own thread back; needed when it sleeps for as long as a visit lasts.
-        self._call = threading.Event()
-        self._asleep = False
+        self._borrowed = False
+        self._given_back = 0.0
+        #: Ends the pause of the loop's own thread; whether that is without limit, and needs to be ended.
+        self._resume = threading.Event()
+        self._paused = False
 
     def watch(self, fd: int, callback: Callback) -> None:
-        """Call when ``fd`` can be read or has ended, until it is unwatched."""
-        with self._lock:
-            self._callbacks[fd] = callback
-            try:
-                self._epoll.register(fd, select.EPOLLIN)
-            except FileExistsError:
-                self._epoll.modify(fd, select.EPOLLIN)
+        """Call when ``fd`` is readable or closed by its other end, until it is unwatched. Must not block."""
+        self._poller.watch(fd, callback)
         self._start()
 
     def unwatch(self, fd: int) -> None:
-        """Forget a descriptor; unknown ones are none of our business."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._callbacks.pop(fd, None)
-            self._epoll.unregister(fd)
+        """Forget a descriptor, if it is watched."""
+        self._poller.unwatch(fd)
 
-    def at(self, moment: float, callback: Callback) -> Timer:
-        """Call at a moment of ``time.monotonic()``."""
-        timer = Timer(callback)
-        with self._lock:
-            if len(self._timers) > self._many:  # most were cancelled, as the deadlines of tasks are
-                self._timers = [entry for entry in self._timers if entry[2].callback is not None]
-                heapq.heapify(self._timers)
-                self._many = max(_TIMERS, 2 * len(self._timers))
-            heapq.heappush(self._timers, (moment, next(self._order), timer))
-            first = self._timers[0][2] is timer
+    def call_at(self, moment: float, callback: Callback) -> Timer:
+        """Call at a moment of ``time.monotonic()``. Must not block."""
+        timer, is_next = self._poller.add_timer(moment, callback)
         self._start()
-        if first and self._server != _get_ident():
-            self.wake()
+        if is_next and self._polling_thread != _get_ident():
+            self._wake()
         return timer
 
-    def wake(self) -> None:
-        """Have whoever serves look again."""
+    def notify(self) -> None:
+        """An event was set outside of a callback: have the thread that has borrowed the loop look at its own."""
+        if self._borrowed and self._polling_thread != _get_ident():
+            self._wake()
+
+    def _wake(self) -> None:
         if not self._closed:
-            self._ring()
+            self._poller.wake()
 
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"\0")
-
-    def _rung(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 512)
-
-    # The reactor's own thread
+    # The loop's own thread
 
     def _start(self) -> None:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closed:
-                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         while not self._closed:
-            with self._turn:
-                self._server = _get_ident()
-                if not self._closed and not self._is_away():
-                    self._step(None)
-                self._server = None
-            self._stay_away()
+            with self._polling:
+                self._polling_thread = _get_ident()
+                if not self._closed and not self._should_pause():
+                    self._poller.poll(None)
+                self._polling_thread = None
+            self._pause()
 
-    def _is_away(self) -> bool:
-        """Whether somebody else serves, or did a moment ago, and is likely to do so again."""
-        return self._visited or (not self._waiting and time.monotonic() - self._left < _AWAY)
+    def _should_pause(self) -> bool:
+        """Whether another thread polls, or did a moment ago and is likely to do so again."""
+        return self._borrowed or (not self._waiting and time.monotonic() - self._given_back < _PAUSE)
 
-    def _stay_away(self) -> None:
-        while self._is_away() and not self._closed:
-            before = self._left
-            if not self._call.wait(_AWAY):
+    def _pause(self) -> None:
+        while self._should_pause() and not self._closed:
+            given_back = self._given_back
+            if not self._resume.wait(_PAUSE):
                 with self._lock:
-                    # A long visit: whoever makes it says when it is over, instead of us asking time and again.
-                    self._asleep = self._visited and self._left == before
-                if self._asleep:
-                    self._call.wait()
-            self._asleep = False
-            self._call.clear()
+                    # Borrowed for long: the borrower ends the pause, instead of this thread looking time and again.
+                    self._paused = self._borrowed and self._given_back == given_back
+                if self._paused:
+                    self._resume.wait()
+            self._paused = False
+            self._resume.clear()
 
-    # Others
+    # Threads that wait
 
-    def drive(self, done: threading.Event, timeout: float | None) -> bool:
-        """Wait for an event that a callback sets, and serve meanwhile; whether it came within ``timeout`` seconds."""
+    def run_until(self, done: threading.Event, timeout: float | None) -> bool:
+        """Wait for an event that a callback sets, and poll meanwhile; whether it is set within ``timeout`` seconds."""
         give_up = None if timeout is None else time.monotonic() + timeout
-        if self._server == _get_ident():  # within a callback: nobody else serves meanwhile
-            self._serve_until(done, give_up)
+        if self._polling_thread == _get_ident():  # within a callback: no other thread can poll meanwhile
+            self._poll_until(done, give_up)
             return done.is_set()
-        mine = INTERRUPTS.begin()
+        installed = SIGINT_GUARD.begin()
         try:
             with self._lock:
-                alone = not self._waiting and self._thread is not None and not self._closed
+                borrows = not self._waiting and self._thread is not None and not self._closed
                 self._waiting += 1
-                self._visited = self._visited or alone
+                self._borrowed = self._borrowed or borrows
             try:
-                if alone:
-                    self._visit(done, give_up)
+                if borrows:
+                    self._borrow(done, give_up)
                 else:
-                    self._await(done, give_up)
+                    with SIGINT_GUARD.allowed():
+                        done.wait(None if give_up is None else _seconds_until(give_up))
             finally:
-                self._leave(alone)
+                self._leave(borrows)
         finally:
-            INTERRUPTS.end(mine)
+            SIGINT_GUARD.end(installed)
         return done.is_set()
 
-    def _visit(self, done: threading.Event, give_up: float | None) -> None:
-        if not self._turn.acquire(blocking=False):
-            self.wake()
-            if not self._turn.acquire(timeout=_left(give_up, -1)):
+    def _borrow(self, done: threading.Event, give_up: float | None) -> None:
+        if not self._polling.acquire(blocking=False):
+            self._wake()
+            if not self._polling.acquire(timeout=-1 if give_up is None else _seconds_until(give_up)):
                 return
-        self._server = _get_ident()
+        self._polling_thread = _get_ident()
         try:
-            self._serve_until(done, give_up)
+            self._poll_until(done, give_up)
         finally:
-            self._server = None
-            self._turn.release()
+            self._polling_thread = None
+            self._polling.release()
 
-    @staticmethod
-    def _await(done: threading.Event, give_up: float | None) -> None:
-        """Somebody else serves, or there is nothing to serve."""
-        with INTERRUPTS.allowed():
-            done.wait(None if give_up is None else _left(give_up))
-
-    def _leave(self, alone: bool) -> None:
-        with self._lock:
-            self._waiting -= 1
-            if alone:
-                self._visited = False
-                self._left = time.monotonic()
-            call = alone and (self._asleep or self._waiting > 0)
-        if call:
-            self._call.set()
-
-    def told(self) -> None:
-        """Somebody's event was set outside of a callback: whoever serves has to look at his own."""
-        if self._visited and self._server != _get_ident():
-            self.wake()
-
-    # Serving
-
-    def _serve_until(self, done: threading.Event, give_up: float | None) -> None:
+    def _poll_until(self, done: threading.Event, give_up: float | None) -> None:
         while not done.is_set() and not self._closed:
             left = None
             if give_up is not None:
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return
-            self._step(left)
+            self._poller.poll(left)
 
-    def _step(self, limit: float | None) -> None:
-        """Wait for something to happen, at most ``limit`` seconds, and call back."""
-        if self._timers:
-            patience = self._patience()
-            if patience is not None:
-                limit = patience if limit is None else min(limit, patience)
-        for fd, callback in self._look(limit):
-            if self._callbacks.get(fd) is callback:  # not unwatched by one of those before it
-                _call(callback)
-        if self._timers:
-            for callback in self._due():
-                _call(callback)
-
-    def _look(self, limit: float | None) -> list[tuple[int, Callback]]:
-        """Descriptors that can be read. The only place where a waiting thread may be interrupted."""
-        try:
-            INTERRUPTS.release()
-            events = self._epoll.poll(limit, _EVENTS)
-        finally:
-            INTERRUPTS.hold()
-        callbacks = self._callbacks
-        return [(fd, callbacks[fd]) for fd, _ in events if fd in callbacks]
-
-    def _patience(self) -> float | None:
+    def _leave(self, borrowed: bool) -> None:
         with self._lock:
-            while self._timers and self._timers[0][2].callback is None:
-                heapq.heappop(self._timers)
-            return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-
-    def _due(self) -> list[Callback]:
-        due, now = [], time.monotonic()
-        with self._lock:
-            while self._timers and self._timers[0][0] <= now:
-                callback = heapq.heappop(self._timers)[2].callback
-                if callback is not None:
-                    due.append(callback)
-        return due
+            self._waiting -= 1
+            if borrowed:
+                self._borrowed = False
+                self._given_back = time.monotonic()
+            resume = borrowed and (self._paused or self._waiting > 0)
+        if resume:
+            self._resume.set()
 
     def close(self) -> None:
-        """End the thread, and let go of whoever serves."""
+        """End the thread, and the waits of others."""
         self._closed = True
-        self._ring()  # not before: who serves could hear it, see nothing closed, and wait for ever
-        self._call.set()
+        self._poller.wake()  # after that: a thread that polls must not see an open loop once more, and wait for ever
+        self._resume.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        serves = self._server == _get_ident()
-        if not serves:
-            self._turn.acquire()
-        try:
-            with self._lock:
-                self._epoll.close()
-                for fd in (self._wake_read, self._wake_write):
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
-        finally:
-            if not serves:
-                self._turn.release()
+        if self._polling_thread == _get_ident():
+            self._poller.close()
+            return
+        with self._polling:
+            self._poller.close()
 
 
-def _left(give_up: float | None, unlimited: float = 0.0) -> float:
-    """Seconds until then; ``unlimited`` where there is no such moment."""
-    return unlimited if give_up is None else max(0.0, give_up - time.monotonic())
-
-
-def _call(callback: Callback) -> None:
-    """One that raises must not take the others with it."""
-    try:
-        callback()
-    except Exception:
-        traceback.print_exc()
+def _seconds_until(moment: float) -> float:
+    return max(0.0, moment - time.monotonic())

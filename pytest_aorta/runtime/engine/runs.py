@@ -1,80 +1,78 @@
-"""A run: a graph of tasks that is built, closed, and waited for as a whole."""
+"""A run of the dispatcher: a graph of tasks that is built, closed, and waited for as a whole."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from bisect import insort
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.engine.placement import Queues
-from pytest_aorta.runtime.records import TaskError, TaskRecord
+from pytest_aorta.runtime.engine.tasks import GraphTask, TaskKind
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.graph.nodes import Node
+    from pytest_aorta.runtime.records import TaskRecord
 
 
-class Run:
-    """The engine's side of a run. ``keeps`` holds what its tasks may need until all have ended."""
+class ReadyQueues:
+    """The ready tasks of one run, in the order in which they became ready.
 
-    def __init__(self, number: int, *, fail_fast: bool, remember: bool, keeps: Any = None) -> None:
-        self.number = number
+    Tasks for one worker have a queue per worker, so that a busy worker delays only its own. Of the groups, only the
+    first one reserves its workers. Jobs are in the order of their submission: those whose preparation ends first must
+    not all come before the others.
+    """
+
+    def __init__(self) -> None:
+        self.directed: defaultdict[int, deque[Node]] = defaultdict(deque)
+        self.groups: deque[Node] = deque()
+        self.anywhere: deque[Node] = deque()
+        self.sub: deque[Node] = deque()
+        self.job: deque[Node] = deque()
+
+    def push(self, node: Node) -> None:
+        """Add a task that has become ready."""
+        task: GraphTask = node.payload
+        if task.kind is TaskKind.SUB:
+            self.sub.append(node)
+        elif task.kind is TaskKind.JOB:
+            insort(self.job, node, key=_job_order)
+        elif len(task.members) > 1:
+            self.groups.append(node)
+        elif task.members[0].worker is not None:
+            self.directed[task.members[0].worker].append(node)
+        else:
+            self.anywhere.append(node)
+
+    def __bool__(self) -> bool:
+        """Whether a task is in one of them."""
+        return bool(self.sub or self.job or self.anywhere or self.groups or any(self.directed.values()))
+
+    def all(self) -> list[deque[Node]]:
+        """Every queue."""
+        return [*self.directed.values(), self.groups, self.anywhere, self.sub, self.job]
+
+
+def _job_order(node: Node) -> tuple[bool, int]:
+    """Urgent jobs come first."""
+    return not node.payload.urgent, node.id
+
+
+class GraphRun:
+    """The state of a run, guarded by the dispatcher's lock.
+
+    A session is a run that stays open for as long as its worker; it forgets tasks that have settled.
+    """
+
+    def __init__(self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False) -> None:
         self.fail_fast = fail_fast
-        self.queues = Queues()
+        #: References that its tasks may need until all have ended.
         self.keeps = keeps
-        self.closed = False
+        self.is_session = is_session
+        self.queues = ReadyQueues()
+        #: Its tasks in the order of their submission.
+        self.nodes: dict[Node, None] = {}
         self.unsettled = 0
         self.first_failure: TaskRecord | None = None
-        self.graph_error: BaseException | None = None
-        self.terminal = threading.Event()
-        #: Tasks in the order of their submission; not of a run that stays open and outlives its tasks.
-        self.nodes: list[Node] | None = [] if remember else None
-        #: Of such a run: those that have not settled.
-        self.live: dict[Node, None] = {}
-
-
-class RunHandle:
-    """What ``Worker.submit`` returns: the run goes on whether or not anybody waits for it."""
-
-    def __init__(
-        self,
-        run: Run,
-        wait: Callable[[threading.Event, float | None], bool],
-        cancel: Callable[[str, bool], None],
-    ) -> None:
-        self._run = run
-        self._wait = wait
-        self._cancel = cancel
-
-    @property
-    def done(self) -> bool:
-        """Whether all its tasks have ended."""
-        return self._run.terminal.is_set()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all tasks have ended; as often as you like, with the same outcome.
-
-        Args:
-            timeout: seconds; when they have passed, the run simply goes on.
-
-        Raises:
-            TimeoutError: it has not ended within ``timeout``.
-            TaskError: the first task that failed.
-        """
-        if not self._wait(self._run.terminal, timeout):
-            why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
-            raise TimeoutError(f"the run has not ended {why}")
-        if self._run.first_failure is not None:
-            raise TaskError(self._run.first_failure)
-
-    def result(self, timeout: float | None = None) -> None:
-        """As ``wait``: results travel through shared tensors, and in ``records``."""
-        self.wait(timeout)
-
-    @property
-    def records(self) -> list[TaskRecord]:
-        """The records of the tasks that have settled, in the order of their submission."""
-        return [node.payload.record for node in self._run.nodes or () if node.payload.record is not None]
-
-    def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
-        """Have no further task start; with ``running``, end those that run."""
-        self._cancel(why, running)
+        #: Whether its graph is complete, and whether all tasks have ended, too.
+        self.closed = False
+        self.ended = threading.Event()

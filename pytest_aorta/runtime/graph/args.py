@@ -1,4 +1,4 @@
-"""What a task is given: tensors, each with what the task does to it, and plain values."""
+"""Arguments of a task: tensors, each with what the task does to it, and plain values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_SCALARS = 128
 class Tag(enum.Enum):
     """What a task does to a tensor.
 
-    ``INPUT`` and ``INOUT`` wait for whoever writes it before; ``INOUT``, ``OUTPUT`` and ``OUTPUT_EXISTING`` make the
-    task the one that later readers wait for. An ``OUTPUT`` is overwritten as it is, without waiting. ``NO_DEP`` takes
+    ``INPUT`` and ``INOUT`` wait for earlier writers; ``INOUT``, ``OUTPUT`` and ``OUTPUT_EXISTING`` make the task the
+    one that later readers wait for. An ``OUTPUT`` is overwritten as it is, without waiting. ``NO_DEP`` takes
     no part in dependencies.
     """
 
@@ -68,6 +68,11 @@ class TaskArgs:
         """The plain values, in order."""
         return tuple(self._scalars)
 
+    @property
+    def written(self) -> list[int]:
+        """Numbers of the tensors that the task may write."""
+        return [number for number, tag in enumerate(self._tags) if tag.writes]
+
     def add(self, tensor: torch.Tensor, tag: Tag = Tag.INPUT) -> TaskArgs:
         """Append a tensor.
 
@@ -99,7 +104,7 @@ class TaskArgs:
         return self
 
     def snapshot(self) -> TaskArgs:
-        """The same as of now, whatever is added later."""
+        """A copy, which later additions do not change."""
         made = TaskArgs()
         made._tensors, made._tags, made._scalars = self._tensors[:], self._tags[:], self._scalars[:]
         return made

@@ -1,13 +1,13 @@
-"""Which bytes of which memory a tensor touches, and whether two of them meet."""
+"""Which bytes of which memory a tensor touches, and whether two views overlap."""
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.memory.torch_storage import storage_id
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class Footprint:
         return sums.hit(other.offset - self.offset) is not False
 
     def covers(self, other: Footprint) -> bool:
-        """Whether every byte of ``other`` is touched by this one; False where that is hard to tell."""
+        """Whether every byte of ``other`` is touched by this one; False where that is hard to find out."""
         if self.backing != other.backing:
             return False
         if other.empty:
@@ -138,45 +138,12 @@ class _Sums:
         return False
 
 
-class _Storages:
-    """An identity for every storage that is alive. Numbers are never reused, although addresses are."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._limit = 128
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def identity(self, storage: torch.UntypedStorage) -> int:
-        from torch.multiprocessing import reductions
-
-        with self._lock:
-            known = self._known.get(storage._cdata)
-            # As long as the weak reference is held, nothing else gets this address: known is the same storage.
-            if known is None:
-                make_reference: Any = reductions.StorageWeakRef
-                known = self._known[storage._cdata] = make_reference(storage), next(self._numbers)
-                if len(self._known) > self._limit:
-                    self._forget_the_dead()
-            return known[1]
-
-    def _forget_the_dead(self) -> None:
-        self._known = {at: known for at, known in self._known.items() if not known[0].expired()}
-        self._limit = max(128, 2 * len(self._known))
-
-
-_storages = _Storages()
-
-
 def footprint_of(tensor: torch.Tensor) -> Footprint:
     """The bytes that a dense tensor touches. Views share a backing when they share a storage. Thread-safe."""
     itemsize = tensor.element_size()
     strides: Sequence[int] = tensor.stride()
     return Footprint(
-        backing=("storage", _storages.identity(tensor.untyped_storage())),
+        backing=("storage", storage_id(tensor)),
         offset=int(tensor.storage_offset()) * itemsize,
         shape=tuple(tensor.shape),
         strides=tuple(stride * itemsize for stride in strides),

@@ -1,4 +1,4 @@
-"""The graph of tasks: who waits for whom, who may run, who must not, and who may go."""
+"""The graph of tasks: which wait for which, which are ready, which are poisoned, which can be forgotten."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from pytest_aorta.runtime.graph.tensor_map import Entry, TensorMap
 
 Report = Callable[[Node], None]
 
-
 _READY, _CONSUMED = State.READY, State.CONSUMED
 
 
-class News(enum.Enum):
-    """What there is to report of a node."""
+class Change(enum.Enum):
+    """A change of a node's state that is reported."""
 
     READY = enum.auto()
     SETTLED = enum.auto()
@@ -28,12 +27,12 @@ class News(enum.Enum):
 
 
 class Graph:
-    """The nodes of all runs of one engine. It takes no lock: callers hold the engine's.
+    """The nodes of all runs of one dispatcher. It takes no lock: callers hold the dispatcher's.
 
-    ``on_ready`` is told once of every node that may run now, ``on_settled`` once of every node that has completed or
-    failed (not of those that were completed from the start), ``on_consumed`` once of every node that nobody holds any
-    more, in this order for one node. All of them are called when the change they tell of is over, and may change the
-    graph in turn; what follows from that is reported after they have returned.
+    ``on_ready`` is called once for every node that becomes ready, ``on_settled`` once for every node that completes or
+    fails (not for those that are added as completed), ``on_consumed`` once for every node that nothing holds any more,
+    in this order for one node. They are called when the change is over, and may change the graph in turn; what follows
+    from that is reported after they have returned.
     """
 
     def __init__(self, on_ready: Report, on_settled: Report, on_consumed: Report) -> None:
@@ -41,11 +40,11 @@ class Graph:
         self._on_settled = on_settled
         self._on_consumed = on_consumed
         self._ids = itertools.count()
-        self._news: deque[tuple[News, Node]] = deque()
-        self._telling = False
+        self._changes: deque[tuple[Change, Node]] = deque()
+        self._reporting = False
         #: Writes of the nodes that are live.
         self.map = TensorMap()
-        #: Memory that lives as long as its node, which is in no other way a producer.
+        #: Memory that lives as long as its node, which is a producer in no other way.
         self._slabs = TensorMap()
         #: Nodes that are not consumed.
         self.live = 0
@@ -58,7 +57,7 @@ class Graph:
         after: Iterable[Node] = (),
         label: str = "",
     ) -> Node:
-        """Add a node that waits for ``after``, of whatever run, and for the writers of what it reads, of its own run.
+        """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
 
         It is ready at once if all of them are done, and failed at once if one of them has failed. When anything here
         raises, ``on_ready`` and ``on_settled`` included, the graph is as it was.
@@ -71,7 +70,7 @@ class Graph:
         born = None
         self.live += 1
         try:
-            # Even a failed node is the writer of its outputs: those who read them must fail as well.
+            # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
             self._put(node, accesses, replaced)
             if bad is not None:
                 self._fail(node, *_reason(bad))
@@ -84,9 +83,9 @@ class Graph:
                 else:
                     self._make_ready(node)
             born = node.state
-            self._tell()
+            self._report()
         except BaseException:
-            # A callback that has raised may have done something with the new node before; then it stays.
+            # A callback that has raised may have changed the new node before; then it stays.
             if born is None or (node.state is born and node.in_scope):
                 self._detach(node)
                 self._take_back(node, replaced)
@@ -94,13 +93,13 @@ class Graph:
         return node
 
     def _wanted(self, run: Hashable, accesses: list[tuple[Footprint, Tag]], after: Iterable[Node]) -> dict[Node, None]:
-        """Those that a new node waits for, in order."""
+        """The nodes that a new node waits for, in order."""
         wanted = dict.fromkeys(after)
         for other in wanted:
             if not isinstance(other, Node):
                 raise TypeError(f"expected nodes to come after, not {other!r}")
         for footprint, tag in accesses:
-            # Whoever was given a part of a slab keeps it, whatever is done to it: an overwrite has no other reason to.
+            # A node that uses a part of a slab holds it, whatever its tag: nothing else would hold it for an overwrite.
             wanted.update(dict.fromkeys(self._slabs.writers(run, footprint)))
             if tag.reads:
                 wanted.update(dict.fromkeys(self.map.writers(run, footprint)))
@@ -109,8 +108,8 @@ class Graph:
     def add_completed(
         self, payload: Any, run: Hashable, accesses: Iterable[tuple[Footprint, Tag]], label: str = ""
     ) -> Node:
-        """Add a node that has nothing to do but to be: it stands for memory, and stays until its scope is over and all
-        nodes of its run that were given a part of that memory have settled, whatever their tags.
+        """Add a node that stands for memory. It stays until its scope has ended and all nodes of its run that use a
+        part of that memory have settled, whatever their tags.
         """
         accesses = list(accesses)
         node = Node(next(self._ids), run, label, payload=payload)
@@ -128,44 +127,44 @@ class Graph:
         return node
 
     def claim(self, node: Node) -> bool:
-        """Take a ready node to run it. False when somebody was faster, or when it has been cancelled."""
+        """Take a ready node to run it. False when it has been taken, or cancelled."""
         if node.state is not State.READY:
             return False
         node.state = State.RUNNING
         return True
 
     def complete(self, node: Node) -> None:
-        """A running node is done; those who waited for nothing else become ready."""
+        """A running node is done; nodes that waited for nothing else become ready."""
         self._expect_running(node)
         node.state = State.COMPLETED
-        self._news.append((News.SETTLED, node))
+        self._changes.append((Change.SETTLED, node))
         for consumer in node.consumers:
             consumer.fan_in -= 1
             if not consumer.fan_in:
                 self._make_ready(consumer)
-        self._let_go(node)
-        self._tell()
+        self._release(node)
+        self._report()
 
     def fail(self, node: Node, error: BaseException) -> None:
-        """A running node has failed, and with it every node that waits for it, however indirectly."""
+        """A running node has failed, and with it every node that waits for it, directly or not."""
         self._expect_running(node)
         self._fail(node, error)
-        self._tell()
+        self._report()
 
     def cancel(self, node: Node, error: BaseException) -> bool:
         """Fail a node that has not started. False, and nothing is changed, if it has."""
         if node.state not in UNSTARTED:
             return False
         self._fail(node, error)
-        self._tell()
+        self._report()
         return True
 
     def release_scope(self, node: Node) -> None:
-        """The scope that the node was added in is over; further calls do nothing."""
+        """The scope that the node was added in has ended; further calls do nothing."""
         if node.in_scope:
             node.in_scope = False
             self._drop(node)
-            self._tell()
+            self._report()
 
     def _put(self, node: Node, accesses: Iterable[tuple[Footprint, Tag]], replaced: list[Entry]) -> None:
         """Enter the node's writes; those of others that they replace are added to ``replaced``."""
@@ -174,7 +173,7 @@ class Graph:
                 replaced += [entry for entry in self.map.insert(node.run, footprint, node) if entry.node is not node]
 
     def _take_back(self, node: Node, replaced: list[Entry]) -> None:
-        """The node has never been."""
+        """Remove a node as if it had never been added."""
         for entry in reversed(replaced):
             if entry.node.state is not _CONSUMED:
                 self.map.restore(entry)
@@ -184,7 +183,7 @@ class Graph:
         node.state = State.CONSUMED
         node.in_scope = False
         node.holds = 0
-        self._tell()
+        self._report()
 
     def _attach(self, node: Node, producer: Node) -> None:
         node.producers[producer] = None
@@ -193,7 +192,7 @@ class Graph:
         node.fan_in += producer.state is not State.COMPLETED
 
     def _detach(self, node: Node) -> None:
-        """Let go of the producers."""
+        """Drop the holds on the producers."""
         for producer in node.producers:
             del producer.consumers[node]
             self._drop(producer)
@@ -201,27 +200,27 @@ class Graph:
 
     def _make_ready(self, node: Node) -> None:
         node.state = _READY
-        self._news.append((News.READY, node))
+        self._changes.append((Change.READY, node))
 
     def _fail(self, node: Node, error: BaseException, root: Node | None = None) -> None:
-        """Fail an unsettled node and all that wait for it. Not by recursion, for chains may be long."""
+        """Fail an unsettled node and all that wait for it; without recursion, for chains may be long."""
         doomed = deque([node])
         node.poisoned_by = root
         while doomed:
             node = doomed.popleft()
             node.state = State.FAILED
             node.error = error
-            self._news.append((News.SETTLED, node))
+            self._changes.append((Change.SETTLED, node))
             for consumer in node.consumers:
-                if consumer.state is not State.FAILED:  # of two that have failed, the first is the reason
+                if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
                     consumer.state = State.FAILED
                     consumer.poisoned_by = root or node
                     doomed.append(consumer)
             root = root or node
-            self._let_go(node)
+            self._release(node)
 
-    def _let_go(self, node: Node) -> None:
-        """A settled node holds neither its producers nor itself."""
+    def _release(self, node: Node) -> None:
+        """Drop the holds of a node that has settled: on its producers, and on itself."""
         self._detach(node)
         self._drop(node)
 
@@ -232,28 +231,28 @@ class Graph:
             self.live -= 1
             self.map.forget(node)
             self._slabs.forget(node)
-            self._news.append((News.CONSUMED, node))
+            self._changes.append((Change.CONSUMED, node))
 
-    def _tell(self) -> None:
-        """Report what has happened, in order, also what happens meanwhile. One report that raises stops no other."""
-        if self._telling:
+    def _report(self) -> None:
+        """Report all changes in order, also those made meanwhile. A report that raises stops no other."""
+        if self._reporting:
             return
         raised: BaseException | None = None
-        self._telling = True
+        self._reporting = True
         try:
-            while self._news:
-                news, node = self._news.popleft()
+            while self._changes:
+                change, node = self._changes.popleft()
                 try:
-                    if news is News.SETTLED:
+                    if change is Change.SETTLED:
                         self._on_settled(node)
-                    elif news is News.CONSUMED:
+                    elif change is Change.CONSUMED:
                         self._on_consumed(node)
-                    elif node.state is _READY:  # not taken or cancelled by somebody who was told something before
+                    elif node.state is _READY:  # not taken or cancelled in an earlier report
                         self._on_ready(node)
                 except BaseException as error:
                     raised = error if raised is None else raised
         finally:
-            self._telling = False
+            self._reporting = False
         if raised is not None:
             raise raised
 
@@ -264,6 +263,6 @@ class Graph:
 
 
 def _reason(failed: Node) -> tuple[BaseException, Node]:
-    """Error and origin of a failure, as those who are poisoned by it see them."""
+    """Error and origin of a failure, for the nodes that are poisoned by it."""
     assert failed.error is not None
     return failed.error, failed.poisoned_by or failed

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 
 class State(enum.Enum):
-    """Where a node stands. Unstarted ones may go to ``FAILED`` directly; ``CONSUMED`` follows once nobody holds it."""
+    """The state of a node. Unstarted ones may become ``FAILED`` directly; ``CONSUMED`` once nothing holds it."""
 
     BUILDING = "building"
     PENDING = "pending"
@@ -21,37 +20,30 @@ class State(enum.Enum):
 
 
 UNSTARTED = frozenset({State.BUILDING, State.PENDING, State.READY})
-SETTLED = frozenset({State.COMPLETED, State.FAILED, State.CONSUMED})
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node; only its graph changes anything but ``payload`` and ``slab``, which belong to whoever added it."""
+    """A node; only its graph changes anything but ``payload``, which belongs to the code that added it."""
 
     id: int
-    run: Hashable
+    run: Any
     label: str = ""
     state: State = State.BUILDING
     #: Producers that are not done.
     fan_in: int = 0
-    #: Nodes that stay for as long as this one has not settled, and those that this one stays for. Used as ordered sets.
+    #: Nodes that are held until this one has settled, and those that hold this one. Used as ordered sets.
     producers: dict[Node, None] = field(default_factory=dict, repr=False)
     consumers: dict[Node, None] = field(default_factory=dict, repr=False)
-    #: Reasons to stay: its scope, itself until it has settled, and every consumer.
+    #: Holds on it: of its scope, of itself until it has settled, of every consumer.
     holds: int = 2
     in_scope: bool = True
     error: BaseException | None = None
     #: The node whose failure is the reason for this one's; None if it has failed itself.
     poisoned_by: Node | None = field(default=None, repr=False)
     payload: Any = field(default=None, repr=False)
-    slab: Any = field(default=None, repr=False)
 
     @property
     def failed(self) -> bool:
         """Whether it has failed, consumed or not."""
         return self.error is not None
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is over, one way or the other."""
-        return self.state in SETTLED

@@ -1,4 +1,4 @@
-"""Who writes which bytes."""
+"""Which node writes which bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
 
 
 class TensorMap:
-    """For every run and backing, the writes that a later reader has to wait for. Runs never see each other's."""
+    """For every run and backing, the writes that a later reader has to wait for. Runs do not see each other's."""
 
     def __init__(self) -> None:
         self._writes: dict[Key, _Writes] = {}
@@ -56,7 +56,7 @@ class TensorMap:
         self._of_node.setdefault(entry.node, {})[entry] = None
 
     def forget(self, node: Node) -> None:
-        """Remove what is left of a node's writes; whatever has replaced some of them stays."""
+        """Remove what is left of a node's writes; entries that have replaced some of them stay."""
         if node in self._of_node:
             for entry in list(self._of_node[node]):
                 self._remove(entry)

@@ -1,4 +1,4 @@
-"""An execnet gateway whose process, socket and error output stay within our reach."""
+"""An execnet gateway whose process, socket and error output stay within reach."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import socket
 import subprocess
 import tempfile
 import threading
-from types import SimpleNamespace
 from typing import IO, Any
 
 import execnet
-from execnet.gateway_base import ThreadExecModel
 
-from pytest_aorta.runtime.zygotes.errors import exit_text
+from pytest_aorta.runtime.hosts.execnet_compat import is_connected, make_gateway
+from pytest_aorta.runtime.zygotes.zygote_error import exit_text
 
 #: Seconds that the kernel may take to end a process that was sent SIGKILL.
 _KILL_LIMIT = 5.0
 
-#: Lines of a dead process's output that are told.
+#: Lines of a dead process's output that an error quotes.
 _OUTPUT_LINES = 20
 
 
-class Transport:
+class HostGateway:
     """One gateway: open it, hang up, or kill what is at its other end."""
 
     def __init__(self, spec: execnet.XSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         self._lock = threading.Lock()
         self._killed = False
         self._hung_up = False
@@ -40,12 +39,8 @@ class Transport:
 
     def open(self) -> execnet.Gateway:
         """Connect. May block for as long as the other end likes; ``kill`` from another thread ends that."""
-        # The service runs in the main thread of its process: only there can it handle signals, and only with that
-        # thread's end does the kernel end the children that asked to die with their parent.
-        group = execnet.Group()
-        group.set_execmodel(_Reachable(self), "main_thread_only")  # type: ignore[arg-type]  # an instance will do
         try:
-            self._gateway = group.makegateway(self._spec)
+            self._gateway = make_gateway(self.spec, self.start_process, self.make_socket)
         except BaseException:
             if self._process is not None:
                 for pipe in (self._process.stdin, self._process.stdout):
@@ -55,13 +50,13 @@ class Transport:
         return self._gateway
 
     def hang_up(self) -> None:
-        """Tell the other end that we are done with it. Does not wait."""
+        """Tell the other end that it is needed no more. Does not wait."""
         with self._lock:
             if self._gateway is None or self._hung_up:
                 return
             self._hung_up = True
             gateway = self._gateway
-        # In a thread of its own: it writes, and whoever no longer reads would keep us.
+        # On a thread: it writes, which blocks when the other end no longer reads.
         threading.Thread(target=gateway.exit, name=f"{gateway.id}-exit", daemon=True).start()
 
     def wait(self, timeout: float) -> bool:
@@ -72,11 +67,11 @@ class Transport:
             return self._process.returncode is not None
         if self._gateway is not None:
             self._gateway.join(timeout)
-            return not self._gateway.hasreceiver()
+            return not is_connected(self._gateway)
         return True
 
     def how_ended(self) -> str | None:
-        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where there is no process of ours."""
+        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where it was started elsewhere."""
         code = None if self._process is None else self._process.poll()
         return None if code is None else exit_text(code)
 
@@ -96,7 +91,7 @@ class Transport:
             self._log.close()
 
     def output(self) -> str:
-        """The last lines that the process wrote to its standard error, or ``ssh`` to its own."""
+        """The last lines that the process wrote to its standard error, or ``ssh`` to that of ``ssh``."""
         with self._lock:
             return self._read_log()
 
@@ -112,7 +107,7 @@ class Transport:
     def _kill_process(process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever stands between us and the interpreter
+                os.killpg(process.pid, signal.SIGKILL)  # with what stands in between, too
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_LIMIT)
 
@@ -121,8 +116,8 @@ class Transport:
         with self._lock:
             if self._killed:
                 raise OSError("given up")
-            # A session of its own: Ctrl-C is for us, who then end the host in order; and ssh, without a terminal,
-            # fails at once where it would have asked.
+            # A new session: Ctrl-C is for this process, which then ends the host in order; and ssh, without a
+            # terminal, fails at once where it would have asked.
             self._process = subprocess.Popen(args, stderr=self._log, start_new_session=True, **pipes)
         return self._process
 
@@ -133,18 +128,3 @@ class Transport:
                 raise OSError("given up")
             self._socket = socket.socket(*kind)
         return self._socket
-
-
-class _Reachable(ThreadExecModel):
-    """execnet's usual model, except that what it starts is known to a :class:`Transport`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    @property
-    def subprocess(self) -> Any:
-        return SimpleNamespace(PIPE=subprocess.PIPE, Popen=self._transport.start_process)
-
-    @property
-    def socket(self) -> Any:
-        return SimpleNamespace(**{**vars(socket), "socket": self._transport.make_socket})

@@ -1,4 +1,4 @@
-"""The other host's side of a link: say which code is here, run the service, end when the parent has gone."""
+"""The other host's side of a connection: say which code is here, run the service, end when the parent has gone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
-from pytest_aorta.runtime.hosts.framing import Joiner, Message, decode, encode, pieces_of
-from pytest_aorta.runtime.zygotes.task_main import load
+from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
+from pytest_aorta.runtime.hosts.service_messages import CodeQuestion, ServiceOrder, ServiceReport
+from pytest_aorta.runtime.zygotes.channel import Message
+from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 if TYPE_CHECKING:
     import execnet
@@ -53,7 +56,7 @@ _PARTING = 1.0
 
 
 class HostChannel:
-    """What a service has of its parent. All methods may be called from any thread."""
+    """A service's channel to its parent. All methods may be called from any thread."""
 
     def __init__(self, channel: execnet.Channel) -> None:
         self._channel = channel
@@ -63,7 +66,7 @@ class HostChannel:
         self._joiner = Joiner()
         self.gone = threading.Event()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send plain data.
 
         Raises:
@@ -72,7 +75,7 @@ class HostChannel:
         """
         data = encode(message)
         with self._sending:
-            for piece in pieces_of(data):
+            for piece in cut(data, PIECE):
                 self.write(self._channel, piece)
 
     def write(self, channel: execnet.Channel, item: object) -> None:
@@ -90,9 +93,9 @@ class HostChannel:
     def arrived(self, item: Any) -> None:
         """Called with everything that comes from the parent, and with ``None`` when nothing can come any more."""
         if isinstance(item, bytes):
-            message = self._joiner.add(item)
-            if message is not None:
-                self._inbox.put(message)
+            whole = self._joiner.add(item)
+            if whole is not None:
+                self._inbox.put(decode(whole))
             return
         if item is None:
             self.gone.set()
@@ -100,44 +103,44 @@ class HostChannel:
 
 
 def serve(channel: execnet.Channel) -> None:
-    """Speak with :class:`~pytest_aorta.runtime.hosts.connection.HostLink`; returns when the service has."""
-    question = channel.receive()
+    """Serve a :class:`~pytest_aorta.runtime.hosts.connection.HostConnection`; returns when the service has."""
+    question = cast(CodeQuestion, channel.receive())
     if question["redirect"]:
         # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
         os.dup2(2, 1)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.enable()
-    channel.send({"digests": code_identity(locate(question["names"]))})
-    order = channel.receive()  # never comes when the parent does not like the answer
+    channel.send(code_identity(locate(question["names"])))
+    order = cast(ServiceOrder, channel.receive())  # never comes when the parent does not like the answer
     host_channel = HostChannel(channel)
     finished = threading.Event()
     threading.Thread(target=_beat, args=(question["health"], host_channel, finished), daemon=True).start()
     channel.setcallback(host_channel.arrived, endmarker=None)
-    last = _run(order, host_channel, lambda: host_channel.write(channel, {"word": "ready"}))
+    last = _run(order, host_channel, lambda: host_channel.write(channel, {"state": "ready"}))
     finished.set()
     with contextlib.suppress(OSError):
         host_channel.write(channel, last)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # The parent answers by hanging up, which ends the process; before that, its buffers are not ours to throw away.
+    # The parent answers by hanging up, which ends the process; before that, its buffers must not be thrown away.
     host_channel.gone.wait()
 
 
-def _run(order: Message, host_channel: HostChannel, ready: Callable[[], None]) -> Message:
-    """Run the service; the word that tells how it ended."""
+def _run(order: ServiceOrder, host_channel: HostChannel, ready: Callable[[], None]) -> ServiceReport:
+    """Run the service; how it ended."""
     try:
-        function = load(order["service"])
+        function = import_target(order["service"])
         argument = decode(order["argument"])
         ready()
         function(argument, host_channel)
     except BaseException as error:
-        return {"word": "failed", "error": describe_exception(error)}
-    return {"word": "returned"}
+        return {"state": "failed", "error": describe_exception(error)}
+    return {"state": "returned"}
 
 
 def _beat(health: execnet.Channel, host_channel: HostChannel, finished: threading.Event) -> None:
-    """Show that this process lives; once the parent has gone, see to it that it does not live much longer."""
+    """Show that this process lives; once the parent has gone, end it a moment later."""
     count = 0
     while not host_channel.gone.wait(BEAT):
         count += 1

@@ -11,7 +11,7 @@ import execnet
 _KINDS = ("popen", "ssh", "vagrant_ssh", "socket")
 
 #: What may be added. execnet's ``execmodel``, ``via`` and ``installvia`` are not here: a service needs the main thread
-#: of its process, and every link is on its own.
+#: of its process, and every connection is independent.
 _EXTRAS = ("python", "chdir", "nice", "id", "ssh_config", "dont_write_bytecode")
 
 _VALID = (

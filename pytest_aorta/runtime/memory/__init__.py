@@ -1,1 +1,1 @@
-"""Values of tasks: output slots, and their way between processes."""
+"""Memory that tasks share, and what travels between processes: storages, arguments, callables."""

@@ -1,4 +1,4 @@
-"""Callables that tasks run: their identity is a digest, their handle cannot be made up."""
+"""Callables that tasks run: identified by a digest, named by handles that are checked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import hashlib
 import importlib.machinery
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
+
+from pytest_aorta.common.import_target import import_target
 
 #: Callables that one worker may have registered at a time.
 MAX_CALLABLES = 64
@@ -26,7 +27,7 @@ class CallableHandle:
     Attributes:
         digest: ``sha256:`` and 64 lower-case hexadecimal digits; equal callables have equal digests.
         owner: the worker that gave it.
-        serial: tells handles of one callable apart; each is dropped for itself.
+        serial: of the handle; two handles of one callable are dropped one by one.
         name: for messages.
     """
 
@@ -54,11 +55,7 @@ class Definition:
     def load(self) -> Any:
         """The callable itself, in this process."""
         if self.kind == "import":
-            module, _, qualname = self.content.partition(":")
-            found: Any = import_module(module)
-            for name in qualname.split("."):
-                found = getattr(found, name)
-            return found
+            return import_target(self.content)
         import cloudpickle
 
         return cloudpickle.loads(base64.b64decode(self.content))
@@ -137,85 +134,113 @@ def _pickled(target: Any, module: str | None) -> bytes:
     return data
 
 
+@dataclass(frozen=True)
+class Registration:
+    """What a handle stands for: a callable, and the ids of the workers that may run it; all, if ``None``."""
+
+    digest: str
+    eligible: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class CallableTable:
+    """What a ``Callables`` holds, at one moment.
+
+    Attributes:
+        owner: the worker whose callables they are.
+        owners: that worker and those above it.
+        definitions: of all callables that are known to it.
+        handles: by serial, the handles that ``owner`` gave.
+    """
+
+    owner: str
+    owners: frozenset[str]
+    definitions: tuple[Definition, ...]
+    handles: Mapping[int, Registration]
+
+
 class Callables:
-    """The callables of one worker: definitions by digest, counted by the handles that are alive."""
+    """The callables of one worker: definitions by digest, counted by the handles that are valid."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         #: Owners whose handles are valid here: this worker and those above it.
         self.owners = {owner}
         self.definitions: dict[str, Definition] = {}
-        self._handles: dict[tuple[str, int], str] = {}
+        self._handles: dict[int, Registration] = {}
         self._serials = itertools.count()
 
-    def check_room(self, definition: Definition) -> None:
-        """Raise ``RuntimeError`` when one more does not fit."""
+    def add(self, definition: Definition, eligible: frozenset[int] | None = None) -> CallableHandle:
+        """Register a callable; every call gives another handle.
+
+        Raises:
+            RuntimeError: there is no room for one more.
+        """
         if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
             raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
-
-    def add(self, definition: Definition) -> CallableHandle:
-        """Take a definition in; every call gives a handle of its own."""
-        self.check_room(definition)
         self.definitions[definition.digest] = definition
         handle = CallableHandle(definition.digest, self.owner, next(self._serials), definition.name)
-        self._handles[handle.owner, handle.serial] = handle.digest
+        self._handles[handle.serial] = Registration(handle.digest, eligible)
         return handle
 
-    def accept(self, definition: Definition) -> None:
-        """Take in what a worker above has registered; its handles are valid here, too."""
-        self.definitions[definition.digest] = definition
-
     def remove(self, handle: CallableHandle) -> str | None:
-        """Drop a handle; the digest, when it was the last one."""
+        """Drop a handle; the digest, when the callable is forgotten with it."""
         self.resolve(handle)
-        self._handles.pop((handle.owner, handle.serial), None)
-        if handle.digest in self._handles.values():
-            return None
-        del self.definitions[handle.digest]
-        return handle.digest
+        if handle.owner == self.owner:
+            del self._handles[handle.serial]
+        return handle.digest if self.forget(handle.digest) else None
 
-    def to_plain(self) -> dict[str, Any]:
-        """JSON values, for the process of a worker below."""
-        return {
-            "owner": self.owner,
-            "owners": sorted(self.owners),
-            "definitions": [definition.to_plain() for definition in self.definitions.values()],
-            "handles": [[serial, digest] for (_, serial), digest in self._handles.items()],
-        }
+    def accept(self, definition: Definition) -> bool:
+        """Take in what a worker above has registered; whether it is new here."""
+        new = definition.digest not in self.definitions
+        self.definitions[definition.digest] = definition
+        return new
+
+    def forget(self, digest: str) -> bool:
+        """Forget a callable, unless one of its handles is valid; whether it is forgotten."""
+        if any(registration.digest == digest for registration in self._handles.values()):
+            return False
+        self.definitions.pop(digest, None)
+        return True
+
+    def table(self, above: CallableTable | None = None) -> CallableTable:
+        """For the process of this worker, which also knows what the worker ``above`` knows."""
+        inherited = () if above is None else above.definitions
+        definitions = {**self.definitions, **{definition.digest: definition for definition in inherited}}
+        owners = frozenset(self.owners if above is None else self.owners | above.owners)
+        return CallableTable(self.owner, owners, tuple(definitions.values()), dict(self._handles))
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Callables:
-        """The reverse of ``to_plain``."""
-        made = cls(plain["owner"])
-        made.owners.update(plain["owners"])
-        for definition in plain["definitions"]:
-            made.accept(Definition(*definition))
-        made._handles = {(made.owner, serial): digest for serial, digest in plain["handles"]}
-        made._serials = itertools.count(1 + max((serial for serial, _ in plain["handles"]), default=-1))
+    def from_table(cls, table: CallableTable) -> Callables:
+        """The reverse of ``table``."""
+        made = cls(table.owner)
+        made.owners.update(table.owners)
+        made.definitions = {definition.digest: definition for definition in table.definitions}
+        made._handles = dict(table.handles)
+        made._serials = itertools.count(1 + max(table.handles, default=-1))
         return made
 
-    def inherit(self, above: Callables) -> None:
-        """Know of what the worker above knows."""
-        self.owners |= above.owners
-        for definition in above.definitions.values():
-            self.accept(definition)
+    def restrictions(self) -> list[frozenset[int]]:
+        """The ids of workers that handles were registered for."""
+        return [found.eligible for found in self._handles.values() if found.eligible is not None]
 
-    def count(self, digest: str) -> int:
-        """How many handles of a callable are alive."""
-        return list(self._handles.values()).count(digest)
-
-    def resolve(self, handle: object) -> Definition:
-        """The definition of a handle.
+    def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
+        """The definition of a handle, and the ids of the workers that may run it; all, if ``None``.
 
         Raises:
             TypeError: something else than a handle.
-            ValueError: a handle that was dropped, is another worker's, or was tampered with.
+            ValueError: a handle that was dropped, is another worker's, or was tampered with; or one of ``workers``
+                may not run it.
         """
         if not isinstance(handle, CallableHandle):
             raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
-        known = handle.owner in self.owners and handle.digest in self.definitions
-        if handle.owner == self.owner:
-            known = known and self._handles.get((handle.owner, handle.serial)) == handle.digest
-        if not known:
+        registration = self._handles.get(handle.serial) if handle.owner == self.owner else Registration(handle.digest)
+        valid = registration is not None and registration.digest == handle.digest and handle.owner in self.owners
+        if registration is None or not valid or handle.digest not in self.definitions:
             raise ValueError(f"the handle of {handle.name} is not (or no longer) one of this worker")
-        return self.definitions[handle.digest]
+        eligible = registration.eligible
+        if eligible is not None:
+            for worker in workers:
+                if worker not in eligible:
+                    raise ValueError(f"{handle.name} is registered for workers {sorted(eligible)}, not for {worker}")
+        return self.definitions[handle.digest], eligible

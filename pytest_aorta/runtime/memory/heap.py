@@ -1,13 +1,15 @@
-"""Memory that tasks share and that the runtime owns: tensors in rings, reclaimed when nobody needs them."""
+"""Memory that tasks share and that the runtime owns: tensors in rings, reclaimed when no task uses them."""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.memory.rings import HeapRings, Slab
+from pytest_aorta.runtime.memory.torch_storage import map_storage
 
 if TYPE_CHECKING:
     import torch
@@ -17,22 +19,20 @@ RINGS = 4
 
 
 class Heap:
-    """``RINGS`` areas of ``size`` bytes. The memory is asked for with the first tensor, and used page by page."""
+    """``RINGS`` areas of ``size`` bytes. The memory is mapped with the first tensor, and used page by page."""
 
     def __init__(self, size: int, patience: float = 10.0) -> None:
         self.rings = HeapRings(size, RINGS, patience=patience)
         self._size = size
         self._lock = threading.Lock()
-        self._storages: dict[int, Any] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
-    def allocate(self, shape: Sequence[int], dtype: Any, depth: int) -> tuple[torch.Tensor, Slab]:
-        """A tensor whose content is undefined; blocks while the ring is full."""
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
+        """A tensor whose content is undefined (default: float32); blocks while the ring is full."""
         import torch
 
-        count = 1
-        for length in shape:
-            count *= length
-        slab = self.rings.allocate(min(depth, RINGS - 1), max(1, count * dtype.itemsize))
+        dtype = dtype or torch.float32
+        slab = self.rings.allocate(min(depth, RINGS - 1), max(1, math.prod(shape) * dtype.itemsize))
         try:
             strides = torch.empty(tuple(shape), dtype=dtype, device="meta").stride()
             tensor = torch.empty(0, dtype=dtype)
@@ -43,23 +43,21 @@ class Heap:
         return tensor, slab
 
     def release(self, slab: Slab) -> None:
-        """Nobody needs it any more."""
+        """No task uses it any more."""
         self.rings.release(slab)
 
-    def _storage(self, ring: int) -> Any:
+    def _storage(self, ring: int) -> torch.UntypedStorage:
         with self._lock:
             if ring not in self._storages:
-                import torch
-
                 fd = os.memfd_create(f"aorta-ring-{ring}")
                 try:
                     os.ftruncate(fd, self._size)
-                    self._storages[ring] = torch.UntypedStorage._new_shared_fd_cpu(fd, self._size)  # type: ignore[attr-defined]
+                    self._storages[ring] = map_storage(fd, self._size)
                 finally:
                     os.close(fd)
             return self._storages[ring]
 
     def close(self) -> None:
-        """Wake whoever waits for memory."""
+        """End the waits for memory."""
         self.rings.close()
         self._storages.clear()

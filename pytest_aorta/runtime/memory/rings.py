@@ -1,4 +1,4 @@
-"""Which part of the engine's shared memory is whose. Only offsets are kept here; the memory itself is elsewhere."""
+"""Allocation of shared memory in rings. Only offsets are kept here; the memory itself is in ``heap``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Slab:
 class HeapRings:
     """Rings of ``size_bytes`` each, handed out in order and taken back in order.
 
-    A slab that is released before older ones is reclaimed when those are. Rings have nothing to do with each other,
-    so that short-lived slabs of an inner scope do not wait for those of an outer one. Thread-safe; ``allocate`` may
+    A slab that is released before older ones is reclaimed when those are. Rings are independent, so that
+    short-lived slabs of an inner scope do not wait for those of an outer one. Thread-safe; ``allocate`` may
     block, hence it must be called without any lock that ``release`` needs.
     """
 
@@ -39,21 +39,13 @@ class HeapRings:
         self._waiting = 0
         self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._rings)
-
-    @property
-    def size(self) -> int:
-        """Usable bytes of each ring."""
-        return self._rings[0].size
-
     @property
     def waiting(self) -> int:
         """Calls of ``allocate`` that are blocked at this moment."""
         return self._waiting
 
     def in_use(self, ring: int) -> int:
-        """Bytes that cannot be had now: slabs, with what they are rounded up by, and what waits for older ones."""
+        """Bytes that cannot be allocated now: slabs, rounded up, and released ones behind older ones."""
         with self._changed:
             return self._ring(ring).in_use
 
@@ -66,7 +58,7 @@ class HeapRings:
         """
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
-        # A slab of no bytes takes room as well, so that every slab has a place of its own.
+        # A slab of no bytes takes room as well, so that no two slabs have one offset.
         rounded = max(1, -(-nbytes // self._align)) * self._align
         with self._changed:
             room = self._ring(ring)
@@ -88,7 +80,7 @@ class HeapRings:
                         raise RuntimeError(
                             f"ring {ring} is full: waited {self._patience:g} s for {nbytes} bytes, but"
                             f" {room.size - room.in_use} of {room.size} are free and those not always in one piece;"
-                            " raise heap_ring_size, or let go of older allocations with orch.scope()"
+                            " raise heap_ring_size, or release older allocations with orch.scope()"
                         )
                     self._changed.wait(min(left, threading.TIMEOUT_MAX))
             finally:
@@ -108,7 +100,7 @@ class HeapRings:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out nothing any more; those who wait get a ``RuntimeError``."""
+        """Allocate nothing any more; calls that wait raise ``RuntimeError``."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+
+from pytest_aorta.common.number_ranges import parse_ranges
 
 
 def core_shares(slots: int, available: Collection[int] | None = None, root: Path = Path("/")) -> list[tuple[int, ...]]:
@@ -54,8 +56,6 @@ def _cores(cpus: Iterable[int], root: Path) -> list[tuple[int, ...]]:
 def _siblings(cpu: int, root: Path) -> frozenset[int]:
     file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
-        # "0,64" or "0-1"
-        bounds = [part.partition("-") for part in file.read_text(encoding="ascii").strip().split(",")]
-        return frozenset(number for low, _, high in bounds for number in range(int(low), int(high or low) + 1))
+        return frozenset(chain(*parse_ranges(file.read_text(encoding="ascii"))))
     except (OSError, ValueError):  # a container, or a kernel, that does not tell
         return frozenset((cpu,))

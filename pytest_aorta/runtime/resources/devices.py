@@ -14,8 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
+
+from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.common.number_ranges import format_ranges, parse_ranges
 
 Vendor = Literal["nvidia", "amd", "none"]
 
@@ -57,15 +61,13 @@ def parse_devices(text: str) -> tuple[int, ...]:
     """
     if text.strip() == "none":
         return ()
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first:
-            raise ValueError(f"{part.strip()!r} in {text!r} is no device: expected {_EXPECTED}")
-        if len(found) + last - first >= MAX_DEVICES:
-            raise ValueError(f"{text!r} names more than {MAX_DEVICES} devices: expected {_EXPECTED}")
-        found.extend(range(first, last + 1))
+    try:
+        ranges = parse_ranges(text)
+    except ValueError as error:
+        raise ValueError(f"{error}: expected {_EXPECTED}") from None
+    if sum(map(len, ranges)) > MAX_DEVICES:
+        raise ValueError(f"{text[:100]!r} names more than {MAX_DEVICES} devices: expected {_EXPECTED}")
+    found = list(chain(*ranges))
     twice = [device for device, times in Counter(found).items() if times > 1]
     if twice:
         raise ValueError(f"{text!r} names device {devices_text(twice)} twice: expected {_EXPECTED}")
@@ -77,13 +79,7 @@ _EXPECTED = "a list such as 0-3 or 0,2-4, or none"
 
 def devices_text(devices: Iterable[int]) -> str:
     """Ids as ``parse_devices`` reads them: ``0,2-4``, or ``none``."""
-    runs: list[list[int]] = []
-    for device in sorted(devices):
-        if runs and device == runs[-1][1] + 1:
-            runs[-1][1] = device
-        else:
-            runs.append([device, device])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs) or "none"
+    return format_ranges(devices) or "none"
 
 
 def find_devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Devices:
@@ -168,7 +164,7 @@ def _nvidia(root: Path) -> list[str]:
     nodes = {int(path.name[6:]) for path in root.glob("dev/nvidia[0-9]*") if path.name[6:].isdecimal()}
     uuids: list[str] = []
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
-        facts = _pairs(folder / "information", ":")
+        facts = _pairs(folder / "information")
         minor = facts.get("Device Minor", "")
         if not nodes or not minor.isdecimal() or int(minor) in nodes:
             uuids.append(facts.get("GPU UUID", ""))
@@ -181,22 +177,24 @@ def _amd(root: Path) -> list[str]:
     The kernel refuses to show a node whose GPU a container was not given, and ROCr then does not count it either.
     """
     uuids: list[str] = []
-    nodes = [path for path in root.glob("sys/class/kfd/kfd/topology/nodes/*") if path.name.isdecimal()]
-    for node in sorted(nodes, key=lambda path: int(path.name)):
-        facts = _pairs(node / "properties", " ")
-        if int(facts.get("simd_count", "0")) > 0:
-            unique = int(facts.get("unique_id", "0"))
+    for node in kfd_nodes(root):
+        try:
+            facts = kfd_properties(node)
+        except (OSError, ValueError):
+            continue
+        if facts.get("simd_count", 0) > 0:
+            unique = facts.get("unique_id", 0)
             uuids.append(f"GPU-{unique:016x}" if unique else "")
     return uuids
 
 
-def _pairs(file: Path, separator: str) -> dict[str, str]:
-    """Names and values of a file with a pair in each line; empty when it cannot be read."""
+def _pairs(file: Path) -> dict[str, str]:
+    """Names and values of a file with lines ``name: value``; empty when it cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(separator) for line in lines)}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 # The variables that hide devices.

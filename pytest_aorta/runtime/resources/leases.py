@@ -1,36 +1,30 @@
 """Leases: a device is used by one task at a time, whichever process of this user on this host runs it.
 
-Every device has a lock file. Who holds the file's lock (``flock``) holds the device, and the kernel takes the lock back
-when the last descriptor of it is closed, however that comes about. So nothing has to be cleaned up after a death.
+Every device has a lock file. A process that holds the file's lock (``flock``) holds the device, and the kernel takes
+the lock back when the last descriptor of it is closed, however that comes about. So a death leaves nothing to clean up.
 
-Who may take a device is decided under one more lock, the *table*. It is held for the moment of looking and taking, and
-nobody waits for anything while holding it: that is why there can be no deadlock. Who does not get all it needs takes
-nothing, leaves a *ticket* (a file that it keeps locked while it waits), and looks again a little later. Small requests
-pass a big one that waits in this manner. But once a ticket has waited for longer than its patience, all devices of its
-pool are reserved: only tickets that ran out of patience before it may take them. These are finitely many, so each
-request is served in the end, and requests for other devices are not held up.
-
-``flock`` is called directly, though ``filelock`` is at hand: its release *unlocks* the file, for every process that
-shares the descriptor, while a lease has to last until the last of them has gone.
+Which request takes a device is decided under one more lock, the *table*. It is held for the moment of looking and
+taking, and its holder waits for nothing: that is why there can be no deadlock. A request that does not get all it needs
+takes nothing, leaves a *ticket* (a file that is locked while the request waits), and looks again a little later. Small
+requests pass a big one that waits in this manner. But once a ticket has waited for longer than its patience, all the
+devices of its pool are reserved: only tickets that ran out of patience before it may take them. These are finitely
+many, so each request is served in the end, and requests for other devices are not held up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import math
 import os
 import platform
 import re
 import stat
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from uuid import uuid4
+
+from pytest_aorta.runtime.resources.file_locks import RELEASES, Locks, is_locked, table
+from pytest_aorta.runtime.resources.tickets import Ticket
 
 #: Seconds between two looks at devices that others hold; a release in this process is seen at once.
 _POLL = 0.02
@@ -40,8 +34,6 @@ _POLL_TABLE = 0.002
 _NAME = 200
 #: How often ``holders`` tries to look.
 _LOOKS = 500
-#: A waiter that has not looked for so many seconds (a stopped process) reserves nothing until it looks again.
-_AWAY = 10.0
 
 
 class LeaseError(Exception):
@@ -78,9 +70,9 @@ class Leases:
     def acquire(
         self, count: int, *, cancelled: Callable[[], bool] = lambda: False, prefer: Sequence[int] = ()
     ) -> Lease:
-        """Wait until ``count`` devices are ours, and take them all at once.
+        """Wait until ``count`` devices are free, and take them all at once.
 
-        Whoever holds a lease should not wait for another one: two that do can wait for each other.
+        The holder of a lease should not wait for another one: two that do can wait for each other.
 
         Args:
             count: how many; 0 gives an empty lease at once.
@@ -96,26 +88,26 @@ class Leases:
         if count > len(self.devices):
             raise ValueError(f"needs {count} devices, the pool has {len(self.devices)}: {_listed(self.devices)}")
         if count == 0:
-            return Lease((), _Descriptors())
+            return Lease((), Locks())
         order = [device for device in dict.fromkeys(prefer) if device in self.devices]
         order += [device for device in self.devices if device not in order]
-        with _Ticket(self.folder, self.devices, self.patience) as ticket:
+        with Ticket(self.folder, self.devices, self.patience) as ticket:
             while not cancelled():
                 # Releases in this process notify, and cannot come between the look and the wait.
-                with _here:
-                    with _table(self.folder) as entered:
+                with RELEASES:
+                    with table(self.folder) as entered:
                         lease = self._take(count, order, ticket) if entered else None
                     if lease is not None:
                         return lease
-                    _here.wait(_POLL if entered else _POLL_TABLE)
+                    RELEASES.wait(_POLL if entered else _POLL_TABLE)
         raise LeaseCancelled(f"gave up waiting for {count} of the devices {_listed(self.devices)}")
 
-    def _take(self, count: int, order: Sequence[int], ticket: _Ticket) -> Lease | None:
-        """``count`` devices, or none of them; the table is ours."""
+    def _take(self, count: int, order: Sequence[int], ticket: Ticket) -> Lease | None:
+        """``count`` devices, or none of them; the table is held."""
         reserved = ticket.reserved_by_others()
         # Always as long, because cutting a file off can take milliseconds: ext4 then writes it to the disk.
         holder = f"{os.getpid()} {self.label}".encode(errors="replace")[:_NAME].ljust(_NAME)
-        held = _Descriptors()
+        held = Locks()
         devices = []
         try:
             for device in order:
@@ -135,18 +127,18 @@ class Leases:
     def holders(self) -> dict[int, str]:
         """Who holds the devices of the pool that are not free: ``pid 123 (pytest)``. For messages.
 
-        Nobody at all, when other processes never let us look.
+        Empty when other processes hold the table all the time.
         """
         for _ in range(_LOOKS):
-            with _here:
-                with _table(self.folder) as entered:
+            with RELEASES:
+                with table(self.folder) as entered:
                     if entered:
                         return {
                             device: _holder(file)
                             for device, file in ((device, self._file(device)) for device in self.devices)
-                            if file.exists() and _is_locked(file)
+                            if file.exists() and is_locked(file)
                         }
-                _here.wait(_POLL_TABLE)
+                RELEASES.wait(_POLL_TABLE)
         return {}
 
     def _file(self, device: int) -> Path:
@@ -154,9 +146,9 @@ class Leases:
 
 
 class Lease:
-    """Devices that are ours until ``release``, or until the end of this process."""
+    """Devices that are held until ``release``, or until the end of this process."""
 
-    def __init__(self, devices: Sequence[int], held: _Descriptors) -> None:
+    def __init__(self, devices: Sequence[int], held: Locks) -> None:
         # Ascending, each with its descriptor.
         pairs = sorted(zip(devices, held.numbers, strict=True))
         self.devices = tuple(device for device, _ in pairs)
@@ -167,17 +159,17 @@ class Lease:
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of the lock files, in the order of ``devices``; none after the release.
 
-        A process that was sent them keeps the devices until it closes them or ends, though we release or die. It must
+        A process that was sent them keeps the devices until it closes them or ends, also after a release here. It must
         not unlock them (``LOCK_UN``): that would release the devices for all who share them.
         """
         return self._order if self._held.numbers else ()
 
     def release(self) -> None:
         """Give the devices back; twice is harmless. Those whose descriptors another process holds stay with it."""
-        with _here:
+        with RELEASES:
             if self._held.numbers:
                 self._held.close()
-                _here.notify_all()
+                RELEASES.notify_all()
 
     def __enter__(self) -> Lease:
         return self
@@ -195,7 +187,7 @@ def default_folder(base: Path = Path("/tmp")) -> Path:
     part of the path in case ``/tmp`` is shared by several hosts.
 
     Raises:
-        LeaseError: the folder is not ours.
+        LeaseError: the folder belongs to another user, or others can write to it.
     """
     if named := os.environ.get("PYTEST_AORTA_LEASES_DIR"):
         return Path(named).absolute()
@@ -206,7 +198,7 @@ def default_folder(base: Path = Path("/tmp")) -> Path:
     except OSError as error:
         raise LeaseError(f"{ours}: the lock files of devices need a folder here: {error}") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o022:
-        # Whoever could write there could keep devices from us, or give them to two of us.
+        # Others that could write there could keep devices, or give one to two processes.
         raise LeaseError(
             f"{ours} must be a folder that belongs to user {os.getuid()} and that nobody else can write to; "
             "remove it, or name another one in PYTEST_AORTA_LEASES_DIR"
@@ -215,123 +207,6 @@ def default_folder(base: Path = Path("/tmp")) -> Path:
     folder = ours / host / "devices"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-class _Ticket:
-    """A request that waits. Its file lies in the folder from the first failed attempt on, locked while it waits.
-
-    The name begins with the time at which patience ends (``CLOCK_MONOTONIC``, the same for all processes), so that
-    sorted names are the order in which tickets are served; the file holds the pool and the time of the last look.
-    """
-
-    def __init__(self, folder: Path, devices: Sequence[int], patience: float) -> None:
-        self._folder = folder
-        self._devices = devices
-        self._file = folder / f"{time.monotonic_ns() + int(patience * 1e9):020d}-{uuid4().hex}.ticket"
-        self._held = _Descriptors()
-
-    def leave(self) -> None:
-        """Say that we wait, and that we have just looked; the table is ours."""
-        if not self._held.numbers:
-            self._held.add_locked(self._file, os.O_CREAT | os.O_EXCL)
-        # In nanoseconds the time never becomes shorter, so nothing of the last text is left behind the new one.
-        content = json.dumps({"devices": self._devices, "looked": time.monotonic_ns()})
-        os.pwrite(self._held.numbers[0], content.encode(), 0)
-
-    def reserved_by_others(self) -> set[int]:
-        """Devices that those before us have lost patience over; the table is ours."""
-        reserved: set[int] = set()
-        now = time.monotonic_ns()
-        for file in sorted(self._folder.glob("*.ticket")):
-            if file.name >= self._file.name or int(file.name.partition("-")[0]) > now:
-                break
-            if not _is_locked(file):
-                file.unlink(missing_ok=True)  # its process has died, or was just served
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                ticket = json.loads(file.read_bytes())
-                if now - ticket["looked"] < _AWAY * 1e9:
-                    reserved.update(ticket["devices"])
-        return reserved
-
-    def __enter__(self) -> _Ticket:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with _here:
-            if self._held.numbers:
-                self._file.unlink(missing_ok=True)
-                self._held.close()
-                _here.notify_all()
-
-
-class _Descriptors:
-    """Descriptors that hold locks. A process that is forked from this one does not keep them."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-
-    def add_locked(self, file: Path, flags: int) -> bool:
-        """Open and lock a file; false, and nothing is opened, when another descriptor holds its lock."""
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self.numbers.append(descriptor)
-        _all.add(self)
-        return True
-
-    def close(self) -> None:
-        """Close them; never unlock them."""
-        while self.numbers:
-            os.close(self.numbers.pop())
-        _all.discard(self)
-
-
-#: Guards what this process opens; notified when it gives something back. A fork waits for it, so that no descriptor
-#: can slip into a child before ``_all`` knows it.
-_here = threading.Condition()
-_all: set[_Descriptors] = set()
-
-
-def _in_forked_child() -> None:
-    for held in list(_all):
-        held.close()
-    _here.release()
-
-
-os.register_at_fork(before=_here.acquire, after_in_parent=_here.release, after_in_child=_in_forked_child)
-
-
-@contextlib.contextmanager
-def _table(folder: Path) -> Iterator[bool]:
-    """Hold the table, unless another process does: then false."""
-    descriptor = os.open(folder / "table.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(file: Path) -> bool:
-    """Whether any descriptor holds a file's lock; tried by taking it for a moment, so the table has to be ours."""
-    probe = _Descriptors()
-    try:
-        free = probe.add_locked(file, 0)
-    except FileNotFoundError:
-        return False
-    probe.close()
-    return not free
 
 
 def _holder(file: Path) -> str:

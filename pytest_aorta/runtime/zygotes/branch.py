@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import cast
 
-from pytest_aorta.runtime.zygotes.channel import Channel, Message
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.process_tags import new_tag
 from pytest_aorta.runtime.zygotes.server import Server
-
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.task_messages import BranchFate
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 
 #: Seconds that the zygote may take to fork; it does nothing else while it ends a task that resists.
 _FORK_TIMEOUT = 60.0
@@ -19,26 +19,42 @@ _FORK_TIMEOUT = 60.0
 _FATE_TIMEOUT = 10.0
 
 
-class Branch(Server):
-    """A branch, made by ``Zygote.branch``.
+def start_branch(zygote: Zygote) -> Branch:
+    """Another process that serves tasks of the zygote's specification, forked from it; from any thread.
 
-    The branch itself answers on its control channel; the zygote, whose child it is, tells its fate on another one.
+    Raises:
+        ZygoteError: the zygote is gone, or cannot be forked any more.
+        ValueError: it must not be forked.
+    """
+    zygote.wait_ready()
+    if zygote.spec.fresh or zygote.against_forking:
+        raise ValueError("a zygote that prepares nothing, or must not be forked, has no branches")
+    branch = Branch(zygote)
+    branch.wait_ready()
+    return branch
+
+
+class Branch(Server):
+    """A branch, made by ``start_branch``.
+
+    The branch itself answers on its control channel; the zygote, whose child it is, reports its fate on another one.
     """
 
-    def __init__(self, zygote: Zygote, mark: str) -> None:
+    def __init__(self, zygote: Zygote) -> None:
         super().__init__()
         self.zygote = zygote
-        self.mark = mark
+        self.tag = new_tag()
         self.spec = zygote.spec
         self.info = zygote.info
         self.against_forking = []
         self.pid: int | None = None
-        self._told: Message | None = None
+        self._known_fate: BranchFate | None = None
         self._asking = threading.Lock()
+        zygote.branch_tags.add(self.tag)
         self.control, control = Channel.pair()
         self._fate, fate = Channel.pair()
         # The zygote's own thread may be sending at the same time, hence all in one piece.
-        zygote.order({"op": "branch", "mark": mark}, [control.fileno(), fate.fileno()])
+        zygote.order({"op": "branch", "tag": self.tag}, [control.fileno(), fate.fileno()])
         control.close()
         fate.close()
 
@@ -63,17 +79,17 @@ class Branch(Server):
 
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._told is None and not self._fate.poll()
+        return self._known_fate is None and not self._fate.poll()
 
-    def _learn_fate(self, timeout: float) -> Message | None:
-        """What the zygote tells: nothing in time, or an empty message when it is gone itself."""
+    def _learn_fate(self, timeout: float) -> BranchFate | None:
+        """What the zygote reports: nothing in time, or an empty mapping when it is gone itself."""
         with self._asking:
-            if self._told is None and self._fate.poll(timeout):
-                self._told = self._fate.receive() or {}
-            return self._told
+            if self._known_fate is None and self._fate.poll(timeout):
+                self._known_fate = cast(BranchFate, self._fate.receive() or {})
+            return self._known_fate
 
     def death(self) -> ZygoteError:
-        """What to say when the control channel has closed; ends what nobody else will."""
+        """The error to raise when the control channel has closed; ends what the zygote cannot end."""
         name = f"the zygote's branch (pid {self.pid})"
         if self._ending:
             return ZygoteError(f"{name} was closed")
@@ -93,7 +109,7 @@ class Branch(Server):
         self.hang_up()
         if self._learn_fate(grace) in (None, {}):
             self.sweep()
-        self.zygote.forget(self)
+        self.zygote.branch_tags.discard(self.tag)
 
     def close(self, grace: float = 10.0) -> None:
         """End it and free what it takes; twice is harmless."""

@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from typing import Any
 
+from pytest_aorta.runtime.zygotes.packets import LAST, MORE, Joiner, cut
+
 Message = dict[str, Any]
 
 #: Bytes of one packet. The kernel keeps packets apart, so that one call receives a whole message if it is no larger.
 _PACKET = 2**16
 
-#: First bytes of the packets of a larger message; that of a mapping is a brace.
-_MORE, _LAST = b"+", b"."
-
-#: Bytes of one message; whoever sends more has broken its own means of speaking.
+#: Bytes of one message; a task that sends more has broken its channel.
 MAX_MESSAGE = 2**30
 
 _decode = json.JSONDecoder().raw_decode
@@ -34,9 +33,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        end.setblocking(True)  # whatever somebody has made the default of this process
-        # What came of a message whose end has not.
-        self._begun = bytearray()
+        end.setblocking(True)  # user code may have set another default
+        self._joiner = Joiner(MAX_MESSAGE)
         # Reentrant, because a task may send from a signal handler.
         self._sending = threading.RLock()
         _channels.add(self)
@@ -67,20 +65,13 @@ class Channel:
         """Send a mapping that is JSON already."""
         data = text.encode()
         with self._sending:
-            if len(data) <= _PACKET:
-                self._end.send(data)
-            else:
-                self._send_parts(data)
+            for packet in (data,) if len(data) <= _PACKET else cut(data, _PACKET - 1):
+                self._end.send(packet)
             for fd in descriptors:
                 self.send_fd(fd)
 
-    def _send_parts(self, data: bytes) -> None:
-        size = _PACKET - 1
-        for start in range(0, len(data), size):
-            self._end.send((_MORE if start + size < len(data) else _LAST) + data[start : start + size])
-
     def receive(self) -> Message | None:
-        """The next mapping, or ``None`` when the other end is gone or no longer makes sense."""
+        """The next mapping, or ``None`` when the other end is gone or has sent something else."""
         try:
             while (message := self.receive_part()) is None:
                 pass
@@ -95,7 +86,7 @@ class Channel:
             flags: of ``recv``; with ``socket.MSG_DONTWAIT`` it does not wait at all.
 
         Raises:
-            EOFError: the other end is gone or no longer makes sense.
+            EOFError: the other end is gone or has sent something else.
         """
         try:
             data = self._end.recv(_PACKET, flags)
@@ -106,19 +97,16 @@ class Channel:
             return self.receive_part(flags)
         except OSError:
             raise EOFError from None
-        first = data[:1]
-        if first in (_MORE, _LAST):
-            self._begun += data[1:]
-            if len(self._begun) > MAX_MESSAGE:
-                raise EOFError
-            if first == _MORE:
-                return None
-            data, self._begun = bytes(self._begun), bytearray()
         try:
+            if data[:1] in (MORE, LAST):
+                whole = self._joiner.add(data)
+                if whole is None:
+                    return None
+                data = whole
             message, _ = _decode(data.decode())
         except (ValueError, RecursionError):
             message = None
-        # Something else: the task has broken its own means of speaking; there is nothing more to be heard.
+        # Something else: the task has written to the channel by other means, and nothing after that can be trusted.
         if type(message) is not dict:
             raise EOFError
         return message
@@ -132,23 +120,22 @@ class Channel:
 
     def send_fd(self, fd: int) -> None:
         """Hand a descriptor over."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         with self._sending:
-            self._end.sendmsg([b"f"], rights)
+            socket.send_fds(self._end, [b"f"], [fd])
 
     def receive_fd(self) -> int | None:
         """Take a descriptor that the other end handed over; ``None`` when it is gone before it has."""
-        room = array.array("i", [0])
+        # Not ``socket.recv_fds``: it drops its flags, and another thread may execute a program at any time.
+        size = array.array("i").itemsize
         try:
-            _, rights, _, _ = self._end.recvmsg(1, socket.CMSG_SPACE(room.itemsize), socket.MSG_CMSG_CLOEXEC)
+            _, rights, _, _ = self._end.recvmsg(1, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
-            return self.receive_fd()  # as above
+            return self.receive_fd()  # as in receive_part
         except OSError:
             return None
         for level, kind, data in rights:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= room.itemsize:
-                room[:] = array.array("i", data[: room.itemsize])
-                return room[0]
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= size:
+                return array.array("i", data[:size])[0]
         return None
 
     def hang_up(self) -> None:

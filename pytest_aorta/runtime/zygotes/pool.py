@@ -8,10 +8,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.branch import start_branch
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 #: Warm zygotes per pool. One that has imported torch holds some 200 MB; its branches share them.
 MAX_WARM = 8
@@ -25,14 +26,14 @@ class _Entry:
         self.root: Zygote | None = None
         self.started: Future[Zygote] = Future()
         self.idle: list[Server] = []
-        #: How many have acquired, or wait for, one of these servers.
+        #: Callers that have acquired, or wait for, one of these servers.
         self.users = 0
-        #: How many of those who wait for its start do not want it any more.
+        #: Those of them that wait for its start and do not want it any more.
         self.gave_up = 0
 
     @property
     def unwanted(self) -> bool:
-        """Whether nobody waits for its start any more."""
+        """Whether none of them waits for its start any more."""
         return self.gave_up >= self.users > 0
 
     def has_died(self) -> bool:
@@ -45,14 +46,14 @@ class _Entry:
         )
 
     def unused(self) -> list[Server]:
-        """What nobody uses, and may therefore be closed; the zygote first, as its end is theirs."""
+        """What is not in use, and may therefore be closed; the zygote first, as its end is theirs."""
         return sorted(self.idle, key=lambda server: server is not self.root)
 
 
 class ZygotePool:
     """Zygotes by their specification's key; beyond the bound, the least recently used unused one is closed.
 
-    Any thread may call anything. The lock is held for moments only; imports, forks and endings happen outside it.
+    Any thread may call any method. The lock is held for moments only; imports, forks and endings happen outside it.
     """
 
     def __init__(self, limit: int = MAX_WARM) -> None:
@@ -66,22 +67,29 @@ class ZygotePool:
         """A server of tasks of ``spec``, for the caller alone until it is released.
 
         Its zygote is started when there is none, and branched when all are in use. One that must not be forked is only
-        asked for its ``info`` and ``against_forking``, so everybody gets the same, and need not release it. A ``fresh``
-        one serves one task and is then gone, so everybody gets a new one.
+        asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it. A
+        ``fresh`` one serves one task and is then gone, so each caller gets a new one.
 
         Raises:
-            ZygoteError: it cannot be started or prepared (then everybody who waits for it is told), or is gone.
+            ZygoteError: it cannot be started or prepared (then all who wait for it get the error), or is gone.
         """
+        entry, surplus = self._join(spec)
+        try:
+            return self._take(entry) if surplus is None else self._start(entry, spec, surplus)
+        except BaseException:
+            with self._lock:
+                entry.users -= 1
+            raise
+
+    def _join(self, spec: ZygoteSpec) -> tuple[_Entry, list[Server] | None]:
+        """An entry with one more user; of a new one, whose zygote is to be started, also what to close before."""
         key = spec.key()
-        surplus: list[Server] = []
         with self._lock:
             self._check_open()
             entry = None if spec.fresh else self._entries.get(key)
-            if entry is not None and entry.has_died():
-                surplus += self._forget(entry)
-                entry = None
-            start = entry is None
-            if entry is None:
+            surplus: list[Server] | None = None
+            if entry is None or entry.has_died():
+                surplus = [] if entry is None else self._forget(entry)
                 entry = _Entry(key)
                 if not spec.fresh:
                     surplus += self._make_room()
@@ -89,56 +97,70 @@ class ZygotePool:
             else:
                 self._entries.move_to_end(key)
             entry.users += 1
-        try:
-            return self._start(entry, spec, surplus) if start else self._take(entry)
-        except BaseException:
-            with self._lock:
-                entry.users -= 1
-            raise
+            return entry, surplus
 
     def _start(self, entry: _Entry, spec: ZygoteSpec, surplus: list[Server]) -> Server:
         try:
             _close(surplus)
-            root = Zygote(spec)
-            with self._lock:
-                entry.root = root
-                self._lent[root] = entry  # so that ``close`` can end it before it is ready
-                closed = self._closed or entry.unwanted
-            if closed:
-                root.end()
-            root.wait_ready()
+            root = self._launch(entry, spec)
         except BaseException as error:
-            with self._lock:
-                self._forget(entry)
-                if entry.root is not None:
-                    self._lent.pop(entry.root, None)
-            if entry.root is not None:
-                entry.root.close()
-            told = error if isinstance(error, ZygoteError) else ZygoteError(f"its start was interrupted: {error!r}")
-            if told is error and entry.unwanted:
-                told = ZygoteUnwanted("nobody waited for its start any more")
-            entry.started.set_exception(told)
-            if isinstance(told, ZygoteUnwanted):
-                raise told from None
-            raise
+            self._forget_failed(entry)
+            if not isinstance(error, ZygoteError):
+                entry.started.set_exception(ZygoteError(f"its start was interrupted: {error!r}"))
+                raise
+            failure = ZygoteUnwanted("nobody waited for its start any more") if entry.unwanted else error
+            entry.started.set_exception(failure)
+            if failure is error:
+                raise
+            raise failure from None
         if root.against_forking:
             with self._lock:
                 self._take_from(root)
         entry.started.set_result(root)
         return root
 
+    def _launch(self, entry: _Entry, spec: ZygoteSpec) -> Zygote:
+        root = Zygote(spec)
+        with self._lock:
+            entry.root = root
+            self._lent[root] = entry  # so that ``close`` can end it before it is ready
+            unwanted = self._closed or entry.unwanted
+        if unwanted:
+            root.end()
+        root.wait_ready()
+        return root
+
+    def _forget_failed(self, entry: _Entry) -> None:
+        with self._lock:
+            self._forget(entry)
+            if entry.root is not None:
+                self._lent.pop(entry.root, None)
+        if entry.root is not None:
+            entry.root.close()
+
     def _take(self, entry: _Entry) -> Server:
         try:
             root = entry.started.result()
         except ZygoteError as error:
             raise error.again() from None
+        if root.against_forking:
+            with self._lock:
+                self._check_open()
+                entry.users -= 1
+            return root
+        server = self._take_idle(entry)
+        if server is None:
+            server = start_branch(root)
+            with self._lock:
+                self._lent[server] = entry
+        return server
+
+    def _take_idle(self, entry: _Entry) -> Server | None:
+        """An unused server of the entry; those that have died meanwhile are closed."""
         server: Server | None = None
         dead: list[Server] = []
         with self._lock:
             self._check_open()
-            if root.against_forking:
-                entry.users -= 1
-                return root
             while server is None and entry.idle:
                 candidate = entry.idle.pop()
                 if candidate.alive():
@@ -147,10 +169,6 @@ class ZygotePool:
                 else:
                     dead.append(candidate)
         _close(dead)
-        if server is None:
-            server = root.branch()
-            with self._lock:
-                self._lent[server] = entry
         return server
 
     def _take_from(self, server: Server) -> _Entry | None:
@@ -185,7 +203,7 @@ class ZygotePool:
         _close([server, *others])
 
     def abandon(self, spec: ZygoteSpec) -> None:
-        """One of those who wait in ``acquire`` does not want it any more; once nobody does, its start is ended."""
+        """One caller that waits in ``acquire`` does not want it any more; once none does, its start is ended."""
         with self._lock:
             entry = self._entries.get(spec.key())
             if entry is None or entry.started.done():
@@ -202,7 +220,7 @@ class ZygotePool:
         return [server for entry in unused[: max(0, surplus)] for server in self._forget(entry)]
 
     def _forget(self, entry: _Entry) -> list[Server]:
-        """No longer give it to anybody; what is to be closed now, outside the lock. The rest, when it is released."""
+        """Give it to no further caller; what is to be closed now, outside the lock. The rest, when it is released."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
         unused, entry.idle = entry.unused(), []
@@ -213,7 +231,7 @@ class ZygotePool:
             raise ZygoteError("the zygotes have been closed")
 
     def close(self) -> None:
-        """Close all of them, for good. Whoever uses one is told by ``ZygoteError``, and should release it as ever."""
+        """Close all of them, for good. Their users get ``ZygoteError``, and should release them nevertheless."""
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())

@@ -74,7 +74,7 @@ def describe_state(pid: int) -> str:
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:
-    """Signal every process that still exists and that we may signal."""
+    """Signal every process that still exists and that this one may signal."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -140,21 +140,3 @@ def end_all(
         send_signal(alive, signal.SIGKILL)
         time.sleep(0.002)
         reap()
-
-
-def marked(variable: str, *values: str) -> list[int]:
-    """Pids of this user's processes that were started with ``variable`` at one of these values.
-
-    Finds what a dead zygote could no longer adopt: ``/proc/<pid>/environ`` is inherited by forks and by most execs.
-    """
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [pid for pid in pids if pid != os.getpid() and carries(pid, variable, *values)]
-
-
-def carries(pid: int, variable: str, *values: str) -> bool:
-    """Whether a process was started with ``variable`` at one of these values."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(f"{variable}={value}".encode() in environ for value in values)

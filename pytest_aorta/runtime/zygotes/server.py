@@ -7,17 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
-from pytest_aorta.runtime.zygotes.channel import Channel, Message
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.task_messages import ChildTask, ServerOrder, Standby, TaskEnd
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
-
-#: Seconds that a task may take to end when nobody waits for it any more: longer than its zygote tries.
+#: Seconds that an abandoned task may take to end: longer than its zygote tries.
 _ABANDON = 15.0
 
 
@@ -29,24 +28,19 @@ class Server(ABC):
         info: what its preparation returned.
         against_forking: why it cannot serve tasks: it may not be forked.
         control: carries orders to it, and reports from it.
-        mark: what it and its descendants bear; see ``marks``.
+        tag: of it and its descendants; see ``process_tags``.
     """
 
     spec: ZygoteSpec
     info: dict[str, Any]
     against_forking: list[str]
     control: Channel
-    mark: str
+    tag: str
 
     def __init__(self) -> None:
         self.announced: list[tuple[int, Channel]] = []
         self._task: Task | None = None
         self._ending = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task runs, as far as the parent knows."""
-        return self._task is not None
 
     @abstractmethod
     def wait_ready(self) -> None:
@@ -58,7 +52,7 @@ class Server(ABC):
 
     @abstractmethod
     def death(self) -> ZygoteError:
-        """What to say when the control channel has closed; ends what the process can no longer end."""
+        """The error to raise when the control channel has closed; ends what the process can no longer end."""
 
     @abstractmethod
     def end(self, grace: float = 10.0) -> None:
@@ -88,17 +82,18 @@ class Server(ABC):
             ZygoteError: the zygote is gone.
         """
         self.wait_ready()
-        logs = {"stdout": stdout, "stderr": stderr, "stacks": stacks}
-        task = {
+        order: ChildTask = {
             "payload": payload,
-            **{name: None if path is None else str(path) for name, path in logs.items()},
+            "stdout": None if stdout is None else str(stdout),
+            "stderr": None if stderr is None else str(stderr),
+            "stacks": None if stacks is None else str(stacks),
             "cores": None if cores is None else list(cores),
             "descriptors": len(descriptors),
         }
-        for _ in range(3):  # a standby child that somebody killed is replaced
+        for _ in range(3):  # a standby child that was killed is replaced
             pid, channel = self.take_standby()
             try:
-                channel.send(task, descriptors)
+                channel.send(order, descriptors)
             except OSError:
                 channel.close()
                 self.order({"op": "replace", "pid": pid})
@@ -114,24 +109,24 @@ class Server(ABC):
             self.next_report()
         return self.announced.pop(0)
 
-    def next_report(self) -> Message | None:
-        """Read the control channel: how the task ended, or ``None`` for an announced child, which is kept."""
-        message = self.control.receive()
-        if message is None:
+    def next_report(self) -> TaskEnd | None:
+        """Read the control channel: the end of the task, or ``None`` for an announced child, which is kept."""
+        report = cast("Standby | TaskEnd | None", self.control.receive())
+        if report is None:
             raise self.death()
-        if message["type"] == "standby":
+        if report["type"] == "standby":
             fd = self.control.receive_fd()
             if fd is None:
                 raise self.death()
-            self.announced.append((message["pid"], Channel.from_fd(fd)))
+            self.announced.append((report["pid"], Channel.from_fd(fd)))
             return None
         self._task = None
-        return message
+        return report
 
-    def order(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Tell it to do something; that it is dead is noticed where we wait for it."""
+    def order(self, order: ServerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Send an order; that the process is dead is noticed where its reports are read."""
         with contextlib.suppress(OSError):
-            self.control.send(message, descriptors)
+            self.control.send(order, descriptors)
 
     def abandon_task(self) -> bool:
         """End the task that still runs, if one does; whether another one can be submitted."""
@@ -150,10 +145,10 @@ class Server(ABC):
 
     def sweep(self) -> None:
         """End every process that was started under this server and still runs."""
-        process_tree.end_all(lambda: process_tags.bearers(*self._marks()), lambda: None, grace=0)
+        process_tree.end_all(lambda: process_tags.tagged_processes(*self._tags()), lambda: None, grace=0)
 
-    def _marks(self) -> list[str]:
-        return [self.mark]
+    def _tags(self) -> list[str]:
+        return [self.tag]
 
     def hang_up(self) -> None:
         """Have it end soon, from any thread."""

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from pytest_aorta.runtime.zygotes.channel import Channel, Message, wait
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
-
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygotes.server import Server
+from pytest_aorta.runtime.zygotes.task_messages import ServerOrder, TaskEnd
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 
 class TaskEnded(Exception):
     """The task's process has ended and all its messages have been read; ``Task.ended`` says how it went."""
+
+
+class TaskOwner(Protocol):
+    """The parent's side of the process whose child runs a task."""
+
+    control: Channel
+
+    def next_report(self) -> TaskEnd | None:
+        """Read the control channel: the end of the task, or ``None`` for something else."""
+
+    def order(self, order: ServerOrder) -> None:
+        """Send an order; that the process is dead is noticed elsewhere."""
 
 
 class Task:
@@ -23,9 +34,9 @@ class Task:
     One thread follows it, with ``next_message`` or with ``poll_message``; any thread may ``send`` and ``kill``.
     """
 
-    def __init__(self, server: Server, channel: Channel, pid: int) -> None:
+    def __init__(self, server: TaskOwner, channel: Channel, pid: int) -> None:
         self.pid = pid
-        self.ended: Message | None = None
+        self.ended: TaskEnd | None = None
         self._server = server
         self._channel: Channel | None = channel
         self._lost: ZygoteError | None = None
@@ -49,7 +60,7 @@ class Task:
         return message
 
     def poll_message(self) -> Message | None:
-        """The next message if it is there already; ``None`` if it is not. For whoever watches ``filenos``.
+        """The next message if it is there already; ``None`` if it is not. For a caller that watches ``filenos``.
 
         Raises:
             TaskEnded: there will be no more.
@@ -60,10 +71,10 @@ class Task:
     def hear(self) -> Message | None:
         """The next message of the child; ``None`` if it is not there, or not yet as a whole. Does not wait.
 
-        Cheaper than ``poll_message``, which tells how it has ended.
+        Cheaper than ``poll_message``, which also finds out how it has ended.
 
         Raises:
-            EOFError: it says nothing more.
+            EOFError: it will send nothing more.
         """
         if self._channel is None:
             raise EOFError
@@ -115,10 +126,10 @@ class Task:
         try:
             self.ended = self._server.next_report()
         except ZygoteError as error:
-            self._lost = error  # told once the child's own last words have been heard
+            self._lost = error  # raised once the child's last messages have been read
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Speak to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
+    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
         self._open_channel().send(message, descriptors)
 
     def send_text(self, text: str) -> None:
@@ -138,8 +149,8 @@ class Task:
     def kill(self, grace: float) -> None:
         """Take the stacks of all its processes, then end them: SIGTERM, ``grace`` seconds, SIGKILL.
 
-        Again while that lasts: with the shorter of both graces. After the end: nothing happens, whoever runs in the
-        same zygote by then.
+        Again while that lasts: with the shorter of both graces. After the end: nothing happens, even if another task
+        runs in the same zygote by then.
         """
         self._server.order({"op": "kill", "pid": self.pid, "grace": grace})
 

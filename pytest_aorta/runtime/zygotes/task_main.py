@@ -7,25 +7,28 @@ import faulthandler
 import os
 import sys
 import traceback
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.channel import Channel, Message
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.task_messages import ChildReport, ChildTask, PrepareOrder
 
 
-def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
+def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callable[..., Any] | None) -> None:
     """Wait for a task on ``channel``, run it, end the process. Never returns."""
     process_tree.die_with_parent(zygote)
     os.setsid()
     _reseed()
-    if order["rehearse"] and not order["fresh"]:
-        with contextlib.suppress(Exception):  # what is wrong will be told by the task that meets it
-            load(order["rehearse"])(order["argument"])
-    task = channel.receive()
-    if task is None:
+    if prepared["rehearse"] and not prepared["fresh"]:
+        with contextlib.suppress(Exception):  # the task that meets the same error will report it
+            import_target(prepared["rehearse"])(prepared["argument"])
+    received = channel.receive()
+    if received is None:
         os._exit(0)
+    task = cast(ChildTask, received)
     # Open as long as this process lives, and not in what it executes.
     descriptors = [channel.receive_fd() for _ in range(task["descriptors"])]
     if None in descriptors:
@@ -34,37 +37,35 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Any) -> None:
         redirect(task["stdout"], task["stderr"])
         arm(task["stacks"])
     except OSError as error:  # a folder that has vanished, a full disk
-        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
+        _report(channel, {"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
     try:
         if task["cores"] is not None:
             os.sched_setaffinity(0, task["cores"])
-        if order["fresh"]:
-            run = _prepare(channel, order)
+        if run is None:
+            run = _prepare(channel, prepared)
         run(task["payload"], channel)
     except BaseException:
         traceback.print_exc()  # into the task's own log
         leave(1)
-    channel.send({"type": "done"})
+    _report(channel, {"type": "done"})
     leave(0)
 
 
-def _prepare(channel: Channel, order: Message) -> Any:
+def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
     """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
     try:
-        info = load(order["prepare"])(order["argument"])
-        run = load(order["run"])
+        info = import_target(order["prepare"])(order["argument"])
+        run: Callable[..., Any] = import_target(order["run"])
     except BaseException as error:
-        channel.send({"type": "failed", "error": describe_exception(error)})
+        _report(channel, {"type": "failed", "error": describe_exception(error)})
         leave(0)
-    channel.send({"type": "prepared", "info": info})
+    _report(channel, {"type": "prepared", "info": info})
     return run
 
 
-def load(target: str) -> Any:
-    """The object that ``module:name`` names."""
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+def _report(channel: Channel, report: ChildReport) -> None:
+    channel.send(report)
 
 
 def redirect(stdout: str | None, stderr: str | None) -> None:

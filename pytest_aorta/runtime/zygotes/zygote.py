@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
 import threading
 import time
-from typing import IO
+from typing import IO, cast
 
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime.zygotes import process_tags
-from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.errors import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
-from pytest_aorta.runtime.zygotes.task import Task
-
-__all__ = ["STARTUP_TIMEOUT", "Task", "Zygote", "ZygoteError", "ZygoteSpec", "exit_text"]
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
+from pytest_aorta.runtime.zygotes.zygote_error import StartPhase, ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 #: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
 _BOOTSTRAP = (
@@ -29,7 +27,7 @@ _BOOTSTRAP = (
 #: Seconds that a zygote may take to prepare, which includes importing what its tasks need.
 STARTUP_TIMEOUT = 300.0
 
-#: Bytes of its output that are told when it fails.
+#: Bytes of its output that an error quotes.
 _OUTPUT = 4000
 
 
@@ -44,9 +42,10 @@ class Zygote(Server):
         self.spec = spec
         self.info = {}
         self.against_forking = []
-        self.mark = process_tags.new_mark()
+        self.tag = process_tags.new_tag()
         self._ready = False
-        self._branch_marks: set[str] = set()
+        #: Tags of its branches, as long as processes of theirs may be left.
+        self.branch_tags: set[str] = set()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in end())
         self._log_lock = threading.Lock()  # a branch's thread may ask for the output while this one is ended
         self._last_output = ""
@@ -56,7 +55,7 @@ class Zygote(Server):
         try:
             self._process = subprocess.Popen(
                 [*spec.command, "-c", _BOOTSTRAP, str(fd), str(os.getpid())],
-                env={**spec.environ, process_tags.MARK: self.mark},
+                env={**spec.environ, process_tags.VARIABLE: self.tag},
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -70,16 +69,16 @@ class Zygote(Server):
             raise ZygoteError(f"cannot start {spec.command[0]!r}: {error}") from error
         finally:
             theirs.close()
-        self.order(
-            {
-                "prepare": spec.prepare,
-                "argument": spec.argument,
-                "run": spec.run,
-                "sys_path": list(spec.sys_path),
-                "fresh": spec.fresh,
-                "rehearse": spec.rehearse,
-            }
-        )
+        order: PrepareOrder = {
+            "prepare": spec.prepare,
+            "argument": spec.argument,
+            "run": spec.run,
+            "sys_path": list(spec.sys_path),
+            "fresh": spec.fresh,
+            "rehearse": spec.rehearse,
+        }
+        with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
+            ours.send(order)
 
     def wait_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
         """Block until prepared.
@@ -89,32 +88,34 @@ class Zygote(Server):
         """
         if self._ready:
             return
-        phase, give_up = "launch", time.monotonic() + timeout
-        while True:
-            if not self.control.poll(max(0.0, give_up - time.monotonic())):
-                self.close()
-                raise ZygoteError(f"not ready after {timeout:g} s\n{self.output()}", phase=phase)
-            message = self.control.receive()
-            if message is None or message["type"] != "preparing":
-                break
+        phase: StartPhase = "launch"
+        give_up = time.monotonic() + timeout
+        while (report := self._start_report(give_up, timeout, phase))["type"] == "preparing":
             phase = "import"
-        if message is None:
-            raise self._failed_start(phase)
-        if message["type"] == "failed":
+        if report["type"] == "failed":
             self.close()
-            error = message["error"]
+            error = report["error"]
             raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
-        if message["version"] != __version__:
+        if report["version"] != __version__:
             self.close()
             raise ZygoteError(
-                f"{self.spec.command[-1]} has pytest-aorta {message['version']}, but this is "
+                f"{self.spec.command[-1]} has pytest-aorta {report['version']}, but this is "
                 f"{__version__}; install the same version there"
             )
         self._ready = True
-        self.info = message["info"]
-        self.against_forking = message["against_forking"]
+        self.info = report["info"]
+        self.against_forking = report["against_forking"]
 
-    def _failed_start(self, phase: str) -> ZygoteError:
+    def _start_report(self, give_up: float, timeout: float, phase: StartPhase) -> StartReport:
+        if not self.control.poll(max(0.0, give_up - time.monotonic())):
+            self.close()
+            raise ZygoteError(f"not ready after {timeout:g} s\n{self.output()}", phase=phase)
+        report = self.control.receive()
+        if report is None:
+            raise self._failed_start(phase)
+        return cast(StartReport, report)
+
+    def _failed_start(self, phase: StartPhase) -> ZygoteError:
         closed = self._ending
         code = None if closed else self._process.wait()
         output = self.output()
@@ -131,31 +132,11 @@ class Zygote(Server):
             f"ended with {exit_text(code)} before it was ready\n{output}".rstrip(), phase=phase, returncode=code
         )
 
-    def branch(self) -> Branch:
-        """Another process that serves tasks of this specification, forked from this one; from any thread.
-
-        Raises:
-            ZygoteError: this one is gone, or cannot be forked any more.
-            ValueError: this one must not be forked.
-        """
-        self.wait_ready()
-        if self.spec.fresh or self.against_forking:
-            raise ValueError("a zygote that prepares nothing, or must not be forked, has no branches")
-        mark = process_tags.new_mark()
-        self._branch_marks.add(mark)
-        branch = Branch(self, mark)
-        branch.wait_ready()
-        return branch
-
-    def forget(self, branch: Branch) -> None:
-        """A branch and all its processes are gone."""
-        self._branch_marks.discard(branch.mark)
-
-    def _marks(self) -> list[str]:
-        return [self.mark, *self._branch_marks.copy()]
+    def _tags(self) -> list[str]:
+        return [self.tag, *self.branch_tags.copy()]
 
     def death(self) -> ZygoteError:
-        """What to say when the control channel has closed; ends what the zygote can no longer end."""
+        """The error to raise when the control channel has closed; ends what the zygote can no longer end."""
         if self._ending:
             return ZygoteError(f"the zygote (pid {self._process.pid}) was closed")
         try:
@@ -195,5 +176,5 @@ class Zygote(Server):
             self.sweep()
         with self._log_lock:
             if not self._log.closed:
-                self._last_output = self._read_output()  # somebody may still want to read it
+                self._last_output = self._read_output()  # an error may still quote it
                 self._log.close()

@@ -10,44 +10,51 @@ import faulthandler
 import gc
 import os
 import sys
+from typing import cast
 
 from pytest_aorta._version import __version__
-from pytest_aorta.exception_text import describe_exception
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
-from pytest_aorta.runtime.zygotes.task_main import load
-from pytest_aorta.runtime.zygotes.task_server import Serving
+from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
+from pytest_aorta.runtime.zygotes.task_server import TaskServer
 
 
 def main(fd: int, parent: int) -> None:
     """Serve until the other end of ``fd`` closes; never returns."""
-    # Until the loop below watches the channel, only the kernel can tell us that the parent has gone.
+    # Until the loop below watches the channel, only the kernel knows that the parent has gone.
     if os.getppid() == parent:  # not behind a launcher that stays in between
         process_tree.die_with_parent(parent)
     process_tree.become_subreaper()
     control = Channel.from_fd(fd)
-    order = control.receive()
-    if order is None:
+    received = control.receive()
+    if received is None:
         os._exit(1)
+    order = cast(PrepareOrder, received)
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
-    control.send({"type": "preparing"})
+    _report(control, {"type": "preparing"})
     try:
         if not order["fresh"]:
-            info = load(order["prepare"])(order["argument"])
+            info = import_target(order["prepare"])(order["argument"])
             against = reasons_against_forking()
         else:
             info, against = {}, []
     except BaseException as error:
-        control.send({"type": "failed", "error": describe_exception(error)})
+        _report(control, {"type": "failed", "error": describe_exception(error)})
         os._exit(0)
     gc.collect()
     gc.freeze()  # the collector would otherwise touch, and so copy, every page of a forked child
-    # Before anybody learns that we are ready: the parent's thread that has started us may end then, which the kernel
-    # would take for the parent's end.
+    # Before this process reports that it is ready: the thread that has started it may end then, which the kernel would
+    # take for the parent's end.
     process_tree.die_with_parent(None)
-    control.send({"type": "ready", "info": info, "against_forking": against, "version": __version__})
+    _report(control, {"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)
-    Serving(control, order, load(order["run"]) if not order["fresh"] else None).serve()
+    TaskServer(control, order, import_target(order["run"]) if not order["fresh"] else None).serve()
+
+
+def _report(control: Channel, report: StartReport) -> None:
+    control.send(report)

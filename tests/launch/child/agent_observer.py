@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rendezvous import OneHost
-from pytest_aorta.launch.child.torch_compat import HookedAgent
+from pytest_aorta.launch.child.torch_compat.elastic_agent import HookedAgent
 from pytest_aorta.trials.events import AttemptReason
 
 RANKS = 2

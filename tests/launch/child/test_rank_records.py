@@ -1,48 +1,20 @@
-"""What ranks report, how they end, and which of their failures the others follow from."""
+"""The records of ranks, and which of their failures the others follow from."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_events import SETUP_DONE, raised, returned
 
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log, read_event_log
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
 from pytest_aorta.launch.diagnosis.root_cause import root_cause
-from pytest_aorta.launch.host import external_ranks
-from pytest_aorta.trials.events import FailureData, Phase, RankData, TrialEvent
+from pytest_aorta.trials.events import RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
-
-SETUP_DONE: list[TrialEvent] = [
-    {"type": "begin", "phase": "setup"},
-    {"type": "end", "phase": "setup", "sec": 0.1},
-    {"type": "begin", "phase": "run"},
-]
-CLEANED_UP: list[TrialEvent] = [
-    {"type": "begin", "phase": "cleanup"},
-    {"type": "end", "phase": "cleanup", "sec": 0.1},
-    {"type": "lived"},
-]
-
-
-def returned(passed: bool) -> list[TrialEvent]:
-    """All events of a rank whose run() returned."""
-    return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
-
-
-def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEvent]:
-    """All events of a rank of which a phase raised."""
-    failure: FailureData = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
-    begin = SETUP_DONE if phase == "run" else []
-    end: list[TrialEvent] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
-    if phase == "cleanup":
-        return [*returned(True)[:4], {"type": "begin", "phase": "cleanup"}, *end, {"type": "lived"}]
-    return [*begin, *end, *CLEANED_UP]
 
 
 def records_of(
@@ -77,70 +49,6 @@ def cause_of(records: list[RankData]) -> str | None:
 
 def message_of(record: RankData) -> str | None:
     return None if record["failure"] is None else record["failure"]["message"]
-
-
-# Event logs.
-
-
-def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
-    relayed: list[TrialEvent] = []
-    log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
-    for event in returned(True):
-        log.send(event)
-
-    seen = read_event_log(tmp_path, 3)
-
-    assert seen.result == {"passed": True}
-    assert seen.finished
-    assert relayed == returned(True)
-
-
-def test_a_rank_without_an_event_log_has_reported_nothing(tmp_path: Path) -> None:
-    seen = read_event_log(tmp_path, 0)
-
-    assert (seen.phase, seen.result, seen.finished) == ("launch", None, False)
-
-
-@given(st.data())
-def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("torn")
-    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
-    text = b"".join(lines)
-    cut = data.draw(st.integers(0, len(text)))
-    event_log(folder, 0).write_bytes(text[:cut])
-
-    seen = read_event_log(folder, 0)
-
-    ends = list(itertools.accumulate(len(line) for line in lines))
-    # A line counts once its last brace is there; the newline may be missing.
-    complete = sum(1 for end in ends if cut >= end - 1)
-    assert seen.finished == (complete == len(lines))
-    assert (seen.result is not None) == (complete > 3)
-
-
-def test_what_comes_after_a_torn_line_still_counts(tmp_path: Path) -> None:
-    folder = tmp_path / "trial_0"
-    own = external_ranks.rank_folder(folder, 1)
-    own.mkdir()
-    event_log(own, 1).write_text(json.dumps(SETUP_DONE[0]) + '\n{"type": "end", "pha')
-
-    external_ranks.report_exit(own, 1, -signal.SIGKILL)
-
-    end = external_ranks._exit_event(folder, 1)
-    assert end is not None
-    assert end["returncode"] == -signal.SIGKILL
-    assert read_event_log(own, 1).phase == "setup"
-
-
-def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
-    event_log(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
-
-    assert read_event_log(tmp_path, 0).finished
-
-
-# Records.
 
 
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
@@ -268,9 +176,9 @@ def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
     tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[TrialEvent], int | None]]
 ) -> None:
     folder = tmp_path_factory.mktemp("ranks")
-    endings = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
+    codes = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
 
-    records = records_of(folder, [events for events, _ in ranks], endings)
+    records = records_of(folder, [events for events, _ in ranks], codes)
 
     cause = root_cause(records)
     for record in records:

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
-from pytest_aorta.launch.child.torch_compat import ReportingAgent
+from pytest_aorta.launch.child.torch_compat.elastic_agent import ReportingAgent
 
 OBSERVER = Path(__file__).with_name("agent_observer.py")
 
@@ -107,7 +107,7 @@ def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> Non
 WRAPPED = """
 import json, sys
 from torch.distributed.run import main
-from pytest_aorta.launch.child.torch_compat import HookedContext, use_context_in_torchrun
+from pytest_aorta.launch.child.torch_compat.rank_context import HookedContext, use_context_in_torchrun
 
 calls = []
 
@@ -133,10 +133,27 @@ def test_the_hooked_methods_of_contexts_are_called() -> None:
     assert ["look", False, [0]] in calls
 
 
+def test_attempts_need_not_share_a_store() -> None:
+    """``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``: else the ranks of a restart read the addresses of dead ones."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    shared: Any = DynamicRendezvousHandler.use_agent_store
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in shared.fget.__code__.co_consts
+
+
+def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``TORCHELASTIC_USE_AGENT_STORE``: else trials under ``torchrun -m pytest`` share one store."""
+    from torch.distributed.rendezvous import _torchelastic_use_agent_store
+
+    for value in (True, False):
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(value))
+        assert _torchelastic_use_agent_store() is value
+
+
 SERVED = """
 import json, os, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat import start_worker_server
+from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
 from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
 
 path = socket_path(os.getpid())

@@ -71,7 +71,7 @@ def test_a_rank_that_has_left_is_missing(folder: Path) -> None:
     assert (text, rank) == ("rank 0 is missing: exited 0; rank 1: all_reduce in run() at it.py line 12", 0)
 
 
-def test_when_all_wait_nobody_is_missing(folder: Path) -> None:
+def test_when_all_wait_no_rank_is_missing(folder: Path) -> None:
     text, rank = report(folder, [record(0, HUNG), record(1, {"kind": "stall"})], {0: WAITS, 1: WAITS})
 
     assert rank is None
@@ -117,7 +117,7 @@ def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_mi
 
 
 @pytest.mark.parametrize("other", [entered(7), entered(6, "tensor_parallel"), {"entries": []}])
-def test_collectives_that_cannot_be_compared_blame_nobody(folder: Path, other: dict[str, Any]) -> None:
+def test_collectives_that_cannot_be_compared_blame_no_rank(folder: Path, other: dict[str, Any]) -> None:
     collectives = recorded(folder, {0: entered(7), 1: other})
 
     found = explain_hang([record(0, HUNG), record(1, HUNG)], lambda rank: None, None, collectives)
@@ -132,7 +132,7 @@ def test_the_only_rank_that_hung_is_to_blame(folder: Path) -> None:
     assert (text, rank) == ("rank 0: exited 0; rank 1: nap() at it.py line 9", 1)
 
 
-def test_other_endings_are_told_in_short(folder: Path) -> None:
+def test_other_exits_are_described_in_short(folder: Path) -> None:
     records = [
         record(0, {"kind": "exception", "type": "ValueError"}),
         record(1, {"kind": "signal", "message": "ended by SIGSEGV in run()"}),

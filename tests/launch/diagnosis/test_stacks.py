@@ -42,7 +42,7 @@ def test_the_first_dump_of_a_file_is_read(tmp_path: Path) -> None:
     assert threads[1][2] == Frame("/home/me/steps.py", 88, "step")
 
 
-def test_whereabouts_are_told_from_the_workloads_own_code(tmp_path: Path) -> None:
+def test_the_location_is_a_frame_of_the_workload(tmp_path: Path) -> None:
     location = locate(dumped(tmp_path, DUMP))
 
     assert location is not None
@@ -50,7 +50,7 @@ def test_whereabouts_are_told_from_the_workloads_own_code(tmp_path: Path) -> Non
     assert location.collective == "all_reduce"
 
 
-def test_without_a_call_into_a_library_only_the_line_is_told(tmp_path: Path) -> None:
+def test_without_a_call_into_a_library_it_is_only_the_line(tmp_path: Path) -> None:
     location = locate(
         dumped(tmp_path, 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in run\n')
     )
@@ -67,7 +67,7 @@ def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
 
     assert location is not None
     assert location.text == "all_reduce in step() at fsdp.py line 88"
-    # Unknown, it looks like any library, and the innermost call is told.
+    # Unknown, it looks like any library, and the innermost call counts.
     location = locate(dumped(tmp_path, text))
     assert location is not None
     assert location.text == "all_reduce() at distributed_c10d.py line 2806"

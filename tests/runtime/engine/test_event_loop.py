@@ -1,41 +1,36 @@
-"""Who serves the reactor while several threads wait, while timers run, while it closes, and when Ctrl-C comes."""
+"""Which thread polls while several wait, while timers run, while the loop closes, and when SIGINT comes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.processes import PATIENCE
 
-from pytest_aorta.runtime.engine.event_loop import Reactor
-from pytest_aorta.runtime.engine.sigint import INTERRUPTS
-
-#: Longest time in seconds that a test waits for anything.
-PATIENCE = 60.0
+from pytest_aorta.runtime.engine.event_loop import EventLoop
 
 
 @pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    made = Reactor("test")
+def loop() -> Iterator[EventLoop]:
+    made = EventLoop("test")
     yield made
     made.close()
 
 
 class Bell:
-    """A descriptor that a reactor watches: every ring is one call."""
+    """A descriptor that a loop watches: every ring is one call."""
 
-    def __init__(self, reactor: Reactor, heard: Callable[[], None]) -> None:
-        self.reactor = reactor
+    def __init__(self, loop: EventLoop, heard: Callable[[], None]) -> None:
+        self.loop = loop
         self.heard = heard
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
-        reactor.watch(self.ours.fileno(), self._hear)
+        loop.watch(self.ours.fileno(), self._hear)
 
     def _hear(self) -> None:
         try:
@@ -48,19 +43,19 @@ class Bell:
         self.theirs.send(b"x")
 
     def close(self) -> None:
-        self.reactor.unwatch(self.ours.fileno())
+        self.loop.unwatch(self.ours.fileno())
         self.ours.close()
         self.theirs.close()
 
 
 @pytest.fixture
-def bell(reactor: Reactor) -> Iterator[Bell]:
-    made = Bell(reactor, lambda: None)
+def bell(loop: EventLoop) -> Iterator[Bell]:
+    made = Bell(loop, lambda: None)
     yield made
     made.close()
 
 
-def test_a_lone_waiting_thread_hears_of_it_itself(reactor: Reactor, bell: Bell) -> None:
+def test_a_single_waiting_thread_polls_itself(loop: EventLoop, bell: Bell) -> None:
     done, heard_on = threading.Event(), []
 
     def heard() -> None:
@@ -70,23 +65,23 @@ def test_a_lone_waiting_thread_hears_of_it_itself(reactor: Reactor, bell: Bell) 
     bell.heard = heard
     threading.Timer(0.05, bell.ring).start()
 
-    assert reactor.drive(done, PATIENCE)
+    assert loop.run_until(done, PATIENCE)
     assert heard_on == [threading.get_ident()]
 
 
-def test_the_thread_serves_while_nobody_waits(reactor: Reactor, bell: Bell) -> None:
+def test_the_loops_thread_polls_while_no_other_does(loop: EventLoop, bell: Bell) -> None:
     for _ in range(3):
         visited, done = threading.Event(), threading.Event()
         bell.heard = visited.set
         threading.Timer(0.02, bell.ring).start()
-        assert reactor.drive(visited, PATIENCE)
+        assert loop.run_until(visited, PATIENCE)
         bell.heard = done.set
         bell.ring()
         assert done.wait(PATIENCE)
 
 
-def test_the_thread_comes_back_after_a_long_visit(reactor: Reactor, bell: Bell) -> None:
-    assert not reactor.drive(threading.Event(), 0.1)
+def test_the_thread_comes_back_after_a_long_visit(loop: EventLoop, bell: Bell) -> None:
+    assert not loop.run_until(threading.Event(), 0.1)
 
     done = threading.Event()
     bell.heard = done.set
@@ -95,16 +90,16 @@ def test_the_thread_comes_back_after_a_long_visit(reactor: Reactor, bell: Bell) 
     assert done.wait(PATIENCE)
 
 
-def test_of_several_waiting_threads_each_hears_of_its_own(reactor: Reactor) -> None:
+def test_several_waiting_threads_each_get_their_event(loop: EventLoop) -> None:
     lost: list[int] = []
 
     def work(number: int) -> None:
         done = threading.Event()
-        bell = Bell(reactor, done.set)
+        bell = Bell(loop, done.set)
         for _ in range(200):
             done.clear()
             bell.ring()
-            if not reactor.drive(done, PATIENCE):
+            if not loop.run_until(done, PATIENCE):
                 lost.append(number)
         bell.close()
 
@@ -117,78 +112,78 @@ def test_of_several_waiting_threads_each_hears_of_its_own(reactor: Reactor) -> N
     assert lost == []
 
 
-def test_who_serves_hears_of_an_event_that_no_callback_sets(reactor: Reactor, bell: Bell) -> None:
+def test_the_polling_thread_sees_an_event_that_no_callback_sets(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
 
     def elsewhere() -> None:
         time.sleep(0.05)
         done.set()
-        reactor.told()
+        loop.notify()
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
 
-    assert reactor.drive(done, PATIENCE)
+    assert loop.run_until(done, PATIENCE)
     thread.join()
 
 
-def test_waiting_within_a_callback_serves_the_others(reactor: Reactor, bell: Bell) -> None:
+def test_waiting_within_a_callback_calls_the_others(loop: EventLoop, bell: Bell) -> None:
     inner, outer = threading.Event(), threading.Event()
     served: list[bool] = []
 
     def wait_inside() -> None:
         second.ring()
-        served.append(reactor.drive(inner, PATIENCE))
+        served.append(loop.run_until(inner, PATIENCE))
         outer.set()
 
-    second = Bell(reactor, inner.set)
+    second = Bell(loop, inner.set)
     bell.heard = wait_inside
     bell.ring()
 
-    assert reactor.drive(outer, PATIENCE)
+    assert loop.run_until(outer, PATIENCE)
     assert served == [True]
     second.close()
 
 
-def test_timers_run_in_their_order_during_a_visit_and_without_one(reactor: Reactor, bell: Bell) -> None:
+def test_timers_run_in_their_order_during_a_visit_and_without_one(loop: EventLoop, bell: Bell) -> None:
     for visit in (True, False):
         order, done = [], threading.Event()
         now = time.monotonic()
-        reactor.at(now + 0.03, done.set)
-        reactor.at(now + 0.02, lambda: order.append("late"))  # noqa: B023
-        reactor.at(now + 0.01, lambda: order.append("early"))  # noqa: B023
-        reactor.at(now + 0.015, lambda: order.append("never")).cancel()  # noqa: B023
+        loop.call_at(now + 0.03, done.set)
+        loop.call_at(now + 0.02, lambda: order.append("late"))  # noqa: B023
+        loop.call_at(now + 0.01, lambda: order.append("early"))  # noqa: B023
+        loop.call_at(now + 0.015, lambda: order.append("never")).cancel()  # noqa: B023
 
-        assert reactor.drive(done, PATIENCE) if visit else done.wait(PATIENCE)
+        assert loop.run_until(done, PATIENCE) if visit else done.wait(PATIENCE)
         assert order == ["early", "late"]
 
 
-def test_cancelled_timers_do_not_pile_up(reactor: Reactor, bell: Bell) -> None:
+def test_cancelled_timers_do_not_pile_up(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
-    last = reactor.at(time.monotonic() + 3600, lambda: None)
+    last = loop.call_at(time.monotonic() + 3600, lambda: None)
     for _ in range(5000):
-        reactor.at(time.monotonic() + 3600, lambda: None).cancel()
-    reactor.at(time.monotonic() + 0.05, done.set)
+        loop.call_at(time.monotonic() + 3600, lambda: None).cancel()
+    loop.call_at(time.monotonic() + 0.05, done.set)
 
-    assert len(reactor._timers) < 1000
-    assert last in [timer for _, _, timer in reactor._timers]
-    assert reactor.drive(done, PATIENCE)
+    assert len(loop._poller._timers) < 1000
+    assert last in [timer for _, _, timer in loop._poller._timers]
+    assert loop.run_until(done, PATIENCE)
 
 
-def test_a_timer_of_another_thread_reaches_who_serves(reactor: Reactor, bell: Bell) -> None:
+def test_a_timer_of_another_thread_reaches_the_polling_thread(loop: EventLoop, bell: Bell) -> None:
     done = threading.Event()
-    thread = threading.Timer(0.05, lambda: reactor.at(time.monotonic() + 0.01, done.set))
+    thread = threading.Timer(0.05, lambda: loop.call_at(time.monotonic() + 0.01, done.set))
     thread.start()
 
-    assert reactor.drive(done, PATIENCE)
+    assert loop.run_until(done, PATIENCE)
 
 
-def test_a_visit_ends_in_time(reactor: Reactor, bell: Bell) -> None:
-    assert not reactor.drive(threading.Event(), 0.01)
-    assert not reactor.drive(threading.Event(), 0.0)
+def test_a_visit_ends_in_time(loop: EventLoop, bell: Bell) -> None:
+    assert not loop.run_until(threading.Event(), 0.01)
+    assert not loop.run_until(threading.Event(), 0.0)
 
 
-def test_a_callback_that_raises_stops_nothing(reactor: Reactor, bell: Bell, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_that_raises_stops_nothing(loop: EventLoop, bell: Bell, capfd: pytest.CaptureFixture[str]) -> None:
     done = threading.Event()
 
     def trouble() -> None:
@@ -199,18 +194,18 @@ def test_a_callback_that_raises_stops_nothing(reactor: Reactor, bell: Bell, capf
     bell.heard = trouble
     bell.ring()
 
-    assert reactor.drive(done, PATIENCE)
+    assert loop.run_until(done, PATIENCE)
     assert "trouble of a callback" in capfd.readouterr().err
 
 
-def test_closing_lets_go_of_who_serves() -> None:
-    reactor = Reactor("test")
-    bell = Bell(reactor, lambda: None)
-    thread = threading.Thread(target=reactor.drive, args=(threading.Event(), None))
+def test_closing_ends_the_wait_of_the_polling_thread() -> None:
+    loop = EventLoop("test")
+    bell = Bell(loop, lambda: None)
+    thread = threading.Thread(target=loop.run_until, args=(threading.Event(), None))
     thread.start()
     time.sleep(0.05)
 
-    reactor.close()
+    loop.close()
 
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -220,7 +215,8 @@ def test_closing_lets_go_of_who_serves() -> None:
 # Ctrl-C
 
 
-def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(reactor: Reactor, bell: Bell) -> None:
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(loop: EventLoop, bell: Bell) -> None:
     finished: list[int] = []
 
     def interrupted() -> None:
@@ -231,22 +227,24 @@ def test_an_interrupt_comes_between_two_callbacks_and_not_within_one(reactor: Re
     threading.Timer(0.05, bell.ring).start()
 
     with pytest.raises(KeyboardInterrupt):
-        reactor.drive(threading.Event(), PATIENCE)
+        loop.run_until(threading.Event(), PATIENCE)
     assert len(finished) == 10_000
 
 
-def test_an_interrupt_ends_waiting_at_once(reactor: Reactor, bell: Bell) -> None:
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_waiting_at_once(loop: EventLoop, bell: Bell) -> None:
     threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        reactor.drive(threading.Event(), PATIENCE)
+        loop.run_until(threading.Event(), PATIENCE)
     done = threading.Event()
     bell.heard = done.set
     bell.ring()
     assert done.wait(PATIENCE)
 
 
-def test_a_second_interrupt_gets_through(reactor: Reactor, bell: Bell) -> None:
+@pytest.mark.usefixtures("interruptible")
+def test_a_second_interrupt_gets_through(loop: EventLoop, bell: Bell) -> None:
     def stuck() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -256,72 +254,4 @@ def test_a_second_interrupt_gets_through(reactor: Reactor, bell: Bell) -> None:
     threading.Timer(0.05, bell.ring).start()
 
     with pytest.raises(KeyboardInterrupt):
-        reactor.drive(threading.Event(), PATIENCE)
-
-
-def test_the_handler_is_put_back_and_another_one_is_left_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert INTERRUPTS.begin()
-        assert not INTERRUPTS.begin()
-        INTERRUPTS.end(False)
-        assert signal.getsignal(signal.SIGINT) is not before
-        INTERRUPTS.end(True)
-        assert signal.getsignal(signal.SIGINT) is before
-
-        assert INTERRUPTS.begin()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        INTERRUPTS.end(True)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-        assert not INTERRUPTS.begin()  # ignored: nothing to put off
-        INTERRUPTS.end(False)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-_INTERRUPTED_OFTEN = """
-import os, random, signal, sys, threading
-from pytest_aorta.runtime import Worker
-
-def nothing(args):
-    pass
-
-def many(orch, args, config):
-    refs = [orch.submit_sub(handle) for _ in range(200)]
-    refs.append(orch.submit_sub(handle, after=refs[:3]))
-    for ref in refs[::50]:
-        ref.wait()
-
-worker = Worker(3, num_sub_workers=2)
-handle = worker.register(nothing)
-worker.init()
-armed = threading.Semaphore(0)
-
-def interrupt():
-    while True:
-        armed.acquire()
-        threading.Event().wait(random.random() * 0.004)
-        os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt, daemon=True).start()
-count = 0
-for _ in range(200):
-    try:
-        armed.release()
-        while True:
-            worker.run(many)
-    except KeyboardInterrupt:
-        count += 1
-worker.run(many)
-worker.close()
-print(count, worker._engine.graph.live, len(worker._engine.graph.map))
-"""
-
-
-def test_a_worker_that_is_interrupted_often_loses_no_task_and_closes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_OFTEN], capture_output=True, text=True, timeout=4 * PATIENCE
-    )
-
-    assert (done.stdout, done.stderr) == ("200 0 0\n", "")
+        loop.run_until(threading.Event(), PATIENCE)

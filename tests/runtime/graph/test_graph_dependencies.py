@@ -63,7 +63,7 @@ def test_a_completed_producer_stays_for_a_later_consumer_which_does_not_wait(ben
 
 @pytest.mark.statement(4)
 @pytest.mark.parametrize("tag", [Tag.OUTPUT, Tag.OUTPUT_EXISTING])
-def test_a_pure_overwrite_waits_for_nobody_and_owns_what_it_writes(bench: GraphBench, tag: Tag) -> None:
+def test_a_pure_overwrite_waits_for_no_writer_and_owns_what_it_writes(bench: GraphBench, tag: Tag) -> None:
     older = bench.add("older", (X, tag))
     newer = bench.add("newer", (X, tag))
     reader = bench.add("reader", reads(X))
@@ -259,7 +259,7 @@ def test_a_node_with_nothing_to_do_is_a_writer_until_it_is_let_go(bench: GraphBe
 
 
 @pytest.mark.parametrize("tag", list(Tag))
-def test_memory_stays_for_whoever_was_given_a_part_of_it(bench: GraphBench, tag: Tag) -> None:
+def test_memory_stays_for_tasks_that_use_a_part_of_it(bench: GraphBench, tag: Tag) -> None:
     slab = bench.graph.add_completed("slab", 1, [writes(X)], "slab")
     bench.add("overwrite", writes(X))
     user = bench.add("user", (tile((2, 4)), tag))
@@ -276,7 +276,7 @@ def test_memory_stays_for_whoever_was_given_a_part_of_it(bench: GraphBench, tag:
     assert bench.is_empty()
 
 
-def test_memory_makes_nobody_wait(bench: GraphBench) -> None:
+def test_memory_makes_no_task_wait(bench: GraphBench) -> None:
     bench.graph.add_completed("slab", 1, [writes(X)], "slab")
     bench.add("first", writes(X))
     bench.add("second", (X, Tag.NO_DEP))
@@ -285,7 +285,7 @@ def test_memory_makes_nobody_wait(bench: GraphBench) -> None:
 
 
 @pytest.mark.statement(33)
-def test_a_slab_that_nobody_uses_goes_with_its_scope(bench: GraphBench) -> None:
+def test_a_slab_that_no_task_uses_goes_with_its_scope(bench: GraphBench) -> None:
     slab = bench.graph.add_completed("slab", 1, [writes(X)], "slab")
 
     bench.graph.release_scope(slab)

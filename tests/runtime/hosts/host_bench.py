@@ -6,21 +6,15 @@ import contextlib
 import os
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.processes import MARK, PATIENCE, kill_all, marked
 
-from pytest_aorta.runtime.hosts.connection import HostError, HostLink
-
-#: In the environment of every process that a bench has started.
-MARK = "AORTA_TEST_HOSTS"
-
-#: Longest time in seconds that a test waits for anything. Generous, because nothing is measured here.
-PATIENCE = 60.0
+from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
 
 
 class Host:
@@ -32,7 +26,7 @@ class Host:
         self.died = threading.Event()
         given: dict[str, Any] = {"identity": {}, "on_message": self.messages.put, **options}
         name = service if ":" in service else f"host_services:{service}"
-        self.link = HostLink(spec, name, argument, on_death=self._on_death, **given)
+        self.link = HostConnection(spec, name, argument, on_death=self._on_death, **given)
 
     def _on_death(self, error: HostError) -> None:
         self.deaths.append(error)
@@ -78,33 +72,7 @@ class HostBench:
 
     def alive(self) -> list[psutil.Process]:
         """Processes that were started from here, directly or not, and that still run."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return (
-                process.environ().get(MARK) == self.mark
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            )
-        except psutil.Error:
-            return False
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll until ``condition`` holds."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; as a zombie it has."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        return marked(self.mark)
 
 
 @contextlib.contextmanager
@@ -119,7 +87,5 @@ def host_bench_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostB
         for host in bench.hosts:
             host.link.close()
         left = bench.alive()
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill_all(left)
     assert left == []

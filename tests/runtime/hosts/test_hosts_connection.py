@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_bench import PATIENCE, HostBench, host_bench_at, is_gone, wait_until
+from host_bench import HostBench, host_bench_at
+from support.processes import PATIENCE, is_gone, wait_until
 
 import pytest_aorta
 from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
@@ -125,6 +126,7 @@ def test_a_module_in_the_working_directory_shadows_nothing(bench: HostBench, tmp
     assert bench.start("echo", spec=f"popen//chdir={folder}").next()["cwd"] == str(folder)
 
 
+@pytest.mark.slow
 def test_a_callback_that_waits_is_no_silence_of_the_host(bench: HostBench) -> None:
     arrived, seen = threading.Event(), []
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_bench import HostBench, host_bench_at, is_gone, wait_until
+from host_bench import HostBench, host_bench_at
+from support.processes import is_gone, wait_until
 
 from pytest_aorta.runtime.hosts.connection import HostError
 
@@ -142,7 +143,7 @@ def test_the_death_of_one_host_is_none_of_another(bench: HostBench) -> None:
 
 PARENT = """
     import signal, sys, time
-    from pytest_aorta.runtime.hosts.connection import HostLink
+    from pytest_aorta.runtime.hosts.connection import HostConnection
 
     def on_message(message):
         print("pid", message.get("pid"), flush=True) if "pid" in message else print(message, flush=True)
@@ -151,7 +152,7 @@ PARENT = """
         print("died", str(error).replace("\\n", " "), flush=True)
 
     signal.signal(signal.SIGINT, lambda *_: link.send({"interrupted": True}))
-    link = HostLink(
+    link = HostConnection(
         "popen", sys.argv[1], sys.argv[2], identity={}, on_message=on_message, on_death=on_death, silence=3.0
     )
     link.start()
@@ -211,6 +212,7 @@ def test_ctrl_c_reaches_the_parent_alone() -> None:
 
 
 @pytest.mark.usefixtures("bench")
+@pytest.mark.slow
 def test_a_stop_of_the_parent_is_no_silence_of_the_host() -> None:
     with parent_of("echo", "x") as (parent, host):
         parent.send_signal(signal.SIGSTOP)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.runtime.hosts.framing import PIECE, Joiner, encode, pieces_of
+from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
+from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,11 @@ from pytest_aorta.runtime.hosts.framing import PIECE, Joiner, encode, pieces_of
 def test_a_message_is_the_same_after_it_was_cut_and_joined(message: dict[str, Any]) -> None:
     joiner = Joiner()
 
-    results = [joiner.add(piece) for piece in pieces_of(encode(message))]
+    *begun, whole = (joiner.add(piece) for piece in cut(encode(message), PIECE))
 
-    assert results[-1] == message
-    assert results[:-1] == [None] * (len(results) - 1)
+    assert begun == [None] * len(begun)
+    assert whole is not None
+    assert decode(whole) == message
 
 
 @pytest.mark.parametrize("value", [object(), -(2**40), "\udcff", print])

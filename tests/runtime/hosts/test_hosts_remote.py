@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_bench import MARK, PATIENCE, HostBench, host_bench_at, is_gone, wait_until
+from host_bench import HostBench, host_bench_at
+from support.processes import MARK, PATIENCE, is_gone, wait_until
 
 from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
 from pytest_aorta.runtime.hosts.connection import HostError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.runtime.hosts.connection import expand_specs
+from pytest_aorta.runtime.hosts.specs import expand_specs
 
 
 def test_a_number_before_a_star_multiplies() -> None:

@@ -1,4 +1,4 @@
-"""Doubles: an engine whose endpoints do nothing, so that a test says when each task ends, and how."""
+"""Doubles: a dispatcher whose endpoints do nothing, so that a test says when each task ends, and how."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pytest_aorta.runtime import CallableHandle, Failure, Orchestrator, Outcome, TaskRef
-from pytest_aorta.runtime.engine.engine import Engine
-from pytest_aorta.runtime.engine.tasks import Dispatch, Kind
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher
+from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.records import Completion
@@ -17,13 +18,13 @@ from pytest_aorta.runtime.records import Completion
 class FakeEndpoint:
     """Takes tasks, and does nothing with them."""
 
-    def __init__(self, kind: Kind, identity: int, started: list[str]) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: TaskKind, identity: int, started: list[str]) -> None:
+        self.kind = kind
         self.id = identity
-        self.name = f"{kind} {identity}"
+        self.name = f"{kind.name.split('_')[0].lower()} {identity}"
         self.capacity = 1
         self.busy = 0
-        self.gone: Failure | None = None
+        self.gone: TaskFailure | None = None
         self.ready = True
         self.running: list[Dispatch] = []
         self.stopped: list[str] = []
@@ -40,19 +41,19 @@ class FakeEndpoint:
         self.stopped.append(f"{dispatch.node.label}: {why}")
 
 
-class Desk:
-    """An engine with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
+class DispatcherBench:
+    """A dispatcher with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
 
     def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
         self.started: list[str] = []
-        self.engine = Engine("desk", 3, grace)
-        self.next = [FakeEndpoint("next", number, self.started) for number in range(nexts)]
-        self.sub = [FakeEndpoint("sub", number, self.started) for number in range(subs)]
+        self.dispatcher = Dispatcher("bench", 3, grace)
+        self.next = [FakeEndpoint(TaskKind.NEXT_LEVEL, number, self.started) for number in range(nexts)]
+        self.sub = [FakeEndpoint(TaskKind.SUB, number, self.started) for number in range(subs)]
         for endpoint in (*self.next, *self.sub):
-            self.engine.placement.add(endpoint)
-        self.run = self.engine.open_run(fail_fast=False)
+            self.dispatcher.placement.add(endpoint)
+        self.run = self.dispatcher.open_run(GraphRun())
         self.eligible: dict[str, frozenset[int]] = {}
-        self.orch = Orchestrator(self.engine, self.run, cast(Heap, None), self._resolve)
+        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), self._resolve)
 
     def _resolve(self, handle: CallableHandle, workers: Any) -> tuple[Definition, frozenset[int] | None]:
         return Definition("import", handle.name, handle.name), self.eligible.get(handle.name)
@@ -71,13 +72,13 @@ class Desk:
 
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
-        failure = None if outcome is Outcome.SUCCESS else Failure("Broken", why)
-        self.engine.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
+        failure = None if outcome is Outcome.SUCCESS else TaskFailure("Broken", why)
+        self.dispatcher.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
-        with self.engine.turn():
-            endpoint.gone = Failure("ProcessDied", "out of service")
+        with self.dispatcher.turn():
+            endpoint.gone = TaskFailure("ProcessDied", "out of service")
 
     def news(self) -> list[str]:
         """What has been started since it was last asked."""
@@ -85,7 +86,7 @@ class Desk:
         return news
 
     def close(self) -> None:
-        self.engine.reactor.close()
+        self.dispatcher.loop.close()
 
 
 def _handle(name: str) -> CallableHandle:

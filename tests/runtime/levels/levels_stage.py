@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import psutil
 import pytest
+from support.processes import PATIENCE, is_gone, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker, staff
-
-#: Longest time in seconds that anything here is waited for; nothing is measured.
-PATIENCE = 30.0
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import child_processes
 
 
 def scalars(*values: int | float | bool | str) -> TaskArgs:
@@ -31,7 +29,7 @@ def scalars(*values: int | float | bool | str) -> TaskArgs:
 def no_torch() -> Iterator[None]:
     """For modules that import it: workers start in a tenth of the time, although other tests have imported torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staff, "expects_tensors", lambda: False)
+        patch.setattr(child_processes, "expects_tensors", lambda: False)
         yield
 
 
@@ -69,28 +67,6 @@ def gates(tmp_path: Path) -> Iterator[Gates]:
     gates = Gates(tmp_path)
     yield gates
     gates.open()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll until ``condition`` holds."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
-        time.sleep(0.005)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; as a zombie it has."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_until_gone(pids: Iterable[int]) -> None:
-    """Poll until all these processes have ended."""
-    pids = list(pids)
-    wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
 
 
 def descendants(pid: int | None = None) -> set[int]:

@@ -168,7 +168,7 @@ class Mute(Exception):
 
 
 class Fatal(Exception):
-    """Ends whoever wants to know what it is."""
+    """Ends the process that asks what it is."""
 
     def __str__(self) -> str:
         sys.exit(3)
@@ -271,7 +271,7 @@ def job(job: Any, payload: Any) -> Any:
         give_up = time.monotonic() + PATIENCE
         while not job.cancelled and time.monotonic() < give_up:
             time.sleep(0.005)
-        raise RuntimeError("was cancelled" if job.cancelled else "nobody cancels")
+        raise RuntimeError("was cancelled" if job.cancelled else "never cancelled")
     return payload
 
 

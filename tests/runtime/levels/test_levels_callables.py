@@ -73,7 +73,7 @@ def test_what_cannot_be_imported_goes_by_value(worker: Worker) -> None:
     assert use_once(worker, Multiplier.double, 2) == 4
 
 
-def test_a_module_that_nobody_else_can_import_goes_by_value(worker: Worker, tmp_path: Path) -> None:
+def test_a_module_that_no_other_process_can_import_goes_by_value(worker: Worker, tmp_path: Path) -> None:
     """As ``pytest --import-mode=importlib`` makes them."""
     file = tmp_path / "hidden_module.py"
     file.write_text(

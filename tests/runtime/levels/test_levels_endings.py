@@ -1,4 +1,4 @@
-"""Ends: in order, after exceptions and interrupts, and when somebody is killed."""
+"""Ends: in order, after exceptions and interrupts, and when a process is killed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,15 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import (
-    PATIENCE,
-    Gates,
-    run_sub,
-    wait_until,
-)
+from levels_stage import Gates, run_sub
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.engine.engine import EngineClosed
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Whoever runs these tests in the background may have SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+from pytest_aorta.runtime.engine.dispatcher import WorkerClosed
 
 
 class Host:
@@ -68,10 +56,10 @@ def test_close_waits_for_the_runs_that_were_accepted_and_rejects_new_ones(host: 
     refused = []
 
     def meanwhile() -> None:
-        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
         try:
             worker.run(lambda orch, args, config: None)
-        except EngineClosed as error:
+        except WorkerClosed as error:
             refused.append(error)
         host.gates.open()
 
@@ -94,7 +82,7 @@ def test_close_that_has_waited_in_vain_can_be_called_again(host: Host, monkeypat
         with pytest.raises(TimeoutError, match=r"have not ended within 0\.05 s; close can be called again"):
             host.worker.close()
     assert not host.handle.done
-    with pytest.raises(EngineClosed):
+    with pytest.raises(WorkerClosed):
         host.worker.run(lambda orch, args, config: None)
 
     host.gates.open()
@@ -123,7 +111,7 @@ def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         building.set()
-        wait_until(lambda: worker._engine.closing, "the beginning of close")
+        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
         orch.submit_sub(nothing)
 
     with ThreadPoolExecutor(1) as threads:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
+from pytest_aorta.runtime.engine.tasks import TaskKind
 
 
 def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:
@@ -56,7 +58,7 @@ def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gate
     assert run_sub(host.worker, host.nothing).ok
 
 
-def test_a_cancelled_task_takes_its_consumers_with_it_and_nobody_else(host: Host, gates: Gates) -> None:
+def test_a_cancelled_task_takes_only_its_consumers_with_it(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
@@ -119,7 +121,7 @@ def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
 
 @pytest.mark.statement(23)
 def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
-    engine = host.worker._engine
+    dispatcher = host.worker._started.dispatcher
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refused: list[Callable[[], object]] = [
@@ -137,6 +139,6 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
     handle.wait(PATIENCE)
 
     assert handle.records == []
-    wait_until(lambda: not engine.runs, "the end of the run")
-    assert engine.graph.live == 0
-    assert all(endpoint.busy == 0 for endpoint in engine.placement.pools["sub"].values())
+    wait_until(lambda: not dispatcher.runs, "the end of the run")
+    assert dispatcher.graph.live == 0
+    assert all(endpoint.busy == 0 for endpoint in dispatcher.placement.pools[TaskKind.SUB].values())

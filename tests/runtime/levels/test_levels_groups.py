@@ -9,10 +9,11 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_doubles import Desk
-from levels_stage import PATIENCE, Gates, is_gone, run_next, wait_until, wait_until_gone
+from levels_doubles import DispatcherBench
+from levels_stage import Gates, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
@@ -164,21 +165,21 @@ def test_members_that_were_ended_leave_no_process(strict: Gang) -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[Callable[..., Desk]]:
-    desks = []
+def bench() -> Iterator[Callable[..., DispatcherBench]]:
+    benches = []
 
-    def make(**sizes: Any) -> Desk:
-        desks.append(Desk(**sizes))
-        return desks[-1]
+    def make(**sizes: Any) -> DispatcherBench:
+        benches.append(DispatcherBench(**sizes))
+        return benches[-1]
 
     yield make
-    for made in desks:
+    for made in benches:
         made.close()
 
 
 @pytest.mark.statement(21)
-def test_the_first_failure_of_a_group_stays_its_failure(desk: Callable[..., Desk]) -> None:
-    office = desk(nexts=3)
+def test_the_first_failure_of_a_group_stays_its_failure(bench: Callable[..., DispatcherBench]) -> None:
+    office = bench(nexts=3)
     ref = office.group("group", [0, 1, 2])
     office.end(office.next[1], Outcome.TASK_FAILURE, "first")
     office.end(office.next[0], Outcome.ENDPOINT_FAILURE, "second")
@@ -193,8 +194,8 @@ def test_the_first_failure_of_a_group_stays_its_failure(desk: Callable[..., Desk
 
 
 @pytest.mark.statement(21)
-def test_only_members_that_still_run_are_asked_to_end_and_only_once(desk: Callable[..., Desk]) -> None:
-    office = desk(nexts=3, grace=0.0)
+def test_only_members_that_still_run_are_asked_to_end_and_only_once(bench: Callable[..., DispatcherBench]) -> None:
+    office = bench(nexts=3, grace=0.0)
     ref = office.group("group", [0, 1, 2])
     office.end(office.next[0])
     office.end(office.next[1], Outcome.TASK_FAILURE, "first")

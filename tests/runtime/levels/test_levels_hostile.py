@@ -8,8 +8,9 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import is_gone, run_one, run_sub, wait_until_gone
 from levels_stage import no_torch as no_torch
+from levels_stage import run_one, run_sub
+from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
 from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
@@ -95,7 +96,7 @@ def test_grandchildren_of_a_task_that_has_died_are_ended(worker: Worker, tmp_pat
 
 
 def test_grandchildren_of_a_task_that_took_too_long_are_ended(worker: Worker, tmp_path: Path) -> None:
-    from levels_stage import Gates, wait_until
+    from levels_stage import Gates
 
     gates = Gates(tmp_path)
     file = tmp_path / "pid"
@@ -151,7 +152,7 @@ def test_an_exception_that_has_no_text_is_named(worker: Worker, task: Any, kind:
     assert failure_of(do(worker, task)) == (
         Outcome.TASK_FAILURE,
         kind,
-        f"sub_worker 0: {kind}: (its text cannot be had: {trouble})",
+        f"sub_worker 0: {kind}: (its text is unavailable: {trouble})",
     )
 
 

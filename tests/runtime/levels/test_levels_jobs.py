@@ -10,8 +10,9 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, run_sub, wait_until
 from levels_stage import no_torch as no_torch
+from levels_stage import run_sub
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Job, Outcome, Preparation, Slot, TaskArgs, TaskRecord, Worker
 
@@ -57,11 +58,11 @@ def test_a_job_that_raises_is_a_failure(worker: Worker) -> None:
 
 
 def test_a_job_tells_of_what_happens_in_it(worker: Worker) -> None:
-    told: list[Any] = []
-    job = do("events", on_start=lambda: told.append("start"), on_event=told.append)
+    seen: list[Any] = []
+    job = do("events", on_start=lambda: seen.append("start"), on_event=seen.append)
 
     assert worker.session.submit_job(job).wait(PATIENCE).payload == "emitted"
-    assert told == ["start", {"number": 1}, {"number": 2}]
+    assert seen == ["start", {"number": 1}, {"number": 2}]
 
 
 def test_a_preparation_comes_first_and_only_once(worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Somebody is killed, or forgets to close: nothing is left."""
+"""A process is killed, or a worker is not closed: nothing is left."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from pathlib import Path
 
 import levels_tasks
 import pytest
-from levels_stage import (
-    PATIENCE,
-    Gates,
-    descendants,
-    run_next,
-    run_sub,
-    scalars,
-    wait_until,
-    wait_until_gone,
-)
+from levels_stage import Gates, descendants, run_next, run_sub, scalars
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Worker
 

@@ -1,4 +1,4 @@
-"""Memory that the runtime owns: it comes back, it runs out, and it is kept while somebody needs it."""
+"""Memory that the runtime owns: it comes back, it runs out, and it is kept while a task needs it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import Gates, run_one, wait_until
+from levels_stage import Gates, run_one
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
+from support.processes import wait_until
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
 
@@ -33,11 +34,11 @@ class Host:
         worker.init()
 
     def in_use(self) -> list[int]:
-        return [self.worker._heap.rings.in_use(ring) for ring in range(4)]
+        return [self.worker._started.heap.rings.in_use(ring) for ring in range(4)]
 
     def wait_until_free(self) -> None:
         wait_until(lambda: self.in_use() == [0] * 4, "the return of all memory")
-        assert self.worker._engine.graph.live == 0
+        assert self.worker._started.dispatcher.graph.live == 0
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_eight_runs_that_allocate_leave_nothing(host: Host) -> None:
 
 
 @pytest.mark.statement(33)
-def test_memory_that_nobody_uses_is_free_at_the_end_of_its_scope(host: Host) -> None:
+def test_memory_that_no_task_uses_is_free_at_the_end_of_its_scope(host: Host) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         orch.alloc((3,))
         with orch.scope():
@@ -117,7 +118,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 
     thread = threading.Thread(target=host.worker.run, args=(build,))
     thread.start()
-    wait_until(lambda: host.worker._heap.rings.waiting == 1, "a builder that waits")
+    wait_until(lambda: host.worker._started.heap.rings.waiting == 1, "a builder that waits")
     assert not built.is_set()
     assert host.in_use() == [0, RING, 0, 0]  # the other rings are not concerned
     gates.open()
@@ -131,7 +132,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 def test_a_ring_that_stays_full_is_an_error_that_names_the_knob(
     host: Host, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host.worker._heap.rings, "_patience", 0.05)
+    monkeypatch.setattr(host.worker._started.heap.rings, "_patience", 0.05)
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         tensor = orch.alloc((RING,), torch.uint8)
@@ -203,7 +204,7 @@ def test_with_fail_fast_no_memory_is_given_out_after_a_failure(host: Host) -> No
 
 
 def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
-    """Nobody else gets it, so that what it finds there is what was written for it."""
+    """No other task gets it, so that what it finds there is what was written for it."""
     results = share(torch.zeros(3))
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
@@ -256,14 +257,14 @@ def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
 
         thread = threading.Thread(target=worker.run, args=(build,))
         thread.start()
-        wait_until(lambda: worker._heap.rings.waiting == 1, "a builder that waits")
-        worker._heap.close()
+        wait_until(lambda: worker._started.heap.rings.waiting == 1, "a builder that waits")
+        worker._started.heap.close()
         thread.join()
     assert errors == ["the heap rings are closed"]
 
 
 def test_the_largest_size_is_used_page_by_page() -> None:
-    """A gibibyte per ring costs nothing as long as nobody writes there."""
+    """A gibibyte per ring costs nothing as long as it is not written."""
     with Worker(3, num_sub_workers=1) as worker:
         fill = worker.register(levels_tensor_tasks.fill)
 

@@ -11,9 +11,10 @@ import levels_graphs
 import levels_tasks
 import pytest
 from levels_graphs import Through
-from levels_stage import PATIENCE, Gates, descendants, run_next, run_one, run_sub, scalars, wait_until_gone
+from levels_stage import Gates, descendants, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 
@@ -162,6 +163,22 @@ def test_a_graph_that_is_built_for_ever_is_ended_with_its_host(gates: Gates) -> 
         assert record.outcome is Outcome.TIMEOUT
         wait_until_gone([pid])
         assert run_next(top, where).ok
+
+
+def test_a_graph_that_is_built_for_ever_is_ended_with_its_remote_host() -> None:
+    with Worker(4, grace=0.05) as top:
+        top.add_worker(Worker(3, num_sub_workers=1), host="popen")
+        endless, where = top.register(levels_graphs.endless), top.register(levels_graphs.where)
+        pid = run_next(top, where).payload
+
+        record = run_one(lambda orch: orch.submit_next_level(endless, timeout=0.1), top)
+
+        assert record.outcome is Outcome.TIMEOUT
+        wait_until_gone([pid])
+        lost = run_next(top, where)
+        assert lost.outcome is Outcome.ENDPOINT_FAILURE
+        assert lost.failure is not None
+        assert "it was ended, because a task there did not end when it should have" in lost.failure.message
 
 
 @pytest.mark.statement(38)

@@ -7,28 +7,29 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_doubles import Desk
-from levels_stage import PATIENCE, Gates, run_next, run_one, scalars
+from levels_doubles import DispatcherBench
+from levels_stage import Gates, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
 
-MakeDesk = Callable[..., Desk]
+MakeBench = Callable[..., DispatcherBench]
 
 
 @pytest.fixture
-def desk_of() -> Iterator[MakeDesk]:
-    desks = []
+def bench_of() -> Iterator[MakeBench]:
+    benches = []
 
-    def make(**sizes: Any) -> Desk:
-        desks.append(Desk(**sizes))
-        return desks[-1]
+    def make(**sizes: Any) -> DispatcherBench:
+        benches.append(DispatcherBench(**sizes))
+        return benches[-1]
 
     yield make
-    for desk in desks:
-        desk.close()
+    for bench in benches:
+        bench.close()
 
 
 class Host:
@@ -50,17 +51,17 @@ def host() -> Iterator[Host]:
 
 
 @pytest.mark.statement(24)
-def test_a_busy_worker_does_not_hold_up_the_queue_of_another_one(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=2)
+def test_a_busy_worker_does_not_hold_up_the_queue_of_another_one(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=2)
     for name in ("a", "b", "c"):
-        desk.submit(name, worker=0)
-    desk.submit("d", worker=1)
-    assert desk.news() == ["a on next 0", "d on next 1"]
+        bench.submit(name, worker=0)
+    bench.submit("d", worker=1)
+    assert bench.news() == ["a on next 0", "d on next 1"]
 
-    desk.end(desk.next[0])
-    assert desk.news() == ["b on next 0"]
-    desk.end(desk.next[1])
-    assert desk.news() == []
+    bench.end(bench.next[0])
+    assert bench.news() == ["b on next 0"]
+    bench.end(bench.next[1])
+    assert bench.news() == []
 
 
 @pytest.mark.statement(24)
@@ -82,48 +83,48 @@ def test_slots_work_at_the_same_time(host: Host, gates: Gates) -> None:
 
 
 @pytest.mark.statement(25)
-def test_a_blocked_group_starts_as_a_whole_and_its_workers_are_kept_for_it(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=3)
-    desk.submit("a", worker=0)
-    desk.group("group", [0, 1])
+def test_a_blocked_group_starts_as_a_whole_and_its_workers_are_kept_for_it(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=3)
+    bench.submit("a", worker=0)
+    bench.group("group", [0, 1])
     for worker in (0, 1, 2):
-        desk.submit(f"single {worker}", worker=worker)
-    desk.submit("anywhere")
-    assert desk.news() == ["a on next 0", "single 2 on next 2"]
+        bench.submit(f"single {worker}", worker=worker)
+    bench.submit("anywhere")
+    assert bench.news() == ["a on next 0", "single 2 on next 2"]
 
-    desk.end(desk.next[2])
-    assert desk.news() == ["anywhere on next 2"]
-    desk.end(desk.next[0])
-    assert desk.news() == ["group on next 0", "group on next 1"]
-    desk.end(desk.next[1])
-    desk.end(desk.next[0])
-    assert sorted(desk.news()) == ["single 0 on next 0", "single 1 on next 1"]
+    bench.end(bench.next[2])
+    assert bench.news() == ["anywhere on next 2"]
+    bench.end(bench.next[0])
+    assert bench.news() == ["group on next 0", "group on next 1"]
+    bench.end(bench.next[1])
+    bench.end(bench.next[0])
+    assert sorted(bench.news()) == ["single 0 on next 0", "single 1 on next 1"]
 
 
 @pytest.mark.statement(25)
-def test_only_the_first_group_keeps_workers(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=4)
-    desk.submit("a", worker=0)
-    desk.group("first", [0, 1])
-    desk.group("second", [2, 3])
-    desk.submit("single 1", worker=1)
-    desk.submit("single 3", worker=3)
+def test_only_the_first_group_keeps_workers(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=4)
+    bench.submit("a", worker=0)
+    bench.group("first", [0, 1])
+    bench.group("second", [2, 3])
+    bench.submit("single 1", worker=1)
+    bench.submit("single 3", worker=3)
 
-    assert desk.news() == ["a on next 0", "single 3 on next 3"]
+    assert bench.news() == ["a on next 0", "single 3 on next 3"]
 
 
 @pytest.mark.statement(26)
-def test_members_of_a_group_go_to_workers_by_id(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=4)
-    ref = desk.orch.submit_next_level_group(
+def test_members_of_a_group_go_to_workers_by_id(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=4)
+    ref = bench.orch.submit_next_level_group(
         CallableHandle("", "", 0, "group"), [scalars(3), scalars(0), scalars(2)], workers=[3, 0, 2]
     )
 
     for worker in (3, 0, 2):
-        args = desk.next[worker].running[0].member.args
+        args = bench.next[worker].running[0].member.args
         assert args is not None
         assert args.scalars == (worker,)
-    assert desk.next[1].running == []
+    assert bench.next[1].running == []
     assert ref.state is State.RUNNING
 
 
@@ -176,15 +177,15 @@ def test_a_group_has_one_member_per_worker(host: Host) -> None:
 
 
 @pytest.mark.statement(28)
-def test_sub_tasks_go_on_while_all_slots_are_busy(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=1, subs=1)
+def test_sub_tasks_go_on_while_all_slots_are_busy(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=1, subs=1)
     for name in ("a", "b"):
-        desk.submit(name, worker=0)
-        desk.submit_sub(f"sub {name}")
-    assert desk.news() == ["a on next 0", "sub a on sub 0"]
+        bench.submit(name, worker=0)
+        bench.submit_sub(f"sub {name}")
+    assert bench.news() == ["a on next 0", "sub a on sub 0"]
 
-    desk.end(desk.sub[0])
-    assert desk.news() == ["sub b on sub 0"]
+    bench.end(bench.sub[0])
+    assert bench.news() == ["sub b on sub 0"]
 
 
 @pytest.mark.statement(28)
@@ -204,79 +205,79 @@ def test_sub_processes_go_on_while_all_slots_are_busy(host: Host, gates: Gates) 
 
 
 @pytest.mark.statement(29)
-def test_a_released_consumer_uses_its_own_queue_once(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=2)
-    first, second = desk.submit("first", worker=0), desk.submit("second", worker=1)
-    consumer = desk.submit("consumer", worker=1, after=[first, second, first])
-    desk.submit("later", worker=1)
-    assert desk.news() == ["first on next 0", "second on next 1"]
+def test_a_released_consumer_uses_its_own_queue_once(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=2)
+    first, second = bench.submit("first", worker=0), bench.submit("second", worker=1)
+    consumer = bench.submit("consumer", worker=1, after=[first, second, first])
+    bench.submit("later", worker=1)
+    assert bench.news() == ["first on next 0", "second on next 1"]
 
-    desk.end(desk.next[0])
+    bench.end(bench.next[0])
     assert consumer.state.value == "pending"
-    assert desk.news() == []
-    desk.end(desk.next[1])
+    assert bench.news() == []
+    bench.end(bench.next[1])
     assert consumer.state.value == "ready"  # what was ready before it comes first
-    assert desk.news() == ["later on next 1"]
-    desk.end(desk.next[1])
-    assert desk.news() == ["consumer on next 1"]
-    desk.end(desk.next[1])
-    assert desk.news() == []
+    assert bench.news() == ["later on next 1"]
+    bench.end(bench.next[1])
+    assert bench.news() == ["consumer on next 1"]
+    bench.end(bench.next[1])
+    assert bench.news() == []
 
 
-def test_a_task_without_a_wish_goes_to_whoever_is_idle(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=2)
-    desk.submit("a", worker=0)
+def test_a_task_for_any_worker_goes_to_an_idle_one(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=2)
+    bench.submit("a", worker=0)
     for name in ("b", "c", "d"):
-        desk.submit(name)
-    assert desk.news() == ["a on next 0", "b on next 1"]
+        bench.submit(name)
+    assert bench.news() == ["a on next 0", "b on next 1"]
 
-    desk.end(desk.next[1])
-    desk.end(desk.next[0])
-    assert desk.news() == ["c on next 1", "d on next 0"]
-
-
-def test_affinity_is_a_wish_and_not_a_condition(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=3)
-    desk.submit("a", affinity=2)
-    desk.submit("b", affinity=2)
-    assert desk.news() == ["a on next 2", "b on next 0"]
+    bench.end(bench.next[1])
+    bench.end(bench.next[0])
+    assert bench.news() == ["c on next 1", "d on next 0"]
 
 
-def test_a_sub_group_waits_for_enough_workers_and_is_not_overtaken(desk_of: MakeDesk) -> None:
-    desk = desk_of(subs=3)
-    desk.submit_sub("a")
-    desk.submit_sub("group", size=3)
-    desk.submit_sub("b")
-    assert desk.news() == ["a on sub 0"]
-
-    desk.end(desk.sub[0])
-    assert desk.news() == ["group on sub 0", "group on sub 1", "group on sub 2"]
-    for endpoint in desk.sub:
-        desk.end(endpoint)
-    assert desk.news() == ["b on sub 0"]
+def test_affinity_is_a_wish_and_not_a_condition(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=3)
+    bench.submit("a", affinity=2)
+    bench.submit("b", affinity=2)
+    assert bench.news() == ["a on next 2", "b on next 0"]
 
 
-def test_a_cancelled_task_is_passed_over(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=1)
-    desk.submit("a", worker=0)
-    unwanted = desk.submit("unwanted", worker=0)
-    desk.submit("b", worker=0)
+def test_a_sub_group_waits_for_enough_workers_and_is_not_overtaken(bench_of: MakeBench) -> None:
+    bench = bench_of(subs=3)
+    bench.submit_sub("a")
+    bench.submit_sub("group", size=3)
+    bench.submit_sub("b")
+    assert bench.news() == ["a on sub 0"]
+
+    bench.end(bench.sub[0])
+    assert bench.news() == ["group on sub 0", "group on sub 1", "group on sub 2"]
+    for endpoint in bench.sub:
+        bench.end(endpoint)
+    assert bench.news() == ["b on sub 0"]
+
+
+def test_a_cancelled_task_is_passed_over(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=1)
+    bench.submit("a", worker=0)
+    unwanted = bench.submit("unwanted", worker=0)
+    bench.submit("b", worker=0)
     unwanted.cancel()
-    desk.end(desk.next[0])
+    bench.end(bench.next[0])
 
-    assert desk.news() == ["a on next 0", "b on next 0"]
+    assert bench.news() == ["a on next 0", "b on next 0"]
     assert unwanted.wait(0).outcome is Outcome.CANCELLED
 
 
-def test_what_no_worker_will_ever_take_fails_and_the_rest_goes_on(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=2, subs=2)
-    for endpoint in (*desk.next, *desk.sub):
+def test_what_no_worker_will_ever_take_fails_and_the_rest_goes_on(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=2, subs=2)
+    for endpoint in (*bench.next, *bench.sub):
         endpoint.busy = 1
-    lost = [desk.submit("for 0", worker=0), desk.group("group", [0, 1]), desk.submit_sub("pair", size=2)]
-    kept = [desk.submit("for 1", worker=1), desk.submit("anywhere"), desk.submit_sub("single")]
+    lost = [bench.submit("for 0", worker=0), bench.group("group", [0, 1]), bench.submit_sub("pair", size=2)]
+    kept = [bench.submit("for 1", worker=1), bench.submit("anywhere"), bench.submit_sub("single")]
 
-    desk.lose(desk.next[0])
-    desk.lose(desk.sub[1])
+    bench.lose(bench.next[0])
+    bench.lose(bench.sub[1])
 
     for ref in lost:
         record = ref.wait(0)
@@ -285,24 +286,24 @@ def test_what_no_worker_will_ever_take_fails_and_the_rest_goes_on(desk_of: MakeD
         assert record.failure.message.endswith(": out of service")
     assert [ref.state for ref in kept] == [State.READY] * 3
 
-    desk.lose(desk.next[1])
-    desk.lose(desk.sub[0])
+    bench.lose(bench.next[1])
+    bench.lose(bench.sub[0])
     assert [ref.wait(0).outcome for ref in kept] == [Outcome.ENDPOINT_FAILURE] * 3
 
 
-def test_a_callable_for_some_workers_runs_on_these_only(desk_of: MakeDesk) -> None:
-    desk = desk_of(nexts=3)
-    desk.eligible["picky"] = frozenset({1})
+def test_a_callable_for_some_workers_runs_on_these_only(bench_of: MakeBench) -> None:
+    bench = bench_of(nexts=3)
+    bench.eligible["picky"] = frozenset({1})
     for name in ("picky", "picky", "easy", "easy", "easy"):
-        desk.submit(name)
-    assert desk.news() == ["picky on next 1", "easy on next 0", "easy on next 2"]
+        bench.submit(name)
+    assert bench.news() == ["picky on next 1", "easy on next 0", "easy on next 2"]
 
-    desk.end(desk.next[0])
-    assert desk.news() == ["easy on next 0"]
-    desk.end(desk.next[1])
-    assert desk.news() == ["picky on next 1"]
-    late = desk.submit("picky")
-    desk.lose(desk.next[1])
+    bench.end(bench.next[0])
+    assert bench.news() == ["easy on next 0"]
+    bench.end(bench.next[1])
+    assert bench.news() == ["picky on next 1"]
+    late = bench.submit("picky")
+    bench.lose(bench.next[1])
     assert late.wait(0).outcome is Outcome.ENDPOINT_FAILURE
 
 
@@ -352,14 +353,14 @@ def test_a_member_that_cannot_be_sent_fails_its_group_and_frees_it(host: Host) -
 
 @pytest.mark.statement(22)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_member_that_is_refused_fails_its_group_and_frees_it(desk_of: MakeDesk, index: int) -> None:
-    desk = desk_of(nexts=3)
-    desk.next[index].refuses = LookupError("no such member")
-    ref = desk.group("group", [0, 1, 2])
+def test_a_member_that_is_refused_fails_its_group_and_frees_it(bench_of: MakeBench, index: int) -> None:
+    bench = bench_of(nexts=3)
+    bench.next[index].refuses = LookupError("no such member")
+    ref = bench.group("group", [0, 1, 2])
 
-    for endpoint in desk.next[:index]:  # those before it run already
+    for endpoint in bench.next[:index]:  # those before it run already
         assert ref.state is State.RUNNING
-        desk.end(endpoint)
+        bench.end(endpoint)
     record = ref.wait(0)
 
     assert record.outcome is Outcome.TASK_FAILURE
@@ -367,10 +368,10 @@ def test_a_member_that_is_refused_fails_its_group_and_frees_it(desk_of: MakeDesk
     assert record.failure.message == f"next {index}: LookupError: no such member"
     outcomes = [Outcome.SUCCESS] * index + [Outcome.TASK_FAILURE] + [Outcome.SKIPPED] * (2 - index)
     assert [member.outcome for member in record.members] == outcomes
-    assert [endpoint.busy for endpoint in desk.next] == [0, 0, 0]
-    desk.next[index].refuses = None
-    desk.group("next group", [0, 1, 2])
-    assert desk.news()[-3:] == ["next group on next 0", "next group on next 1", "next group on next 2"]
+    assert [endpoint.busy for endpoint in bench.next] == [0, 0, 0]
+    bench.next[index].refuses = None
+    bench.group("next group", [0, 1, 2])
+    assert bench.news()[-3:] == ["next group on next 0", "next group on next 1", "next group on next 2"]
 
 
 def test_a_worker_without_slots_says_so() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, nothing_left, scalars
 from levels_stage import no_torch as no_torch
+from levels_stage import nothing_left, scalars
+from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker, linked
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import life_cycle
 
 #: What tasks do, how they end, and how often.
 DEEDS = {
@@ -28,7 +30,7 @@ DEEDS = {
 @pytest.mark.statement(29)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked, "MAX_DEATHS", 1_000)
+    monkeypatch.setattr(life_cycle, "MAX_DEATHS", 1_000)
     dice = random.Random(seed)
     deeds: list[str] = []
     before: list[list[int]] = []
@@ -65,7 +67,7 @@ def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: p
         run = worker.submit(build)
         records = [ref.wait(2 * PATIENCE) for ref in refs]
         assert run.records == records
-        assert worker._engine.graph.live == 0
+        assert worker._started.dispatcher.graph.live == 0
 
     log = (tmp_path / "log").read_text().split()
     for number, record in enumerate(records):

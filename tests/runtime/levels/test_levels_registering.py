@@ -12,10 +12,11 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_sub, use_once, wait_until
+from levels_stage import Gates, run_sub, use_once
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import worker as worker
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Worker
 
@@ -23,7 +24,7 @@ from pytest_aorta.runtime import CallableHandle, Worker
 
 
 @pytest.mark.statement(42)
-def test_a_callable_that_nobody_could_run_fails_before_anything_starts() -> None:
+def test_a_callable_that_no_process_could_run_fails_before_anything_starts() -> None:
     before = threading.active_count()
     for idle in (Worker(3), Worker(4), Worker(3, slots=2)):
         idle.register(levels_tasks.nothing)

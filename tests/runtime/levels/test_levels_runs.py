@@ -1,4 +1,4 @@
-"""Runs: what is told of tasks, what a failure does to the rest, waiting, order, cancelling."""
+"""Runs: records of tasks, what a failure does to the rest, waiting, order, cancelling."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, Host, run_sub, scalars, wait_until
+from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
@@ -228,7 +229,7 @@ def test_a_task_can_be_waited_for_by_itself(host: Host, gates: Gates) -> None:
     assert settled == [refs[0].record] * 2
 
 
-def test_a_call_back_that_raises_harms_nobody(host: Host, gates: Gates, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_that_raises_does_no_harm(host: Host, gates: Gates, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[str] = []
 
     def angry(record: TaskRecord) -> None:

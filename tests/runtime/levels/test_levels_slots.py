@@ -10,12 +10,14 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import PATIENCE, Gates, run_next, run_one, run_sub, scalars, wait_until, wait_until_gone
+from levels_stage import Gates, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints.process import MAX_DEATHS
+from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
+from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 
 
@@ -112,7 +114,7 @@ def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(hos
 def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
     pids = [host.pid()]
     for _ in range(MAX_DEATHS + 1):  # tasks that succeed in between are what counts
-        endpoint: Any = host.worker._engine.placement.pools["next"][0]
+        endpoint: Any = host.worker._started.dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
         link = endpoint._link
         os.kill(pids[-1], signal.SIGKILL)
         wait_until(lambda: endpoint._link is not link, "the news of its death")  # noqa: B023
@@ -141,7 +143,7 @@ def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host)
         )
         assert record.started is None
     assert not run_next(host.worker, host.nothing).ok
-    host.worker.register(levels_tasks.echo)  # and nobody waits for it
+    host.worker.register(levels_tasks.echo)  # which no test waits for
 
 
 def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> None:
@@ -155,7 +157,7 @@ def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> 
 
 def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
     host.worker.init()
-    zygotes = [entry.root for entry in host.worker._staff._pool._entries.values()]
+    zygotes = [entry.root for entry in host.worker._started.child_processes._pool._entries.values()]
     assert zygotes
     for zygote in zygotes:
         assert zygote is not None
@@ -200,7 +202,7 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
             assert set(payload["threads"].values()) == {str(threads_of(payload["cores"]))}
 
 
-def test_whoever_sets_a_number_of_threads_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_threads_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     with Worker(3, num_sub_workers=1) as worker:
         payload = run_sub(worker, worker.register(levels_tasks.threads_and_cores)).payload
@@ -213,13 +215,13 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
 ) -> None:
     look = host.worker.register(lambda args: (os.environ.get("LEVELS_LATE"), os.getcwd()))
     before = run_next(host.worker, look).payload
-    zygotes = set(host.worker._staff._pool._entries)
+    zygotes = set(host.worker._started.child_processes._pool._entries)
     monkeypatch.setenv("LEVELS_LATE", "yes")
     monkeypatch.chdir(tmp_path)
 
     run_next(host.worker, host.die)
     assert run_next(host.worker, look).payload == before == [None, before[1]]
-    assert set(host.worker._staff._pool._entries) == zygotes  # it was forked, not started anew
+    assert set(host.worker._started.child_processes._pool._entries) == zygotes  # it was forked, not started anew
 
 
 def test_a_group_of_scalars_keeps_its_order(host: Host) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
 from levels_stage import clean as clean
-from levels_stage import descendants, run_next, run_sub, wait_until
+from levels_stage import descendants, run_next, run_sub
 from levels_stage import no_torch as no_torch
+from support.processes import wait_until
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.worker_spec import read_manifest, write_manifest
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_preparation_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 @pytest.mark.statement(36)
-def test_a_deadline_that_nobody_can_meet_is_kept() -> None:
+def test_a_deadline_that_no_start_can_meet_is_kept() -> None:
     with pytest.raises(StartupError, match="not ready in time"):
         Worker(3, num_sub_workers=1, startup_timeout_s=1e-6).init()
 
@@ -230,24 +231,26 @@ def test_a_worker_can_be_started_where_another_has_failed() -> None:
             assert run_sub(worker, worker.register(levels_tasks.nothing)).ok
 
 
-def test_a_manifest_is_all_that_another_process_needs() -> None:
+def test_a_spec_is_all_that_another_process_needs() -> None:
     top = Worker(4, num_sub_workers=1, grace=1.5)
     child = Worker(3, device_ids=[2, 3], heap_ring_size=4096, startup_timeout_s=7, prepare=levels_tasks.prepare_by_hand)
     handle = child.register(levels_tasks.nothing, workers=[1])
     top.add_worker(child)
     top.add_worker(Worker(3, slots=[Slot(0), Slot(1)], service="a:b", service_argument={"c": (1, 2)}))
 
-    again = read_manifest(write_manifest(top))
+    spec = top.spec()
 
-    assert write_manifest(again) == write_manifest(top)
+    again = Worker.from_spec(pickle.loads(pickle.dumps(spec)))
+
+    assert again.spec() == spec
     same, jobs = (worker for worker, _ in again.children)
-    assert same.device_ids == (2, 3)
-    assert same.prepare == child.prepare
-    assert same.callables.resolve(handle).content == "levels_tasks:nothing"
+    assert same.spec().device_ids == (2, 3)
+    assert same.spec().prepare == child.spec().prepare
+    assert same.callables.resolve(handle)[0].content == "levels_tasks:nothing"
     with pytest.raises(ValueError, match=r"registered for workers \[1\], not for 0"):
-        same._resolve(handle, [0])
-    assert jobs.service_argument == {"c": (1, 2)}
-    assert again.total_slots == 2
+        same.callables.resolve(handle, [0])
+    assert jobs.spec().service_argument == {"c": (1, 2)}
+    assert again.spec().total_slots == 2
 
 
 def test_processes_start_at_the_same_time(tmp_path: Path) -> None:

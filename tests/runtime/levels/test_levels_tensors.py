@@ -8,9 +8,10 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import PATIENCE, Gates, open_files, run_one, wait_until
+from levels_stage import Gates, open_files, run_one
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph.nodes import State
@@ -74,7 +75,7 @@ def test_what_a_task_writes_is_seen_by_the_next_one_and_here(host: Host) -> None
     assert (a.tolist(), b.tolist(), c.tolist()) == ([2] * 4, [3] * 4, [6] * 4)
 
 
-def test_a_reader_waits_for_its_writers_and_for_nobody_else(host: Host, gates: Gates) -> None:
+def test_a_reader_waits_for_its_writers_and_for_no_other_task(host: Host, gates: Gates) -> None:
     x, y = shared(2, 4), shared(4)
     refs: dict[str, TaskRef] = {}
 
@@ -290,4 +291,4 @@ def test_dependencies_above_hold_for_what_is_done_below(pod: Host) -> None:
         y.zero_()
         pod.worker.run(build)
         assert (x.tolist(), y.tolist()) == ([5] * 3, [5.5] * 3)
-    wait_until(lambda: pod.worker._engine.graph.live == 0, "the end of all nodes")
+    wait_until(lambda: pod.worker._started.dispatcher.graph.live == 0, "the end of all nodes")

@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until
 
-from pytest_aorta.runtime.resources import leases
+from pytest_aorta.runtime.resources import tickets
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases, default_folder
 
 #: Seconds after which a wait is given up as a hang; nothing is measured.
@@ -55,16 +56,9 @@ def is_refused(pool: Leases, count: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    late = hung()
-    while not condition():
-        assert not late(), f"waited in vain for {what}"
-        time.sleep(0.002)
-
-
 def waiting(folder: Path, number: int) -> None:
     """Return when so many requests wait."""
-    until(lambda: len(list(folder.glob("*.ticket"))) == number, f"{number} tickets")
+    wait_until(lambda: len(list(folder.glob("*.ticket"))) == number, f"{number} tickets")
 
 
 @pytest.fixture
@@ -459,7 +453,7 @@ def test_a_big_request_holds_up_nobody_who_needs_other_devices(folder: Path) -> 
 
 
 def test_a_waiter_that_no_longer_looks_reserves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_AWAY", 0.05)
+    monkeypatch.setattr(tickets, "_AWAY", 0.05)
     pool = Leases((0, 1), folder, patience=0)
     awake = threading.Event()
 
@@ -532,7 +526,7 @@ def test_holders_are_named_while_they_hold(processes: Processes, folder: Path) -
         assert pool.holders() == {0: f"pid {os.getpid()} (me)", 2: f"pid {holder.pid} (pytest tests/gemm)"}
         assert Leases((1, 2), folder).holders() == {2: f"pid {holder.pid} (pytest tests/gemm)"}
     end(holder)
-    until(lambda: not pool.holders(), "the end of all leases")
+    wait_until(lambda: not pool.holders(), "the end of all leases")
 
 
 @pytest.mark.parametrize("label", ["x" * 5000, "\udcff\n", "", "é" * 199])

@@ -8,23 +8,19 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from support.processes import MARK, PATIENCE, kill_all, marked
 
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.zygote import Task, Zygote, ZygoteSpec
-
-#: In the environment of every process that a nursery has started.
-MARK = "AORTA_TEST_NURSERY"
-
-#: Longest time in seconds that a process may take to disappear, and that a test waits for anything. Generous, because
-#: nothing is measured here.
-PATIENCE = 10.0
+from pytest_aorta.runtime.zygotes.task import Task
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 PREPARE = """
 def prepare(argument):
@@ -122,17 +118,7 @@ class Nursery:
 
     def alive(self) -> list[psutil.Process]:
         """Processes that were started from here, directly or not, and that still run."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return (
-                process.environ().get(MARK) == self.mark
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            )
-        except psutil.Error:
-            return False
+        return marked(self.mark)
 
 
 def finish(task: Task) -> Finished:
@@ -143,7 +129,7 @@ def finish(task: Task) -> Finished:
     assert task.ended is not None
     logs = vars(task)["logs"]
     texts = {name: path.read_text() if path.exists() else "" for name, path in logs.items()}
-    return Finished(messages, task.ended, **texts)
+    return Finished(messages, dict(task.ended), **texts)
 
 
 def message_of(task: Task) -> Any:
@@ -158,28 +144,6 @@ def deadline() -> float:
     return time.monotonic() + 6 * PATIENCE
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll until ``condition`` holds."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, f"after {PATIENCE:g} s, still not: {what}"
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; as a zombie it has."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_until_gone(pids: Iterable[int]) -> None:
-    """Poll until all these processes have ended."""
-    pids = list(pids)
-    wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
-
-
 @contextlib.contextmanager
 def nursery_at(path: Path) -> Iterator[Nursery]:
     """A nursery that leaves nothing behind; that it does is checked."""
@@ -189,9 +153,7 @@ def nursery_at(path: Path) -> Iterator[Nursery]:
     finally:
         nursery.close()
         left = nursery.alive()
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill_all(left)
     assert left == []
 
 

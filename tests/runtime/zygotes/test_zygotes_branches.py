@@ -14,22 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from nursery import (
-    MARK,
-    Nursery,
-    deadline,
-    finish,
-    is_gone,
-    message_of,
-    nursery_at,
-    wait_until,
-    wait_until_gone,
-)
+from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
+from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 #: Tells pids, and leaves an orphan behind: forked only ("fork"), or executed with an environment of its own ("bare").
 #: Ends when the file ``payload["until"]`` is there.
@@ -68,6 +59,10 @@ SOURCE = """
 """
 
 
+#: Where parents find nursery.py and the package ``support``.
+HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
     with nursery_at(tmp_path) as nursery:
@@ -80,7 +75,7 @@ def root(nursery: Nursery) -> Zygote:
 
 
 def branch_of(root: Zygote) -> tuple[Branch, int]:
-    branch = root.branch()
+    branch = start_branch(root)
     assert branch.pid is not None
     return branch, branch.pid
 
@@ -130,7 +125,7 @@ def test_a_branch_is_made_while_its_zygote_waits_for_a_task_to_end(nursery: Nurs
     task.kill(grace=600)
     assert message_of(task) == "terminated"
 
-    branch = root.branch()
+    branch = start_branch(root)
     assert nursery.run(branch, False).told == ["ready"]
 
     task.kill(grace=0)  # nobody has that much patience
@@ -158,7 +153,7 @@ def test_a_task_on_a_branch_is_killed_with_its_stacks_and_no_other(nursery: Nurs
 
 @pytest.mark.parametrize("how", ["fork", "bare"])
 def test_orphans_are_those_of_their_own_task(nursery: Nursery, root: Zygote, how: str) -> None:
-    servers = [root, root.branch(), root.branch()]
+    servers = [root, start_branch(root), start_branch(root)]
     tasks = [nursery.submit(server, {"orphan": how, "until": f"end{number}"}) for number, server in enumerate(servers)]
     orphans = [message_of(task)[2] for task in tasks]
 
@@ -181,7 +176,7 @@ def test_many_branches_and_tasks_leave_no_descriptor_and_no_zombie(nursery: Nurs
     before = counts()
 
     for _ in range(5):
-        branch = root.branch()
+        branch = start_branch(root)
         nursery.run(branch, {"orphan": "fork"})
         branch.close()
 
@@ -197,7 +192,7 @@ def test_a_zygote_that_must_not_be_forked_has_no_branches(nursery: Nursery) -> N
 
     for zygote in (threaded, fresh):
         with pytest.raises(ValueError, match="no branches"):
-            zygote.branch()
+            start_branch(zygote)
 
 
 def test_a_zygote_that_has_died_has_no_branches(nursery: Nursery, root: Zygote) -> None:
@@ -205,7 +200,7 @@ def test_a_zygote_that_has_died_has_no_branches(nursery: Nursery, root: Zygote) 
     os.kill(root.info["pid"], signal.SIGKILL)
 
     with pytest.raises(ZygoteError, match=r"the zygote \(pid \d+\) died with signal SIGKILL"):
-        root.branch()
+        start_branch(root)
 
 
 def test_a_zygote_that_cannot_fork_says_so_and_lives_on(nursery: Nursery) -> None:
@@ -225,9 +220,9 @@ def test_a_zygote_that_cannot_fork_says_so_and_lives_on(nursery: Nursery) -> Non
     )
 
     with pytest.raises(ZygoteError, match=r"the zygote cannot fork: .*no more processes"):
-        root.branch()
+        start_branch(root)
 
-    assert nursery.run(root.branch(), 1).told == nursery.run(root, 1).told == [1]
+    assert nursery.run(start_branch(root), 1).told == nursery.run(root, 1).told == [1]
 
 
 # Deaths.
@@ -251,10 +246,10 @@ def test_a_branch_that_is_killed_takes_its_task_along_and_no_other(nursery: Nurs
     (swept,) = finish(mine).ended["swept"]
     assert f"(pid {kept})" in swept
     assert not branch.alive()
-    assert nursery.run(root.branch(), {}).returncode == 0
+    assert nursery.run(start_branch(root), {}).returncode == 0
 
 
-def test_of_a_killed_branch_also_what_bears_no_mark_is_ended(nursery: Nursery, root: Zygote) -> None:
+def test_of_a_killed_branch_also_what_has_no_tag_is_ended(nursery: Nursery, root: Zygote) -> None:
     branch, pid = branch_of(root)
     task = nursery.submit(branch, {"orphan": "bare", "until": "end"})
     orphan = message_of(task)[2]
@@ -287,7 +282,7 @@ def test_what_the_zygote_has_printed_is_told_with_the_death_of_a_branch(nursery:
 
 
 def test_a_killed_zygote_takes_its_branches_along(nursery: Nursery, root: Zygote) -> None:
-    servers: list[Server] = [root, root.branch(), root.branch()]
+    servers: list[Server] = [root, start_branch(root), start_branch(root)]
     tasks = [nursery.submit(server, {"orphan": "fork", "until": "end"}) for server in servers]
     for task in tasks:
         message_of(task)
@@ -340,11 +335,12 @@ def test_a_branch_that_is_stopped_is_closed_all_the_same(nursery: Nursery, root:
 _PARENT = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from nursery import Nursery
+from pytest_aorta.runtime.zygotes.branch import start_branch
 nursery = Nursery(Path({folder!r}))
 root = nursery.start({source!r})
-servers = [root, root.branch(), root.branch(), root.branch()]
+servers = [root, start_branch(root), start_branch(root), start_branch(root)]
 for server in servers[{first}:]:
     nursery.submit(server, {{"orphan": "fork", "until": "end"}}).next_message(None)
 print("ready", flush=True)
@@ -354,7 +350,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("first", [0, 1, 4])
 def test_nothing_survives_a_parent_that_is_killed_with_branches(tmp_path: Path, first: int) -> None:
-    script = _PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), source=SOURCE, first=first)
+    script = _PARENT.format(tests=HERE, folder=str(tmp_path), source=SOURCE, first=first)
     with nursery_at(tmp_path) as nursery:
         environ = {**os.environ, MARK: nursery.mark}
         with subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as parent:
@@ -374,7 +370,7 @@ def test_branches_are_made_while_other_threads_run_tasks(nursery: Nursery, root:
     root.wait_ready()
 
     def work(number: int) -> list[Any]:
-        server = root if number == 0 else root.branch()
+        server = root if number == 0 else start_branch(root)
         told = []
         for _ in range(10):
             task = nursery.submit(server, {})

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from nursery import PATIENCE, is_gone, wait_until, wait_until_gone
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
+from pytest_aorta.runtime.zygotes.process_tags import VARIABLE, tagged_processes
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ time.sleep(600)
 def family() -> Iterator[tuple[int, int]]:
     """A process that has a child in another session."""
     with subprocess.Popen(
-        [sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE, env={**os.environ, "AORTA_TEST_FAMILY": "a=b"}
+        [sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE, env={**os.environ, VARIABLE: "a=b"}
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
@@ -265,11 +266,10 @@ def test_a_tree_of_what_is_gone_is_empty() -> None:
 
 
 def test_processes_are_found_by_a_variable_that_they_were_started_with(family: tuple[int, int]) -> None:
-    wait_until(lambda: len(process_tree.marked("AORTA_TEST_FAMILY", "a=b")) == 2, "both processes are there")
+    wait_until(lambda: len(tagged_processes("a=b")) == 2, "both processes are there")
 
-    assert set(process_tree.marked("AORTA_TEST_FAMILY", "a=b")) == set(family)
-    assert process_tree.marked("AORTA_TEST_FAMILY", "a") == []
-    assert process_tree.marked("TEST_FAMILY", "a=b") == []
+    assert set(tagged_processes("a=b")) == set(family)
+    assert tagged_processes("a", "b") == []
 
 
 def test_a_process_has_a_name_in_messages(family: tuple[int, int]) -> None:

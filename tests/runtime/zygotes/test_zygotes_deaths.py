@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nursery import MARK, Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
+from nursery import Nursery, finish, message_of, nursery_at
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
 ECHO = """
     import os
@@ -24,6 +26,10 @@ ECHO = """
     def run(payload, send):
         send({"value": payload})
 """
+
+
+#: Where parents find nursery.py and the package ``support``.
+HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 
 @pytest.fixture
@@ -188,7 +194,7 @@ def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery
 _PARENT = """
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from nursery import Nursery
 nursery = Nursery(Path({folder!r}))
 {body}
@@ -253,7 +259,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("when", PARENTS)
 def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> None:
-    script = _PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
+    script = _PARENT.format(tests=HERE, folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
     with nursery_at(tmp_path) as nursery:
         with subprocess.Popen(
             [sys.executable, "-c", script],

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nursery import Nursery, finish, is_gone, message_of, nursery_at, wait_until, wait_until_gone
+from nursery import Nursery, finish, message_of, nursery_at
+from support.processes import is_gone, wait_until, wait_until_gone
 
 #: Seconds that a task may take to end after SIGTERM where it should end by it: never waited for.
 LONG = 600.0

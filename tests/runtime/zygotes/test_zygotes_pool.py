@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import PATIENCE, Nursery, finish, message_of, nursery_at, pool_of, wait_until
+from nursery import Nursery, finish, message_of, nursery_at, pool_of
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.errors import ZygoteError
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 ECHO = """
     import os

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, nursery_at, wait_until
+from nursery import Nursery, nursery_at
+from support.processes import wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.zygotes.zygote import Zygote, ZygoteError, ZygoteSpec, exit_text
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import PATIENCE, Nursery, deadline, finish, message_of, nursery_at, wait_until
+from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
 

@@ -1,0 +1,10 @@
+.PHONY: check test slow
+
+check:  ## lint, types, import contracts
+	ruff check . && ruff format --check . && mypy && lint-imports
+
+test:  ## the fast suite
+	pytest -n 2 tests
+
+slow:  ## long variants: storms, whole fault tables, several nodes
+	pytest -n 2 tests -m slow

@@ -1,0 +1,66 @@
+"""What the snapshots of a trial take in forked children. Durations in seconds by name, as JSON on stdout.
+
+``snapshot_clock.py FORKS SOURCE``: children, and a file in a repository of the size that is to be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+
+
+def in_a_fork(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What ``measure`` returns in a forked child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, json.dumps(measure()).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as pipe:
+        told: dict[str, float] = json.loads(pipe.read())
+    return told
+
+
+def both() -> tuple[float, float]:
+    """Both snapshots, as a trial takes them around its work: processor time, the kernel's included."""
+    begin = time.thread_time()
+    collect_env(static).to_dict()
+    between = time.thread_time()
+    torch.ones(8).sum()
+    middle = time.thread_time()
+    collect_end(static).to_dict()
+    return between - begin, time.thread_time() - middle
+
+
+def start_and_end() -> dict[str, float]:
+    """The snapshots in a child that has not been rehearsed, and again in one that has."""
+    start, end = both()
+    warm_start, warm_end = both()
+    return {
+        "cold: start": start,
+        "cold: end": end,
+        "warm: start": warm_start,
+        "warm: end": warm_end,
+        "warm: both": warm_start + warm_end,
+    }
+
+
+source = Path(sys.argv[2])
+begin = time.perf_counter()
+static = collect_static(source)
+found: dict[str, list[float]] = {"static": [time.perf_counter() - begin]}
+found |= {f"static.{name}": [milliseconds / 1000] for name, milliseconds in static.parts_ms.items()}
+for _ in range(int(sys.argv[1])):
+    for name, seconds in in_a_fork(start_and_end).items():
+        found.setdefault(name, []).append(seconds)
+print(json.dumps(found))

@@ -1,0 +1,54 @@
+"""Entry points of a zygote and its children: prepare a workload once, then run one trial per child."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.child import script, workload_main
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
+from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.trials.seeding import rank_seed
+
+
+def prepare(argument: PrepareArgument) -> dict[str, Any]:
+    """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
+    if argument["target"] == script.TARGET:
+        return script.prepare_script(argument)
+    description = workload_main.prepare(argument, argument["seed"])
+    if description["launch_mode"] == "distributed":
+        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
+    return description
+
+
+def run(payload: TrialPayload, channel: Channel) -> None:
+    """Run one trial."""
+    mode, send = payload["mode"], channel.send
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
+    if payload["memory"] is not None:
+        # This limit counts what is allocated, and not the address space that drivers reserve.
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
+    if payload["target"] == script.TARGET:
+        script.run_script(payload, send)
+    elif mode == "elastic":
+        from pytest_aorta.launch.child.elastic import run_elastic
+
+        run_elastic(payload, send)
+    elif mode == "torchrun":
+        from pytest_aorta.launch.child.torchrun import run_torchrun
+
+        run_torchrun(payload, send)
+    elif mode == "external":
+        from pytest_aorta.launch.child.external import agree_on_master_port
+
+        agree_on_master_port(payload["trial_id"])
+        log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
+        workload_main.use_seed(rank_seed(payload["seed"], own_rank()))
+        workload_main.run_workload(payload, log.send)
+    else:
+        workload_main.use_seed(payload["seed"])
+        workload_main.run_workload(payload, send)

@@ -1,0 +1,57 @@
+"""The private parts of pytest and pytest-timeout that the plugin needs, each in one place.
+
+``tests/plugin/test_compat.py`` has a test for each, which says what breaks when it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+
+
+def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:
+    """A text as what pytest's reports hold: shown as it is, its first line in the short summary.
+
+    A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
+    these, but they are what travels between xdist's processes.
+    """
+    shown = ReprTraceback([ReprEntryNative([text + "\n"])], None, style="native")
+    return ReprExceptionInfo(shown, ReprFileLocation(str(path), 1, text.partition("\n")[0]))
+
+
+def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
+    """Fixtures that an item uses, by name: those that override each other, the last one first in use."""
+    return item._fixtureinfo.name2fixturedefs
+
+
+def general_timeout(config: pytest.Config) -> float | None:
+    """pytest-timeout's limit for all tests in seconds; ``None`` where there is none."""
+    return getattr(config, "_env_timeout", None) or None
+
+
+class GeneratedFunction(pytest.Function):
+    """A test function that was made from data and not found in a module."""
+
+    @classmethod
+    def of(
+        cls, parent: pytest.Collector, name: str, function: Callable[..., None], sibling: GeneratedFunction | None
+    ) -> Any:
+        """The item; the closure of its fixtures is taken from a ``sibling`` of the same function, if there is one."""
+        shared: dict[str, Any] = {} if sibling is None else {"fixtureinfo": sibling._fixtureinfo}
+        item = cls.from_parent(parent, name=name, callobj=function, **shared)
+        if hasattr(item, "_id"):
+            # pytest 9.2 compares structured ids, and does not take a name with brackets apart by itself: without this,
+            # --lf and --ff would not know the item again.
+            item._id = type(item._id).parse(item.nodeid)
+        return item
+
+    def visible_traceback(self, traceback: Any) -> Any:
+        """The entries of a traceback that are shown."""
+        return traceback
+
+    def _traceback_filter(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+        return self.visible_traceback(super()._traceback_filter(excinfo))

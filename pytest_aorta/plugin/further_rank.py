@@ -1,0 +1,54 @@
+"""Pytest processes that run the trials together with another one, which alone prints and writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.plugin.options import is_mentioned
+
+
+def is_further_rank(config: pytest.Config) -> bool:
+    """Whether pytest was asked for trials as a rank other than 0 (``torchrun -m pytest``)."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return False
+    from pytest_aorta.launch.launch_mode import own_rank
+    from pytest_aorta.plugin.discovery import workload_classes
+
+    return own_rank() != 0 and (is_mentioned(config) or any(workload_classes(Path(path)) for path in config.args))
+
+
+def is_further_node(config: pytest.Config) -> bool:
+    """Whether pytest runs on a node other than node 0 of trials that have several."""
+    if not is_mentioned(config) or config.option.help:
+        return False
+    from pytest_aorta.launch.nodes.addressing import node_rank
+    from pytest_aorta.plugin.run import run_of
+
+    selection = run_of(config).selection
+    return not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
+
+
+class FurtherRankHooks:
+    """Hooks of ranks, and of nodes, other than 0."""
+
+    def __init__(self) -> None:
+        self._stdout = sys.stdout
+
+    def pytest_configure(self) -> None:
+        """Have pytest's terminal reporter, which is made after this, write to nowhere."""
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Let tests print as ever: the reporter is made."""
+        sys.stdout = self._stdout
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Leave failed tests to rank 0: an exit status here would have the launcher end rank 0 before its report."""
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.OK

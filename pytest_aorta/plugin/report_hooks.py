@@ -1,0 +1,80 @@
+"""Hooks of the process that owns the reports: not an xdist worker, and of several ranks the first."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_aorta.plugin.current_run import current_run
+
+if TYPE_CHECKING:
+    from pytest_aorta.plugin.writer import TrialWriter
+
+
+class ReportHooks:
+    """From reports to trial files and the summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        #: Items that have begun, and whose last report has not come.
+        self.open: dict[str, None] = {}
+
+    @cached_property
+    def writer(self) -> TrialWriter:
+        """Made when there is something to write."""
+        from pytest_aorta.plugin.run import run_of
+        from pytest_aorta.plugin.writer import TrialWriter
+
+        return TrialWriter(run_of(self.config))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Remember the item: its end may never be reported."""
+        self.open[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """End a prefetched trial that its item has not taken."""
+        run = current_run(self.config)
+        if run is not None:
+            run.prefetcher.drop(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the records that a report brings."""
+        if report.when == "teardown":
+            self.open.pop(report.nodeid, None)
+        if getattr(report, "aorta", None):
+            from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
+
+            end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
+            self.writer.write_report(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str) -> None:
+        """Record the item that an xdist worker has died of."""
+        self.open.pop(crashitem, None)
+        self.writer.write_lost(crashitem, "the xdist worker that ran this trial died")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
+        run = current_run(self.config)
+        if run is not None:
+            from pytest_aorta.plugin.sigterm import reason_of
+
+            run.interrupt(reason_of(excinfo.value))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write what no report has brought. A run with a result that could not be written is no success."""
+        run = current_run(self.config)
+        if run is not None:
+            stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
+            run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
+            self.writer.finish(self.open)
+            if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table of cells."""
+        if "writer" in self.__dict__ and not terminalreporter.no_summary:
+            self.writer.summary.print(terminalreporter, self.writer.errors)

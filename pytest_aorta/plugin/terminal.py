@@ -1,0 +1,135 @@
+"""What pytest's terminal shows of trials: the header, the words of their statuses, the summary."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_aorta.plugin.report_payload import FinishedTrial
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.trials.execution import Resources
+
+_COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+
+
+@dataclass
+class CellSummary:
+    """The row of one cell."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    step_times_ms: list[float] = field(default_factory=list)
+    #: How many trials are ok only because their ranks were started again.
+    restarted: int = 0
+
+
+class Summary:
+    """The table of cells, and what concerns the run as a whole."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._cells: dict[tuple[str, str], CellSummary] = {}
+        #: How many trials had a result already.
+        self._resumed = 0
+
+    def add(self, trial: FinishedTrial) -> None:
+        """Count a trial."""
+        result = trial.result
+        self._resumed += trial.resumed
+        cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
+        cell.statuses[result["exit_status"]] += 1
+        cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
+
+    def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
+        """Print one line per cell, what went wrong in writing, and where the results are."""
+        if not self._cells:
+            return
+        terminal.write_sep("=", "trials")
+        for line in self._table():
+            terminal.write_line(line)
+        if restarted := sum(cell.restarted for cell in self._cells.values()):
+            where = ", ".join(
+                f"{found.restarted} of {workload} {cell}"
+                for (workload, cell), found in self._cells.items()
+                if found.restarted
+            )
+            terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
+        if self._run.selection.resume:
+            total = sum(cell.statuses.total() for cell in self._cells.values())
+            terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
+        if self._run.held_by:
+            code = ", ".join(self._run.held_by)
+            terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
+        for error in errors:
+            terminal.write_line(f"not written: {error}", red=True)
+        terminal.write_line(f"results: {_shown(self._run)}")
+
+    def _table(self) -> list[str]:
+        rows: list[tuple[str, ...]] = [_COLUMNS]
+        for (workload, cell), found in self._cells.items():
+            counts = found.statuses
+            numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
+            median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
+            rows.append((workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join(
+                text.ljust(width) if index < 2 else text.rjust(width)
+                for index, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+
+
+def header(run: Run) -> str:
+    """The one line of the header."""
+    cells = sum(len(labels) for labels in run.plan.cells.values())
+    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
+    return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def _shown(run: Run) -> Path:
+    """The results directory, relative to where pytest was started if it lies below."""
+    start = run.config.invocation_params.dir
+    return run.results.relative_to(start) if run.results.is_relative_to(start) else run.results
+
+
+def _resources(resources: Resources) -> str:
+    """Where trials run, if that is not one after the other on this host."""
+    found = [f"{resources.slots} slots"] if resources.slots > 1 else []
+    if resources.hosts:
+        from pytest_aorta.runtime.hosts.specs import without_values
+
+        hosts = ", ".join(map(without_values, resources.hosts))
+        found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]
+    if resources.devices:
+        from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
+
+        names = not resources.hosts and are_named_only(find_devices())
+        found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
+    return "".join(f", {text}" for text in found)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Category, letter and word where they differ from pytest's own."""
+    payload = getattr(report, "aorta", None)
+    # A test that starts trials itself fails for its own reasons.
+    if not payload or not report.failed or "aorta_trial_id" not in dict(report.user_properties):
+        return None
+    if payload["exit_status"] == "timeout" and report.when != "teardown":
+        return ("failed" if report.when == "call" else "error", "T", "TIMEOUT")
+    if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
+        return "error", "E", "ERROR"
+    return None

@@ -1,0 +1,25 @@
+"""Which part this process has where pytest-xdist distributes the items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether the items come from a controller, which also writes the results."""
+    return hasattr(config, "workerinput")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether the items go to workers."""
+    return bool(config.getoption("numprocesses", None) or config.getoption("tx", None))
+
+
+def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
+    """What the controller has sent to this worker, see ``pytest_configure_node``; empty where there is none."""
+    decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
+    return decided

@@ -1,0 +1,322 @@
+"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints.
+
+One lock guards all of them. A change is made in a ``turn``. At its end, every task that can start is started, on the
+thread that made the change: waking a scheduler thread would cost more than a short task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.engine.event_loop import EventLoop
+from pytest_aorta.runtime.engine.placement import Placement
+from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.engine.tasks import Dispatch, Endpoint, GraphTask, record_of
+from pytest_aorta.runtime.engine.turn import Turn
+from pytest_aorta.runtime.graph.args import Tag
+from pytest_aorta.runtime.graph.graph import Graph
+from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
+from pytest_aorta.runtime.memory.rings import Slab
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.engine.runs import ReadyQueues
+    from pytest_aorta.runtime.graph.footprint import Footprint
+
+#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+DEPTH = 2
+
+
+class WorkerClosed(RuntimeError):
+    """The worker is closed or closing."""
+
+
+class Dispatcher:
+    """Thread-safe.
+
+    Args:
+        name: for messages.
+        level: of its worker.
+        grace: seconds that the peers of a failed group member have to end.
+    """
+
+    def __init__(self, name: str, level: int, grace: float) -> None:
+        self.name = name
+        self.level = level
+        self.grace = grace
+        self._mutex = threading.RLock()
+        #: The same lock, to wait for the ends of runs.
+        self.lock = threading.Condition(self._mutex)
+        self.placement = Placement()
+        self.loop = EventLoop(f"aorta-{name}")
+        self.graph = Graph(self._ready, self._settled, self._consumed)
+        self.runs: deque[GraphRun] = deque()
+        self.sessions: list[GraphRun] = []
+        self.closing = False
+        self.release_slab: Callable[[Slab], None] = lambda slab: None
+        #: Called without the lock when a run has ended.
+        self.run_ended: Callable[[], None] = lambda: None
+        self._ids = itertools.count()
+        self._turn = Turn(self._mutex, self._start_ready)
+
+    def turn(self) -> Turn:
+        """The context manager within which changes are made."""
+        return self._turn
+
+    def _start_ready(self) -> None:
+        """Start every task that can start."""
+        head = None
+        while self.runs and self.runs[0] is not head:  # a run may end here, when its tasks can run nowhere
+            head = self.runs[0]
+            self._start_ready_of(head.queues)
+        # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
+        for run in tuple(self.sessions):
+            self._start_ready_of(run.queues)
+
+    def _start_ready_of(self, queues: ReadyQueues) -> None:
+        while queues:
+            match = self.placement.match(queues)
+            if match is not None:
+                node, endpoints = match
+                if self.graph.claim(node):
+                    self._dispatch(node, endpoints)
+                continue
+            hopeless = list(self.placement.take_hopeless(queues))
+            if not hopeless:
+                return
+            for node, endpoint in hopeless:
+                assert endpoint.gone is not None
+                self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
+
+    # Runs
+
+    def open_run(self, run: GraphRun) -> GraphRun:
+        """Begin a run; unless it is a session, blocks while two others are open."""
+        with self.lock:
+            while not run.is_session and len(self.runs) >= DEPTH and not self.closing:
+                with SIGINT_GUARD.allowed():
+                    self.lock.wait()
+            if self.closing:
+                raise WorkerClosed(f"{self.name} is closed")
+            self._open_runs(run).append(run)
+            return run
+
+    def _open_runs(self, run: GraphRun) -> deque[GraphRun] | list[GraphRun]:
+        return self.sessions if run.is_session else self.runs
+
+    def close_run(self, run: GraphRun) -> None:
+        """Its graph is complete."""
+        with self.turn():
+            run.closed = True
+            self._end_if_over(run)
+
+    def _end_if_over(self, run: GraphRun) -> None:
+        if not run.closed or run.unsettled or run.ended.is_set():
+            return
+        self._open_runs(run).remove(run)
+        run.keeps = None
+        self._turn.defer(self.run_ended)
+        run.ended.set()
+        self.loop.notify()
+        self.lock.notify_all()
+
+    def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
+        """Cancel the tasks that have not started, and with ``running`` those that have."""
+        with self.lock:
+            unsettled = [node for node in run.nodes if node.payload.record is None]
+        for node in unsettled:
+            self.cancel(node, why, running)
+
+    def drain(self, timeout: float) -> bool:
+        """Accept no run any more, and wait for the open ones; whether they have ended in time.
+
+        Jobs were cancelled before. Those that do not react end with the processes that they drive.
+        """
+        give_up = time.monotonic() + timeout
+        with self.lock:
+            self.closing = True
+            self.lock.notify_all()
+            while self.runs or self.sessions:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    return not self.runs
+                self.lock.wait(left)
+        return True
+
+    # Tasks
+
+    def submit(
+        self,
+        run: GraphRun,
+        task: GraphTask,
+        accesses: Sequence[tuple[Footprint, Tag]] = (),
+        after: Sequence[Node] = (),
+    ) -> Node:
+        """Add a task to the graph of a run; it may start before this returns.
+
+        Raises:
+            TaskError: an earlier task of a run with ``fail_fast`` has failed.
+        """
+        with self.turn():
+            self._check_accepts(run)
+            run.unsettled += 1
+            try:
+                node = self.graph.add(task, run, accesses, after, task.label)
+            except BaseException:
+                run.unsettled -= 1
+                raise
+            if task.record is None or not run.is_session:
+                run.nodes[node] = None
+            return node
+
+    def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
+        """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
+        with self.turn():
+            self._check_accepts(run)
+            return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
+
+    @staticmethod
+    def _check_accepts(run: GraphRun) -> None:
+        if run.closed:
+            raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+        if run.fail_fast and run.first_failure is not None:
+            raise TaskError(run.first_failure)
+
+    def release_scope(self, nodes: Sequence[Node]) -> None:
+        """The scope in which they were submitted has ended."""
+        with self.turn():
+            for node in nodes:
+                self.graph.release_scope(node)
+
+    def cancel(self, node: Node, why: str, running: bool = True) -> None:
+        """Do not start a task; with ``running``, end one that has started."""
+        with self.turn():
+            failure = TaskFailure("Cancelled", why)
+            if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
+                self._stop(node.payload, Completion(Outcome.CANCELLED, None, failure), why)
+
+    def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
+        """Settle a task that has not started; False if it has."""
+        if node.state not in UNSTARTED:
+            return False
+        task: GraphTask = node.payload
+        task.outcome, task.failure = outcome, failure
+        return self.graph.cancel(node, TaskError(record_of(node)))
+
+    # Reports of the graph
+
+    def _ready(self, node: Node) -> None:
+        node.run.queues.push(node)
+
+    def _settled(self, node: Node) -> None:
+        task: GraphTask = node.payload
+        if task.outcome is None:
+            if node.poisoned_by is not None:
+                task.outcome, task.failure = Outcome.SKIPPED, node.poisoned_by.payload.failure
+            else:
+                task.outcome = Outcome.SUCCESS
+        task.record = record_of(node)
+        run: GraphRun = node.run
+        if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
+            run.first_failure = task.record
+        run.unsettled -= 1
+        if run.is_session:
+            run.nodes.pop(node, None)
+        if task.settled is not None:
+            task.settled.set()
+            self.loop.notify()
+        if task.callbacks:
+            for callback in task.callbacks:
+                self._turn.defer(lambda callback=callback: callback(task.record))  # type: ignore[misc]
+            task.callbacks = []
+        if run.closed:
+            self._end_if_over(run)
+
+    def _consumed(self, node: Node) -> None:
+        if isinstance(node.payload, Slab):
+            self.release_slab(node.payload)
+            return
+        for member in node.payload.members:  # its arguments are not needed any more, its record is
+            member.args, member.config, member.job, member.definition = None, None, None, None
+
+    # Dispatches
+
+    def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
+        task: GraphTask = node.payload
+        for member, endpoint in zip(task.members, endpoints, strict=True):
+            endpoint.busy += 1
+            task.running.append(Dispatch(next(self._ids), node, member, endpoint))
+        for dispatch in list(task.running):
+            if task.failure is not None:
+                self._end(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
+                continue
+            dispatch.member.started = time.time()
+            dispatch.member.ran_on = dispatch.endpoint.name
+            if task.timeout is not None:
+                moment = time.monotonic() + task.timeout
+                dispatch.deadline = self.loop.call_at(moment, lambda dispatch=dispatch: self._overdue(dispatch))  # type: ignore[misc]
+            try:
+                dispatch.endpoint.start(dispatch)
+            except Exception as error:
+                outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
+                self._end(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
+
+    def ended(self, dispatch: Dispatch, completion: Completion) -> None:
+        """An endpoint reports how a task ended."""
+        with self.turn():
+            self._end(dispatch, completion)
+
+    def _end(self, dispatch: Dispatch, completion: Completion) -> None:
+        if dispatch.over:
+            return
+        dispatch.over = True
+        dispatch.endpoint.busy -= 1
+        if dispatch.deadline is not None:
+            dispatch.deadline.cancel()
+        if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
+            completion = dispatch.stopping
+        task: GraphTask = dispatch.node.payload
+        member = dispatch.member
+        member.completion = completion
+        if member.started is not None:
+            member.ended = time.time()
+        task.running.remove(dispatch)
+        if completion.outcome is not Outcome.SUCCESS and task.failure is None:
+            task.outcome = completion.outcome
+            task.failure = completion.failure or TaskFailure(completion.outcome.name, completion.outcome.value)
+            if task.running:
+                self.loop.call_at(time.monotonic() + self.grace, lambda: self._stop_peers(task))
+        if task.running:
+            return
+        if task.failure is None:
+            self.graph.complete(dispatch.node)
+        else:
+            self.graph.fail(dispatch.node, TaskError(record_of(dispatch.node)))
+
+    def _stop_peers(self, task: GraphTask) -> None:
+        """End the other members of a group: most likely, they hang in a collective with the one that has failed."""
+        with self.turn():
+            why = f"a member of its group failed {self.grace:g} s ago"
+            self._stop(task, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
+
+    def _overdue(self, dispatch: Dispatch) -> None:
+        with self.turn():
+            why = f"not finished within {dispatch.node.payload.timeout:g} s"
+            failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
+            self._stop_one(dispatch, Completion(Outcome.TIMEOUT, None, failure), why)
+
+    def _stop(self, task: GraphTask, completion: Completion, why: str) -> None:
+        for dispatch in list(task.running):
+            self._stop_one(dispatch, completion, why)
+
+    @staticmethod
+    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
+        if not dispatch.over and dispatch.stopping is None:
+            dispatch.stopping = completion
+            dispatch.endpoint.stop(dispatch, why)

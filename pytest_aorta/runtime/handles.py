@@ -1,0 +1,112 @@
+"""What users hold of tasks and runs that they have submitted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
+from pytest_aorta.runtime.records import TaskError, TaskRecord
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.engine.runs import GraphRun
+    from pytest_aorta.runtime.engine.tasks import GraphTask
+    from pytest_aorta.runtime.graph.nodes import Node, State
+
+
+class TaskRef:
+    """A task that was submitted."""
+
+    def __init__(self, dispatcher: Dispatcher, node: Node) -> None:
+        self._dispatcher = dispatcher
+        self._node = node
+
+    @property
+    def id(self) -> int:
+        """Its number; later tasks have greater ones."""
+        return self._node.id
+
+    @property
+    def state(self) -> State:
+        """Its state at this moment."""
+        return self._node.state
+
+    @property
+    def record(self) -> TaskRecord | None:
+        """How it ended; ``None`` while it has not settled."""
+        task: GraphTask = self._node.payload
+        return task.record
+
+    def wait(self, timeout: float | None = None) -> TaskRecord:
+        """Block until it has settled. A failure is in the record, not an exception.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed first.
+            WorkerClosed: its worker was closed first.
+        """
+        task: GraphTask = self._node.payload
+        with self._dispatcher.lock:
+            if task.record is None and task.settled is None:
+                task.settled = threading.Event()
+        if task.settled is not None and not self._dispatcher.loop.run_until(task.settled, timeout):
+            if timeout is None:
+                raise WorkerClosed(f"{self._dispatcher.name} is closed")
+            raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
+        assert task.record is not None
+        return task.record
+
+    def cancel(self, why: str = "cancelled") -> None:
+        """Do not start it; when it runs, end it."""
+        self._dispatcher.cancel(self._node, why)
+
+    def when_settled(self, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record once there is one, on any thread."""
+        task: GraphTask = self._node.payload
+        with self._dispatcher.lock:
+            if task.record is None:
+                task.callbacks.append(callback)
+                return
+        callback(task.record)
+
+
+class RunHandle:
+    """A run that was submitted; it goes on whether or not a thread waits for it."""
+
+    def __init__(self, dispatcher: Dispatcher, run: GraphRun) -> None:
+        self._dispatcher = dispatcher
+        self._run = run
+
+    @property
+    def done(self) -> bool:
+        """Whether all its tasks have ended."""
+        return self._run.ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all tasks have ended; every call has the same outcome.
+
+        Args:
+            timeout: seconds; when they have passed, the run goes on.
+
+        Raises:
+            TimeoutError: it has not ended within ``timeout``.
+            TaskError: the first task that failed.
+        """
+        if not self._dispatcher.loop.run_until(self._run.ended, timeout):
+            why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
+            raise TimeoutError(f"the run has not ended {why}")
+        if self._run.first_failure is not None:
+            raise TaskError(self._run.first_failure)
+
+    def result(self, timeout: float | None = None) -> None:
+        """As ``wait``: results travel through shared tensors, and in ``records``."""
+        self.wait(timeout)
+
+    @property
+    def records(self) -> list[TaskRecord]:
+        """The records of the tasks that have settled, in the order of their submission."""
+        return [node.payload.record for node in list(self._run.nodes) if node.payload.record is not None]
+
+    def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
+        """Start no further task; with ``running``, end those that run."""
+        self._dispatcher.cancel_run(self._run, why, running)

@@ -1,0 +1,100 @@
+"""What a process that serves tasks, its children and its parent send each other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+
+class PrepareOrder(TypedDict):
+    """The first message to a zygote: fields of its ``ZygoteSpec``."""
+
+    prepare: str
+    argument: Any
+    run: str
+    sys_path: list[str]
+    fresh: bool
+    rehearse: str | None
+
+
+class StartReport(TypedDict, total=False):
+    """How far a zygote has come; ``error`` of what failed, the others of what is ready."""
+
+    type: Literal["preparing", "failed", "ready"]
+    error: dict[str, str]
+    info: dict[str, Any]
+    against_forking: list[str]
+    version: str
+
+
+class ChildOrder(TypedDict):
+    """The child that stood by was given a task, or was found dead and has to be replaced."""
+
+    op: Literal["taken", "replace"]
+    pid: int
+
+
+class BranchOrder(TypedDict):
+    """Fork a branch; the descriptors of its two channels follow."""
+
+    op: Literal["branch"]
+    tag: str
+
+
+class KillOrder(TypedDict):
+    """End the task that runs in process ``pid``."""
+
+    op: Literal["kill"]
+    pid: int
+    grace: float
+
+
+ServerOrder = ChildOrder | BranchOrder | KillOrder
+
+
+class Standby(TypedDict):
+    """A child stands by; the descriptor of the channel to it follows."""
+
+    type: Literal["standby"]
+    pid: int
+
+
+class TaskEnd(TypedDict):
+    """The running task is over.
+
+    ``returncode`` and ``max_rss_bytes`` are ``None`` where its process outlived SIGKILL; ``swept`` names the processes
+    that it had left behind, ``unkillable`` those that could not be ended; ``at`` is in seconds since the epoch.
+    """
+
+    type: Literal["ended"]
+    returncode: int | None
+    max_rss_bytes: int | None
+    swept: list[str]
+    unkillable: list[str]
+    at: float
+
+
+class BranchFate(TypedDict, total=False):
+    """How a branch ended, or why it could not be forked. Empty when the zygote itself has gone."""
+
+    returncode: int
+    error: str
+
+
+class ChildTask(TypedDict):
+    """The task of a child. ``descriptors`` says how many follow."""
+
+    payload: Any
+    stdout: str | None
+    stderr: str | None
+    stacks: str | None
+    cores: list[int] | None
+    descriptors: int
+
+
+class ChildReport(TypedDict, total=False):
+    """What a child sends besides the messages of its task. ``phase`` is missing where the preparation failed."""
+
+    type: Literal["prepared", "failed", "done"]
+    info: dict[str, Any]
+    phase: Literal["launch"]
+    error: dict[str, str]

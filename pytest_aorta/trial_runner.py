@@ -1,0 +1,162 @@
+"""The trials of one run, with pytest or without: each is started, or its earlier result is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_aorta.launch.nodes.addressing import is_multi_node, process_rank
+from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.workspace import history
+from pytest_aorta.workspace.trial_store import TrialStore
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.replayed import ReplayedTrial
+    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.workload_info import PreparedCell
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.paths import TrialPaths
+
+
+class TrialRunner:
+    """Checks, finds and starts trials. Thread-safe.
+
+    Args:
+        selection: what the user asked for.
+        results: the results directory.
+        stamp: name of the run in the history, a new one if not given.
+        before_use: called whenever the engine is about to be used.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        results: Path,
+        stamp: str | None = None,
+        before_use: Callable[[], None] = lambda: None,
+    ) -> None:
+        kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
+        self.selection = selection
+        self.store = TrialStore(results, stamp or history.stamp(), resume=selection.resume, number=number, kind=kind)
+        self.plans: list[Plan] = []
+        self._before_use = before_use
+        #: Trials that were started in this run; one that is run again, as some plugins do, is not found but run.
+        self._started: set[TrialPaths] = set()
+        self._lock = threading.Lock()
+        self._engine: TrialEngine | None = None
+
+    def add_plan(self, plan: Plan) -> None:
+        """Add a plan to the run.
+
+        Raises:
+            PlanError: one of its workloads has the name of another; their results would lie in one place.
+        """
+        known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
+        for spec in plan.trials:
+            other = known.get(spec.workload.name)
+            if other is not None:
+                raise PlanError(
+                    f"two workloads are named {other.name!r}: {other.target} and {spec.workload.target}; "
+                    "give one of the classes another name with a class attribute `name`"
+                )
+        self.plans.append(plan)
+
+    @property
+    def engine(self) -> TrialEngine:
+        """Made when it is first used."""
+        self._before_use()
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._make_engine()
+            return self._engine
+
+    def _make_engine(self) -> TrialEngine:
+        from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+
+        with SIGINT_GUARD.deferred():
+            from pytest_aorta.launch.engine import TrialEngine
+
+        elastic, resources = self.selection.execution.elastic, self.selection.resources
+        return TrialEngine(
+            slots=resources.slots,
+            devices=resources.devices,
+            hosts=resources.hosts,
+            grace=self.selection.limits.grace,
+            elastic=elastic if is_multi_node(elastic) else None,
+            identity=_code_identity(self.plans) if resources.hosts else None,
+        )
+
+    def check(self, spec: TrialSpec) -> PreparedCell | None:
+        """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
+
+        Raises:
+            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
+        """
+        if spec.execution.isolation == "none":
+            from pytest_aorta.launch.inprocess import check_here
+
+            return check_here(spec)
+        return self.engine.check(spec)
+
+    def find(self, spec: TrialSpec, paths: TrialPaths) -> ReplayedTrial | None:
+        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request."""
+        if not self.selection.resume or paths in self._started:
+            return None
+        from pytest_aorta.launch.replayed import ReplayedTrial
+
+        record = self.store.kept(paths, lambda: self._fingerprint(spec))
+        return None if record is None else ReplayedTrial(spec, record)
+
+    def _fingerprint(self, spec: TrialSpec) -> str | None:
+        """Of a trial's request; ``None`` when its cell cannot be prepared, which the trial's record will explain."""
+        try:
+            cell = self.check(spec)
+        except Exception:
+            return None
+        return None if cell is None else cell.fingerprint(spec)
+
+    def start(
+        self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
+    ) -> RunningTrial:
+        """Start a trial; an ``urgent`` one comes before those that wait for a slot. An earlier result is retired.
+
+        Raises:
+            EngineUnusable: no trial can be run.
+        """
+        self._started.add(paths)
+        if spec.execution.isolation == "none":
+            from pytest_aorta.launch.inprocess import InProcessTrial
+
+            self.store.retire(paths)
+            return InProcessTrial(spec)
+        return self.engine.launch(
+            spec, self.store.artifacts(paths), deadline, urgent=urgent, on_start=lambda: self.store.retire(paths)
+        )
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
+    """Digests of the source files that a trial on another host would run, by their names."""
+    from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+
+    files: dict[str, Path] = package_files("pytest_aorta")
+    for target in {spec.workload.target for plan in plans for spec in plan.trials}:
+        where = target.rpartition(":")[0]
+        if where.endswith(".py"):
+            files[str(Path(where).absolute())] = Path(where).absolute()
+            continue
+        top = where.partition(".")[0]
+        found = importlib.util.find_spec(top)
+        if found is not None and found.submodule_search_locations:
+            files |= package_files(top)
+        elif found is not None and found.origin:
+            files[str(found.origin)] = Path(found.origin)
+    return code_identity(files)

@@ -1,0 +1,71 @@
+"""``--version``, ``--help`` and ``--collect-only`` import neither torch nor pydantic, and create no file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+#: Slow to import, and of no use before a trial's result is there.
+HEAVY = {"torch", "pydantic", "numpy"}
+
+GEMM = ("--aorta-workload", "gemm")
+
+SIMPLE = """
+class Simple:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        return {"passed": True, "step_times_ms": [1.5, 2.5, 9.0]}
+"""
+
+
+@pytest.fixture
+def simple(stage: Stage) -> Stage:
+    """With a registered workload ``simple`` and a test."""
+    stage.write(
+        simple=SIMPLE,
+        test_other="""
+        def test_other():
+            pass
+        """,
+    )
+    stage.register(simple="simple:Simple")
+    return stage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("-VV",),
+        ("--help", *GEMM),
+        ("--markers",),
+        ("--fixtures", "test_other.py"),
+        ("test_other.py",),
+        ("test_other.py", "--collect-only"),
+        ("--collect-only", "-q", "simple.py"),
+        ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
+        ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),
+    ],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported_and_no_file_is_made(simple: Stage, arguments: tuple[str, ...]) -> None:
+    before = {path for path in simple.path.rglob("*") if not _scratch(path)}
+    command = (sys.executable, "-X", "importtime", "-m", "pytest", "-p", "no:hypothesispytest")
+    result = simple.command(*command, *arguments)
+    assert result.ret == pytest.ExitCode.OK
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
+    assert "pytest" in imported
+    assert imported & HEAVY == set()
+    assert {path for path in simple.path.rglob("*") if not _scratch(path)} == before
+    if "10000" in arguments:
+        result.stdout.fnmatch_lines(["aorta::gemm?local-none-0?", "aorta::gemm?local-none-9999?", "10000 tests *"])
+        assert sum(line.startswith("aorta::gemm[") for line in result.outlines) == 10_000
+
+
+def _scratch(path: Path) -> bool:
+    """Written by pytest, Python or pytester themselves."""
+    return not {"__pycache__", ".pytest_cache", "stdout", "stderr"}.isdisjoint(path.parts)

@@ -1,0 +1,83 @@
+"""The event log of a rank."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_events import returned
+
+from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log, pids_of_ranks, read_event_log
+from pytest_aorta.trials.events import TrialEvent
+
+
+def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
+    relayed: list[TrialEvent] = []
+    log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
+    for event in returned(True):
+        log.send(event)
+
+    seen = read_event_log(tmp_path, 3)
+
+    assert seen.result == {"passed": True}
+    assert seen.finished
+    assert relayed == returned(True)
+
+
+def test_a_rank_without_an_event_log_has_reported_nothing(tmp_path: Path) -> None:
+    seen = read_event_log(tmp_path, 0)
+
+    assert (seen.phase, seen.result, seen.finished) == ("launch", None, False)
+
+
+@given(st.data())
+def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
+    text = b"".join(lines)
+    cut = data.draw(st.integers(0, len(text)))
+    event_log(folder, 0).write_bytes(text[:cut])
+
+    seen = read_event_log(folder, 0)
+
+    ends = list(itertools.accumulate(len(line) for line in lines))
+    # A line counts once its last brace is there; the newline may be missing.
+    complete = sum(1 for end in ends if cut >= end - 1)
+    assert seen.finished == (complete == len(lines))
+    assert (seen.result is not None) == (complete > 3)
+
+
+def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
+    event_log(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
+
+    assert read_event_log(tmp_path, 0).finished
+
+
+def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
+    sent: list[TrialEvent] = []
+    relay, path = EventLogRelay(sent.append), event_log(tmp_path, 0)
+
+    relay.forward(path)
+    path.write_text('{"type": "lived"}\n{"type": "beg')
+    relay.forward(path)
+    assert sent == [{"type": "lived"}]
+
+    with path.open("a") as file:
+        file.write('in", "phase": "run"}\n')
+    relay.forward(path)
+    relay.forward(path)
+    assert sent == [{"type": "lived"}, {"type": "begin", "phase": "run"}]
+
+
+def test_processes_of_ranks_are_those_of_their_snapshots(tmp_path: Path) -> None:
+    for rank, env in ((10, {"process": {"pid": 7}}), (2, {"process": {"pid": 8}}), (3, {"process": None})):
+        EventLogWriter(event_log(tmp_path, rank)).send({"type": "env", "env": env})
+    (tmp_path / "rank_ends.events").touch()
+
+    assert pids_of_ranks(tmp_path) == {2: 8, 10: 7}

@@ -1,0 +1,117 @@
+"""Contracts with the private parts of pytest and pytest-timeout: one test per name, saying what breaks without it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions, general_timeout, longrepr_of
+
+pytest_plugins = ["pytester"]
+
+#: A plugin whose items are generated functions: two passing and one failing, of one test function.
+GENERATED = """
+    import pytest
+    from pytest_aorta.plugin.compat import GeneratedFunction
+
+    def helper():
+        raise ValueError("wrong")
+
+    def check(request, shared):
+        if request.node.name.endswith("-bad]"):
+            helper()
+
+    class Item(GeneratedFunction):
+        def visible_traceback(self, traceback):
+            return traceback.filter(lambda entry: entry.name == "helper")
+
+    class File(pytest.File):
+        def collect(self):
+            item = None
+            for name in ("trial[a-0]", "trial[a-1]", "trial[a-bad]"):
+                item = Item.of(self, name, check, item)
+                yield item
+
+    def pytest_collect_file(file_path, parent):
+        return File.from_parent(parent, path=file_path) if file_path.name == "generated.txt" else None
+
+    @pytest.fixture
+    def shared():
+        return 1
+"""
+
+
+@pytest.fixture
+def generated(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(textwrap.dedent(GENERATED))
+    pytester.path.joinpath("generated.txt").touch()
+    return pytester
+
+
+def items_of(pytester: pytest.Pytester) -> list[GeneratedFunction]:
+    config = pytester.parseconfigure("generated.txt", "-p", "no:aorta")
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    session.perform_collect()
+    return [item for item in session.items if isinstance(item, GeneratedFunction)]
+
+
+def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: pytest.Pytester) -> None:
+    """Without ``_pytest._code.code``, a failed trial is shown with a traceback through the plugin, or not at all."""
+    config = pytester.parseconfigure()
+    report = pytest.TestReport(
+        "aorta::w[a]", ("generated.txt", 0, "w"), {}, "failed", longrepr_of("first\nsecond", Path("w.py")), "call"
+    )
+
+    plain = config.hook.pytest_report_to_serializable(config=config, report=report)
+    restored = config.hook.pytest_report_from_serializable(config=config, data=plain)
+
+    assert restored.longreprtext == "first\nsecond"
+    assert restored.longrepr.reprcrash.message == "first"  # the short summary
+
+
+def test_fixture_definitions_are_those_of_the_item_in_order(generated: pytest.Pytester) -> None:
+    """Without ``Function._fixtureinfo``, trials are prefetched although a fixture of the user sets their variables."""
+    item = items_of(generated)[0]
+
+    assert [it.func.__name__ for it in fixture_definitions(item)["shared"]] == ["shared"]
+
+
+def test_the_closure_of_fixtures_is_made_once_for_all_items_of_a_function(generated: pytest.Pytester) -> None:
+    """Without the arguments ``callobj`` and ``fixtureinfo``, ten thousand trials take minutes to collect, or cannot."""
+    first, *others = items_of(generated)
+
+    assert others
+    assert all(fixture_definitions(item) is fixture_definitions(first) for item in others)
+
+
+def test_items_with_brackets_in_their_names_are_known_again(generated: pytest.Pytester) -> None:
+    """Without ``Item._id`` as pytest 9.2 parses it, ``--lf`` runs all trials again."""
+    generated.runpytest("generated.txt", "-p", "no:aorta").assert_outcomes(passed=2, failed=1)
+
+    generated.runpytest("generated.txt", "-p", "no:aorta", "--lf").assert_outcomes(failed=1)
+    generated.runpytest("-p", "no:aorta", "generated.txt::trial[a-1]").assert_outcomes(passed=1)
+
+
+def test_a_traceback_has_only_the_entries_that_are_visible(generated: pytest.Pytester) -> None:
+    """Without ``_traceback_filter``, a trial in pytest's own process shows the plugin's frames first."""
+    result = generated.runpytest("generated.txt", "-p", "no:aorta")
+
+    result.stdout.fnmatch_lines(["*def helper():", '>*raise ValueError("wrong")'])
+    result.stdout.no_fnmatch_line("*def check(*")
+
+
+@pytest.mark.parametrize(("given", "limit"), [(("--timeout=2.5",), 2.5), (("--timeout=0",), None), ((), None)])
+def test_pytest_timeout_keeps_its_limit_for_all_tests_in_its_config(
+    pytester: pytest.Pytester, given: tuple[str, ...], limit: float | None
+) -> None:
+    """Without ``Config._env_timeout``, a prefetched trial has no deadline where only ``--timeout`` gives one."""
+    pytest.importorskip("pytest_timeout")
+
+    assert general_timeout(pytester.parseconfigure(*given)) == limit
+
+
+def test_without_pytest_timeout_there_is_no_limit(pytester: pytest.Pytester) -> None:
+    assert general_timeout(pytester.parseconfigure("-p", "no:timeout")) is None

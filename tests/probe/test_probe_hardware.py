@@ -1,0 +1,262 @@
+"""Processors, memory and the kernel: this machine's where it has them, file trees as doubles of those it is not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_aorta.probe import cpu
+from pytest_aorta.probe.cpu import clock_is_cheap, clock_mhz, cpu_caches, cpu_frequency, cpu_topology
+from pytest_aorta.probe.guard import Guard
+from pytest_aorta.probe.host_memory import (
+    memory_policy,
+    memory_state,
+    numa_balancing,
+    numa_nodes,
+    transparent_huge_pages,
+)
+from pytest_aorta.probe.machine import kernel_command_line
+from pytest_aorta.probe.process_state import process
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    """``root`` with these files in it, a double of a machine's file system."""
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return root
+
+
+def processor(number: int, socket: int, siblings: str) -> dict[str, str]:
+    folder = f"{CPU}/cpu{number}/topology"
+    return {f"{folder}/physical_package_id": str(socket), f"{folder}/thread_siblings_list": siblings}
+
+
+def test_sockets_cores_and_threads_of_a_double_with_two_sockets(tmp_path: Path) -> None:
+    cores = ["0,4", "1,5", "2,6", "3,7"]
+    processors = [processor(number, number % 4 // 2, cores[number % 4]) for number in range(8)]
+    tree(tmp_path, {name: text for files in processors for name, text in files.items()})
+    (tmp_path / CPU / "cpu8").mkdir()  # offline: without a topology
+    (tmp_path / CPU / "cpufreq").mkdir()
+    assert cpu_topology(tmp_path) == {"sockets": 2, "cores_per_socket": 2, "threads_per_core": 2}
+
+
+def test_a_double_of_a_hybrid_processor_has_the_larger_of_both(tmp_path: Path) -> None:
+    tree(tmp_path, processor(0, 0, "0-1") | processor(1, 0, "0-1") | processor(2, 0, "2"))
+    assert cpu_topology(tmp_path) == {"sockets": 1, "cores_per_socket": 2, "threads_per_core": 2}
+
+
+def test_the_topology_of_this_machine_has_its_cores() -> None:
+    found = cpu_topology()
+    if found["sockets"] is None:
+        pytest.skip("the kernel does not show it the topology")
+    assert found["sockets"] * found["cores_per_socket"] >= (psutil.cpu_count(logical=False) or 0)
+    assert found["sockets"] * found["cores_per_socket"] * found["threads_per_core"] >= len(os.sched_getaffinity(0))
+
+
+def test_the_caches_of_a_double(tmp_path: Path) -> None:
+    described = {
+        0: ("1", "Data", "48K", "0,4"),
+        1: ("1", "Instruction", "32K", "0,4"),
+        3: ("3", "Unified", "32M", "0-7"),
+    }
+    for index, values in described.items():
+        names = ("level", "type", "size", "shared_cpu_list")
+        tree(
+            tmp_path, {f"{CPU}/cpu0/cache/index{index}/{name}": text for name, text in zip(names, values, strict=True)}
+        )
+    assert cpu_caches(tmp_path) == {
+        "L1d": {"size_bytes": 48 * 2**10, "shared_by_cpus": "0,4"},
+        "L1i": {"size_bytes": 32 * 2**10, "shared_by_cpus": "0,4"},
+        "L3": {"size_bytes": 32 * 2**20, "shared_by_cpus": "0-7"},
+    }
+
+
+def test_the_first_cache_of_this_machine_is_the_one_that_libc_knows() -> None:
+    answer = subprocess.run(["getconf", "LEVEL1_DCACHE_SIZE"], capture_output=True, text=True, check=False).stdout
+    found = cpu_caches()
+    if found is None or not answer.strip().isdigit() or int(answer) == 0:
+        pytest.skip("not told by kernel and libc")
+    assert found["L1d"]["size_bytes"] == int(answer)
+
+
+POLICY = {"scaling_driver": "amd-pstate-epp", "cpuinfo_max_freq": "3700000", "scaling_max_freq": "3700000"}
+
+
+def governed(root: Path) -> Path:
+    """A double of a machine with two clocks, one of which is limited."""
+    for number, (governor, limit) in enumerate([("performance", "3700000"), ("powersave", "2000000")]):
+        values = {**POLICY, "scaling_governor": governor, "scaling_max_freq": limit}
+        tree(root, {f"{CPU}/cpufreq/policy{number}/{name}": text for name, text in values.items()})
+    return tree(root, {f"{CPU}/cpufreq/boost": "1", "proc/cpuinfo": "processor\t: 0\ncpu MHz\t\t: 2600.5\n"})
+
+
+def test_the_clocks_of_a_double(tmp_path: Path) -> None:
+    assert cpu_frequency(governed(tmp_path)) == {
+        "driver": "amd-pstate-epp",
+        "governors": ["performance", "powersave"],
+        "max_mhz": 3700.0,
+        "limit_mhz": 2000.0,
+        "boost": True,
+        "nominal_mhz": 2600.5,
+    }
+
+
+def test_the_turbo_of_a_double_by_intel(tmp_path: Path) -> None:
+    assert cpu_frequency(tree(tmp_path, {f"{CPU}/intel_pstate/no_turbo": "1"}))["boost"] is False
+
+
+def test_a_machine_that_tells_nothing_has_no_clocks(tmp_path: Path) -> None:
+    assert cpu_topology(tmp_path) == {"sockets": None, "cores_per_socket": None, "threads_per_core": None}
+    assert cpu_caches(tmp_path) is None
+    assert set(map(str, cpu_frequency(tmp_path).values())) == {"None", "[]"}
+    assert clock_mhz(tmp_path) is None
+    assert not clock_is_cheap(tmp_path)
+    assert (transparent_huge_pages(tmp_path), numa_nodes(tmp_path), numa_balancing(tmp_path)) == (None, None, None)
+    assert memory_state(tmp_path) == {"available_bytes": None, "huge_pages": None}
+    assert memory_policy(tmp_path / "numa_maps") is None
+    assert kernel_command_line(tmp_path) is None
+
+
+def test_the_clock_of_the_processor_that_a_trial_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 2})
+    tree(tmp_path, {f"{CPU}/cpu{number}/cpufreq/scaling_cur_freq": f"{number}500000" for number in (1, 2, 3)})
+    assert clock_mhz(tmp_path) == 2500.0
+
+
+def test_a_clock_that_takes_long_is_not_asked_for_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    tree(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "1500000"})
+    monkeypatch.setattr(cpu, "_CHEAP_SEC", 60.0)
+    assert clock_is_cheap(tmp_path)
+    monkeypatch.setattr(cpu, "_CHEAP_SEC", 0.0)
+    assert not clock_is_cheap(tmp_path)
+
+
+def test_the_settings_of_huge_pages_of_a_double(tmp_path: Path) -> None:
+    folder = "sys/kernel/mm/transparent_hugepage"
+    lines = {"enabled": "always [madvise] never", "defrag": "always defer [defer+madvise] madvise never"}
+    assert transparent_huge_pages(tree(tmp_path, {f"{folder}/{name}": text for name, text in lines.items()})) == {
+        "enabled": "madvise",
+        "defrag": "defer+madvise",
+        "shmem_enabled": None,
+    }
+
+
+def test_the_pool_of_huge_pages_of_a_double(tmp_path: Path) -> None:
+    lines = """MemTotal: 100 kB
+MemAvailable:    50 kB
+HugePages_Total:    1024
+HugePages_Free:      512
+HugePages_Rsvd:        3
+HugePages_Surp:        0
+Hugepagesize:    1048576 kB"""
+    assert memory_state(tree(tmp_path, {"proc/meminfo": lines})) == {
+        "available_bytes": 50 * 1024,
+        "huge_pages": {"total": 1024, "free": 512, "reserved": 3, "surplus": 0, "page_size_bytes": 2**30},
+    }
+
+
+def test_the_nodes_of_a_double(tmp_path: Path) -> None:
+    for number in (0, 1, 10):
+        values = {
+            "cpulist": f"{number}-{number + 3}",
+            "meminfo": f"Node {number} MemTotal:       2048 kB\nNode {number} MemFree:  1 kB",
+            "distance": "10 21 21",
+        }
+        tree(tmp_path, {f"{NODE}/node{number}/{name}": text for name, text in values.items()})
+    tree(tmp_path, {f"{NODE}/online": "0-1", "proc/sys/kernel/numa_balancing": "2"})
+    found = numa_nodes(tmp_path)
+    assert found is not None
+    assert [node["node"] for node in found] == [0, 1, 10]
+    assert found[1] == {"node": 1, "cpus": "1-4", "memory_total_bytes": 2048 * 1024, "distances": [10, 21, 21]}
+    assert numa_balancing(tmp_path) is True
+
+
+# set_mempolicy, which has no wrapper in libc.
+SYSCALLS = {"x86_64": 238, "aarch64": 237}
+INTERLEAVE = 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
+def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
+    code = f"""
+import ctypes, sys
+from pytest_aorta.probe.host_memory import memory_policy
+before = memory_policy()
+libc = ctypes.CDLL(None, use_errno=True)
+mask = ctypes.c_ulong(1)
+refused = libc.syscall({SYSCALLS.get(platform.machine(), -1)}, {INTERLEAVE}, ctypes.byref(mask), ctypes.c_ulong(64))
+print(before, refused and "refused" or memory_policy())
+"""
+    assert ctypes.sizeof(ctypes.c_ulong) == 8
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    before, after = done.stdout.split()
+    if after == "refused":
+        pytest.skip("the kernel, or the container, refuses set_mempolicy")
+    assert (before, after) == (memory_policy(), "interleave:0")
+
+
+def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
+    code = """
+import json, os
+from pytest_aorta.probe.guard import Guard
+from pytest_aorta.probe.process_state import process
+os.nice(3)
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+guard = Guard()
+facts = process(guard)
+print(json.dumps([facts["nice"], facts["scheduler"], guard.reasons]))
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert done.stdout == f'[{nice + 3}, {{"policy": "batch", "priority": 0}}, []]\n'
+
+
+def test_this_process_is_described_by_the_kernel() -> None:
+    guard = Guard()
+    facts = process(guard)
+    assert guard.reasons == []
+    assert facts["threads"] == psutil.Process().num_threads()
+    assert facts["scheduler"] == {"policy": "other", "priority": 0}
+    assert facts["cpu_clock_mhz"] is None
+    assert facts["memory_available_bytes"] < psutil.virtual_memory().total
+    if facts["huge_pages"] is not None:
+        assert facts["huge_pages"]["total"] >= facts["huge_pages"]["free"]
+
+
+def test_without_proc_only_what_it_tells_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_aorta.probe import process_state as module
+
+    monkeypatch.setattr(module, "memory_state", lambda: memory_state(tmp_path))
+    monkeypatch.setattr(module, "_status", dict)
+    guard = Guard()
+    facts = process(guard)
+    assert guard.reasons == []
+    assert (facts["threads"], facts["huge_pages"], facts["transparent_huge_pages"]) == (None, None, None)
+    assert facts["memory_available_bytes"] > 0
+
+
+def test_the_command_line_of_this_kernel() -> None:
+    line = kernel_command_line()
+    assert line is None or line.split()[0] in Path("/proc/cmdline").read_text()
+
+
+def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) -> None:
+    line = 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off'
+    found = kernel_command_line(tree(tmp_path, {"proc/cmdline": line}))
+    assert found == "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds=<redacted> mitigations=off"

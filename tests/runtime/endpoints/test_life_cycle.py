@@ -1,0 +1,155 @@
+"""The states of an endpoint's process, with links that do nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS, ProcessState
+from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
+from pytest_aorta.runtime.endpoints.protocol import Link, StartupError
+from pytest_aorta.runtime.engine.dispatcher import Dispatcher
+from pytest_aorta.runtime.engine.tasks import TaskKind
+
+#: Seconds that a test waits for a thread; nothing is measured.
+PATIENCE = 10.0
+
+
+class FakeLink:
+    """Keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.broken = False
+
+    def start(self) -> None:
+        if self.broken:
+            raise OSError("nothing answers")
+        self.calls.append("start")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.calls.append(message["op"])
+
+    def kill(self, grace: float) -> None:
+        self.calls.append(f"kill {grace:g}")
+
+    def close(self, grace: float) -> None:
+        self.calls.append(f"close {grace:g}")
+
+
+class Bench:
+    """An endpoint, and the links of the processes that it has started."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.links: list[FakeLink] = []
+        self.broken = False
+        self.endpoint = ProcessEndpoint(dispatcher, TaskKind.NEXT_LEVEL, 0, "slot 0", self._launch)
+
+    def _launch(self, endpoint: ProcessEndpoint) -> Link:
+        link = FakeLink()
+        link.broken = self.broken
+        self.links.append(link)
+        return link
+
+    @property
+    def state(self) -> ProcessState:
+        return self.endpoint._state
+
+    def start(self) -> None:
+        """A process that is ready."""
+        self.endpoint.spawn()
+        self.endpoint.received({"op": "ready"})
+
+    def die(self) -> None:
+        """The process dies; its successor, if there is one, is ready."""
+        known = len(self.links)
+        self.endpoint.died("it died")
+        if self.endpoint.gone is None:
+            give_up = time.monotonic() + PATIENCE
+            while len(self.links) == known or not self.links[-1].calls:
+                assert time.monotonic() < give_up
+                time.sleep(0.001)
+            self.endpoint.received({"op": "ready"})
+            self.endpoint.join(PATIENCE)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    dispatcher = Dispatcher("bench", 3, 1.0)
+    bench = Bench(dispatcher)
+    yield bench
+    bench.endpoint.close(0.0)
+    bench.endpoint.join(PATIENCE)
+    dispatcher.loop.close()
+
+
+def test_a_process_is_ready_when_it_says_so(bench: Bench) -> None:
+    assert bench.state is ProcessState.STARTING
+    bench.endpoint.spawn()
+    assert not bench.endpoint.ready
+
+    bench.endpoint.received({"op": "ready"})
+
+    assert bench.endpoint.ready
+    bench.endpoint.wait_ready(time.monotonic() + PATIENCE)
+
+
+def test_a_process_that_cannot_be_reached_cannot_be_started(bench: Bench) -> None:
+    bench.broken = True
+
+    with pytest.raises(StartupError, match="slot 0: nothing answers"):
+        bench.endpoint.spawn()
+
+
+def test_a_process_that_dies_while_it_starts_is_not_replaced(bench: Bench) -> None:
+    bench.endpoint.spawn()
+
+    bench.endpoint.died("it died")
+
+    with pytest.raises(StartupError, match="slot 0: it died"):
+        bench.endpoint.wait_ready(time.monotonic() + PATIENCE)
+    assert len(bench.links) == 1
+
+
+def test_after_so_many_deaths_in_a_row_it_is_out_of_service(bench: Bench) -> None:
+    bench.start()
+
+    for number in range(MAX_DEATHS):
+        assert len(bench.links) == number + 1
+        bench.die()
+
+    assert bench.state is ProcessState.GONE
+    assert bench.endpoint.gone is not None
+    assert "the last of 3 deaths in a row" in bench.endpoint.gone.message
+
+
+def test_the_death_of_a_condemned_process_does_not_count(bench: Bench) -> None:
+    bench.start()
+
+    for _ in range(MAX_DEATHS + 1):
+        bench.endpoint._condemn(0.5)
+        assert bench.state is ProcessState.CONDEMNED
+        assert bench.links[-1].calls[-1] == "kill 0.5"
+        bench.die()
+
+    assert bench.endpoint.ready
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_is_closed_stays_closed(bench: Bench, started: bool) -> None:
+    if started:
+        bench.start()
+    else:
+        bench.endpoint.spawn()
+
+    bench.endpoint.close(2.0)
+    bench.endpoint.received({"op": "ready"})
+    bench.endpoint.died("it died")
+
+    assert bench.state is ProcessState.CLOSED
+    assert [link.calls for link in bench.links] == [["start", "close 2"]]
+    with pytest.raises(StartupError, match="not wanted any more"):
+        bench.endpoint.spawn()

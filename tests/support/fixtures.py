@@ -1,0 +1,31 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from support.processes import MARK, kill_all
+from support.stage import Stage
+
+
+@pytest.fixture
+def stage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """A fresh stage, which is the current directory."""
+    for name in set(os.environ) - set(Stage(pytester.path).environ()):
+        monkeypatch.delenv(name)
+    stage = Stage(pytester.path, pytester)
+    monkeypatch.setenv(MARK, stage.mark)
+    yield stage
+    kill_all(stage.processes())  # of a test that failed
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts this process, even if the suite runs in the background, where SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

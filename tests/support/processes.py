@@ -1,0 +1,94 @@
+"""Waiting, and a look at processes: those of a test carry a mark in their environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import psutil
+
+#: Every process that a test starts, directly or not, has this variable in its environment.
+MARK = "AORTA_TEST"
+
+#: Longest time in seconds that a test waits for anything, for the case that it hangs. No test waits for it to pass.
+PATIENCE = 120.0
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], object], what: str = "what it waits for", seconds: float = PATIENCE) -> None:
+    """Poll until ``condition`` holds; fail when it does not."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, f"after {seconds:g} s, still not: {what}"
+        time.sleep(0.01)
+
+
+def wait_for(probe: Callable[[], T | None], what: str) -> T:
+    """The first thing that ``probe`` returns which is not None."""
+    found: list[T] = []
+
+    def is_there() -> bool:
+        if (thing := probe()) is not None:
+            found.append(thing)
+        return bool(found)
+
+    wait_until(is_there, what)
+    return found[0]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; as a zombie it has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Poll until all these processes have ended."""
+    pids = list(pids)
+    wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes with this mark that still run, without the one that asks."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # Zombies do not run, and are nobody's to collect in a container without an init.
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(MARK) == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """End those that are still there."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+def describe(process: psutil.Process) -> str:
+    """Pid, state and command line."""
+    try:
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def reset_signals() -> None:
+    """For a new process: a suite that runs in the background may have these ignored, which is inherited."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)

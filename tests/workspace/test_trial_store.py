@@ -1,0 +1,167 @@
+"""The results of one run: what is kept, what moves aside, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.workspace.paths import TrialPaths, trial_paths
+from pytest_aorta.workspace.trial_store import TrialStore
+
+PATHS: TrialPaths = trial_paths("probe", None, 0)
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """The content of a trial file."""
+    return {
+        "schema_version": "0.1",
+        "trial_id": "probe_d0_m0_t0",
+        "workload": "probe",
+        "cell": "local-none",
+        "trial_index": 0,
+        "execution_env": {"kind": "local", "name": "local", "source_package": "builtin"},
+        "mitigations_applied": ["none"],
+        "config": {},
+        "env": {},
+        "result": {"passed": True},
+        "wall_clock_sec": 0.5,
+        "exit_status": "ok",
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "host": "here",
+        "request_fingerprint": "f00",
+        **changes,
+    }
+
+
+def put(results: Path, **changes: Any) -> None:
+    """An earlier run's trial file."""
+    TrialStore(results, "earlier").write(PATHS, record(**changes))
+
+
+def tree(results: Path) -> dict[str, Any]:
+    return {
+        path.relative_to(results).as_posix(): json.loads(path.read_text())["host"]
+        for path in sorted(results.rglob("*.json"))
+    }
+
+
+def test_a_result_is_kept_for_an_equal_request_only(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path, "now", resume=True)
+    put(tmp_path)
+
+    kept = store.kept(PATHS, lambda: "f00")
+    assert kept is not None
+    assert kept.to_dict()["host"] == "here"
+    assert store.kept(PATHS, lambda: "ba5") is None
+    assert store.kept(PATHS, lambda: None) is None
+
+
+def test_without_a_result_nobody_is_asked_for_the_request(tmp_path: Path) -> None:
+    def fingerprint() -> str | None:
+        pytest.fail("asked")
+
+    assert TrialStore(tmp_path, "now", resume=True).kept(PATHS, fingerprint) is None
+
+
+def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:
+    put(tmp_path)
+
+    TrialStore(tmp_path, "now").write(PATHS, record(host="there"))
+
+    assert tree(tmp_path) == {".history/now/probe/trial_0.json": "here", "probe/trial_0.json": "there"}
+
+
+def test_a_trial_that_could_not_be_started_does_not_take_the_place_of_a_result_that_is_kept(tmp_path: Path) -> None:
+    put(tmp_path)
+
+    TrialStore(tmp_path, "now", resume=True).write(PATHS, record(host="there", exit_status="infrastructure_failed"))
+
+    assert tree(tmp_path) == {"probe/trial_0.json": "here"}
+
+
+def test_of_one_run_the_last_record_of_a_trial_is_kept_and_the_others_move_aside(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path, "now", resume=True)
+
+    for host in ("first", "second", "third"):
+        store.write(PATHS, record(host=host))
+
+    assert tree(tmp_path) == {".history/now/probe/trial_0.json": "first", "probe/trial_0.json": "third"}
+    assert len(list((tmp_path / ".history" / "now" / "probe").iterdir())) == 2
+
+
+def test_a_resumed_result_is_only_renamed(tmp_path: Path) -> None:
+    put(tmp_path)
+    store = TrialStore(tmp_path, "now", resume=True)
+
+    store.write(PATHS, record(trial_id="probe_d1_m0_t0", host="elsewhere"), resumed=True)
+
+    content = json.loads((tmp_path / "probe" / "trial_0.json").read_text())
+    assert content == record(trial_id="probe_d1_m0_t0")
+    assert not (tmp_path / ".history").exists()
+
+
+def test_each_of_several_ranks_moves_its_own_artifacts_aside(tmp_path: Path) -> None:
+    for number in range(2):
+        store = TrialStore(tmp_path, "earlier", number=number)
+        store.artifacts(PATHS).mkdir(parents=True)
+    put(tmp_path)
+
+    TrialStore(tmp_path, "now", number=1).retire(PATHS)
+    assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["trial_0", "trial_0.json"]
+    TrialStore(tmp_path, "now", number=0).retire(PATHS)
+    assert not list((tmp_path / "probe").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("written", "resume", "remain"), [(2, False, ["trial_0.json", "trial_1.json"]), (1, False, None), (2, True, None)]
+)
+def test_only_a_run_of_the_whole_plan_retires_what_is_not_planned(
+    tmp_path: Path, written: int, resume: bool, remain: list[str] | None
+) -> None:
+    for index in range(3):
+        TrialStore(tmp_path, "earlier").write(trial_paths("probe", None, index), record(trial_index=index))
+    planned = [trial_paths("probe", None, index) for index in range(2)]
+    store = TrialStore(tmp_path, "now", resume=resume)
+    for paths in planned[:written]:
+        store.write(paths, record())
+
+    store.retire_unplanned(planned)
+
+    there = sorted(path.name for path in (tmp_path / "probe").iterdir())
+    assert there == (remain or ["trial_0.json", "trial_1.json", "trial_2.json"])
+
+
+def test_results_of_a_workload_that_has_several_cells_now_move_into_their_folders(tmp_path: Path) -> None:
+    put(tmp_path)
+    store = TrialStore(tmp_path, "now", resume=True)
+
+    store.move_grown({"probe": ["local-none"]})
+    assert tree(tmp_path) == {"probe/trial_0.json": "here"}
+    store.move_grown({"probe": ["local-none", "local-a"]})
+    assert tree(tmp_path) == {"probe/local-none/trial_0.json": "here"}
+
+
+def test_what_a_killed_writer_has_left_goes_with_its_own_trial_only(tmp_path: Path) -> None:
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    for name in (".trial_1.json.a_b1.tmp", ".trial_1.json.x.tmp", ".trial_11.json.x.tmp", ".other.json.x.tmp"):
+        (folder / name).touch()
+    store = TrialStore(tmp_path, "now")
+
+    for index in (1, 2, 1):
+        store.write(trial_paths("probe", None, index), record())
+
+    assert sorted(path.name for path in folder.glob(".*")) == [".other.json.x.tmp", ".trial_11.json.x.tmp"]
+
+
+def test_a_file_that_cannot_be_written_counts_as_one_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "probe").touch()
+    store = TrialStore(tmp_path, "now")
+
+    with pytest.raises(OSError):
+        store.write(PATHS, record())
+
+    assert store.written == {PATHS.file}
