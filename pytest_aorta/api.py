@@ -84,7 +84,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             try:
                 for phase in ("setup", "run"):
                     trial.wait(phase)
-            except Exception:
+            except (Exception, SystemExit):
                 pass  # only without isolation; the record has it
             records.append(trial.finish())
             if runner.store.is_writer:

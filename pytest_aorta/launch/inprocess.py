@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.launch_mode import LaunchPlan, resolve_launch
+from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_env, collect_static
@@ -17,11 +20,25 @@ from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
 from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.seeding import ProcessSeeds
 from pytest_aorta.trials.spec import TrialSpec
+
+#: Libraries that read variables when they are imported, and not later.
+_READS_VARIABLES = ("numpy", "torch")
+
+#: pytest changes it while a trial runs.
+_NOT_RESTORED = "PYTEST_CURRENT_TEST"
 
 
 def check_here(spec: TrialSpec) -> PreparedCell:
     """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
+    environment = spec.environment
+    for what, given in (("a venv", environment.venv), ("a launcher", environment.launcher)):
+        if given:
+            raise LaunchModeError(
+                f"environment {environment.name!r} ({environment.source_package}) has {what}, but with "
+                "--aorta-isolation none a trial runs in this process; use fork or spawn"
+            )
     cell = _prepare(spec, load_class(spec.workload.target))
     if cell.info.config_error is not None:
         raise ConfigError(cell.info.config_error)
@@ -35,7 +52,10 @@ def _prepare(spec: TrialSpec, cls: type[Any]) -> PreparedCell:
 
 
 class InProcessTrial:
-    """The phases run when they are waited for; the workload's own exceptions come out of ``wait``."""
+    """The phases run when they are waited for; the workload's own exceptions come out of ``wait``.
+
+    From ``setup`` to ``finish``, this process has the trial's variables.
+    """
 
     resumed = False
     started = True
@@ -48,6 +68,7 @@ class InProcessTrial:
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
+        self._environ: dict[str, str] | None = None
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
@@ -73,16 +94,32 @@ class InProcessTrial:
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
+            self._environ = dict(os.environ)
+            os.environ.update(self.spec.overlay)
+            self._note_late_variables()
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)
             source = self._cell.info.source
             static = collect_static(Path(source) if source else None)
             self.seen.see({"type": "env", "env": collect_env(static, self.spec.overlay).to_dict()})
+            if self.spec.seed is not None:
+                seeds = ProcessSeeds(self.spec.seed)
+                seeds.seed_loaded()
+                self.seen.seeds = seeds.to_plain()
             config = resolve_config(cls, self.spec.overrides, self.spec.steps)
             self._lifecycle = Lifecycle(cls, config.value, self.seen.see)
             self._lifecycle.setup(reraise=True)
         elif phase == "run" and self._lifecycle is not None:
             self._lifecycle.run(reraise=True)
+
+    def _note_late_variables(self) -> None:
+        loaded = [name for name in _READS_VARIABLES if name in sys.modules]
+        if self.spec.overlay and loaded:
+            names = ", ".join(sorted(self.spec.overlay))
+            note = (
+                f"without isolation, {names} came after the import of {', '.join(loaded)}, which may not read it again"
+            )
+            self.seen.notes.append({"note": note})
 
     def interrupt(self, why: str) -> None:
         """Note the reason."""
@@ -93,6 +130,8 @@ class InProcessTrial:
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.cleanup()
+            if self._environ is not None:
+                _restore(self._environ)
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0
             self._record = build_record(
@@ -103,3 +142,10 @@ class InProcessTrial:
                 wall=time.monotonic() - self._start,
             )
         return self._record
+
+
+def _restore(environ: Mapping[str, str]) -> None:
+    """Undo what a trial has changed of this process's variables, its workload's own changes included."""
+    for name in os.environ.keys() - environ.keys() - {_NOT_RESTORED}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environ.items() if name != _NOT_RESTORED})

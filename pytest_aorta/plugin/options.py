@@ -69,6 +69,12 @@ def _positive_int(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
+        raise ValueError("a whole number of at least 0")
+    return int(text)
+
+
 def _slots(text: str) -> int:
     if text.strip() == "auto":
         return 0
@@ -230,6 +236,7 @@ OPTIONS = (
         "an option of the agent that starts the ranks, such as max_restarts=1; repeat",
         repeat=True,
     ),
+    Option("seed", _seed, "N", "random generators of trial i start equally in every cell, and in every such run"),
     Option(
         "order",
         _choice("interleaved", "grouped", "random"),
@@ -301,7 +308,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),
         registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
-        execution=Execution(**given("isolation", "launcher", "nproc", "elastic")),
+        execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed")),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
         resources=Resources(**given("slots", "devices"), hosts=_hosts(values["aorta_host"] or ())),
     )

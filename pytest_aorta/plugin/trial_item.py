@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +52,6 @@ class TrialItem(GeneratedFunction):
         except BaseException as error:
             self._keep_unstarted(run, error, "a fixture failed: ")
             raise
-        if self.spec.execution.isolation == "none":
-            self._set_variables({**self.spec.overlay, **extra_env})
         # Registered after the fixtures, so the trial is over before they are torn down.
         self.addfinalizer(self._finish)
         try:
@@ -64,13 +62,6 @@ class TrialItem(GeneratedFunction):
                 self._keep_unstarted(run, error)
             raise
         self._wait("setup")
-
-    def _set_variables(self, variables: Mapping[str, str]) -> None:
-        """Set variables of this process until the trial is over."""
-        patch = pytest.MonkeyPatch()
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        self.addfinalizer(patch.undo)
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""

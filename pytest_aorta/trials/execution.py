@@ -20,12 +20,14 @@ class Execution:
         launcher: of the ranks of a distributed workload.
         nproc: number of ranks, ``None`` for the workload's minimum.
         elastic: options of the agent that starts the ranks.
+        seed: of the random generators: trial i of every cell gets the same ones. ``None`` for other ones each time.
     """
 
     isolation: Isolation = "fork"
     launcher: Launcher = "auto"
     nproc: int | None = None
     elastic: ElasticOptions = DEFAULTS
+    seed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -148,11 +148,15 @@ class ProcessSeeds:
         self.kept: dict[str, Any] = {}
         self._finder = _AfterImport(set(GENERATORS) - set(sys.modules), self._give)
 
-    def start(self) -> None:
-        """Seed what is loaded, and whatever will be, right after its import."""
+    def seed_loaded(self) -> None:
+        """Seed the generators of modules that are imported already."""
         for name in GENERATORS:
             if name in sys.modules:
                 self._give(name, sys.modules[name])
+
+    def start(self) -> None:
+        """Seed what is imported already, and the rest right after its import."""
+        self.seed_loaded()
         sys.meta_path.insert(0, self._finder)
 
     def restart(self, seed: int) -> None:

@@ -13,6 +13,7 @@ from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.seeding import derived_seed
 
 #: Options of the agent that select nodes, and have no influence on the outcome.
 _PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
@@ -35,7 +36,6 @@ class TrialSpec:
         execution: how its processes are started.
         limits: of time, memory and logs.
         collect: names of collectors.
-        seed: of its random generators, ``None`` for one from the operating system.
     """
 
     workload: WorkloadEntry
@@ -50,7 +50,11 @@ class TrialSpec:
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     collect: tuple[str, ...] = ()
-    seed: int | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """Of its random generators; ``None`` for one from the operating system."""
+        return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
 
     @property
     def trial_id(self) -> str:
