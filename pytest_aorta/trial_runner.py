@@ -134,7 +134,12 @@ class TrialRunner:
             self.store.retire(paths)
             return InProcessTrial(spec)
         return self.engine.launch(
-            spec, self.store.artifacts(paths), deadline, urgent=urgent, on_start=lambda: self.store.retire(paths)
+            spec,
+            self.store.artifacts(paths),
+            deadline,
+            urgent=urgent,
+            on_start=lambda: self.store.retire(paths),
+            on_packages=self.store.write_packages,
         )
 
     def close(self) -> None:

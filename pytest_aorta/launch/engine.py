@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.service import HostOptions
@@ -135,6 +136,7 @@ class TrialEngine:
         *,
         urgent: bool = True,
         on_start: Callable[[], None] | None = None,
+        on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
     ) -> SlotTrial:
         """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
 
@@ -144,10 +146,13 @@ class TrialEngine:
             timeout: deadline in seconds that overrides the spec's.
             urgent: before those that wait, because the caller waits for it.
             on_start: called just before it starts.
+            on_packages: called with a list of the installed distributions that is new in this run.
         """
         nodes = self._nodes
         if nodes is None:
-            return self._submit(SlotTrial(spec, folder), timeout, urgent, on_start)
+            single = SlotTrial(spec, folder)
+            single.on_packages = on_packages
+            return self._submit(single, timeout, urgent, on_start)
         trial = MultiNodeTrial(nodes.spec_for(spec, 0), folder)
         self._submit(trial, timeout, urgent, on_start, host=0)
         for node in range(1, nodes.count):

@@ -13,8 +13,9 @@ from typing import Any
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
@@ -68,6 +69,7 @@ class InProcessTrial:
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
+        self._static: StaticEnv | None = None
         self._environ: dict[str, str] | None = None
 
     def wait(self, phase: str) -> bool:
@@ -100,8 +102,8 @@ class InProcessTrial:
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)
             source = self._cell.info.source
-            static = collect_static(Path(source) if source else None)
-            self.seen.see({"type": "env", "env": collect_env(static, self.spec.overlay).to_dict()})
+            self._static = collect_static(Path(source) if source else None)
+            self.seen.see({"type": "env", "env": collect_env(self._static, self.spec.overlay).to_dict()})
             if self.spec.seed is not None:
                 seeds = ProcessSeeds(self.spec.seed)
                 seeds.seed_loaded()
@@ -110,7 +112,10 @@ class InProcessTrial:
             self._lifecycle = Lifecycle(cls, config.value, self.seen.see)
             self._lifecycle.setup(reraise=True)
         elif phase == "run" and self._lifecycle is not None:
-            self._lifecycle.run(reraise=True)
+            try:
+                self._lifecycle.run(reraise=True)
+            finally:
+                self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict()})
 
     def _note_late_variables(self) -> None:
         loaded = [name for name in _READS_VARIABLES if name in sys.modules]

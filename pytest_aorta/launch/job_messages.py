@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.runtime.records import TaskRecord
@@ -52,7 +52,14 @@ class FilePiece(TypedDict):
     data: bytes
 
 
-JobEvent = PhaseEnded | WarningIssued | FilePiece
+class PackagesListed(TypedDict):
+    """All distributions that are installed where the trial runs; see ``probe.packages.package_list``."""
+
+    type: Literal["packages"]
+    listing: dict[str, Any]
+
+
+JobEvent = PhaseEnded | WarningIssued | FilePiece | PackagesListed
 
 
 class BrokenCell(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.launch.job_messages import JobEvent, broken_cell
 from pytest_aorta.launch.record import build_record, logs_in
@@ -64,6 +64,8 @@ class SlotTrial:
         self._why: str | None = None
         self._submitted_at = utc_now()
         self._record: TrialResult | None = None
+        #: Called with the list of installed distributions, once for each host and list.
+        self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         #: Whether a slot has taken it.
         self.started = False
 
@@ -82,6 +84,9 @@ class SlotTrial:
         """Take in one event of the job."""
         if event["type"] == "file":
             self._write(event["name"], event["data"])
+            return
+        if event["type"] == "packages":
+            self.on_packages(event["listing"])
             return
         with self._changed:
             if event["type"] == "warning":

@@ -25,6 +25,7 @@ class WorkloadInfo(BaseModel):
     source_digest: str
     config: Free
     config_error: str | None = None
+    packages: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

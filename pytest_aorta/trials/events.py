@@ -120,6 +120,13 @@ class EnvEvent(TypedDict):
     launcher_variables: NotRequired[dict[str, str]]
 
 
+class EnvEndEvent(TypedDict):
+    """The part of the snapshot that is taken when ``run()`` is over."""
+
+    type: Literal["env_end"]
+    end: dict[str, Any]
+
+
 class GroupEvent(TypedDict):
     """The worker group has changed its state. ``at``: seconds of ``time.time()``."""
 
@@ -183,6 +190,7 @@ TrialEvent = (
     | EndEvent
     | ProgressEvent
     | EnvEvent
+    | EnvEndEvent
     | GroupEvent
     | AttemptEvent
     | RanksEvent

@@ -34,12 +34,20 @@ class Lifecycle:
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
 
-    def run_all(self, on_error: Callable[[BaseException], object] = lambda error: None) -> bool:
+    def run_all(
+        self,
+        on_error: Callable[[BaseException], object] = lambda error: None,
+        after_run: Callable[[], object] = lambda: None,
+    ) -> bool:
         """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
 
-        ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes.
+        ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes;
+        ``after_run`` is called before the cleanup as well, whatever ``run()`` has done.
         """
-        fine = self.setup() and self.run()
+        fine = self.setup()
+        if fine:
+            fine = self.run()
+            after_run()
         if self.error is not None:
             on_error(self.error)
             self.error = None  # its frames may hold what the cleanup needs

@@ -122,6 +122,8 @@ class Observed:
             self.env = event["env"]
             self.launcher_variables = event.get("launcher_variables", {})
             self.seeds = event.get("seeds")
+        elif event["type"] == "env_end":
+            self.env = {**(self.env or {}), "end": event["end"]}
         elif event["type"] == "group":
             self.states.append(event)
         elif event["type"] == "attempt":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.probe.packages import write_package_list
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths
@@ -59,6 +60,11 @@ class TrialStore:
         """
         record = read_kept(paths.file_in(self.results))
         return record if record is not None and record.request_fingerprint == fingerprint() else None
+
+    def write_packages(self, listing: Mapping[str, Any]) -> None:
+        """Keep a list of installed distributions, which records name by its digest."""
+        with contextlib.suppress(OSError):  # a record without it is still one
+            write_package_list(self.results, listing)
 
     def retire(self, paths: TrialPaths) -> None:
         """Move to the history what an earlier run has left of a trial."""

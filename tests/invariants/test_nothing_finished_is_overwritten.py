@@ -36,7 +36,8 @@ def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> No
         for index in range(2):
             expected += [f"{name}/trial_{index}.json"]
             expected += [f"{name}/trial_{index}/{stream}.log" for stream in ("stderr", "stdout")]
-    assert stage.everything() == sorted(expected)
+    [packages] = [path for path in stage.everything() if path.startswith("packages-")]
+    assert stage.everything() == sorted([*expected, packages])
     assert {(stage.results / path).stat().st_mode & 0o777 for path in stage.files()} == {0o644}
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
-from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
@@ -35,12 +36,14 @@ def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, An
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    description["packages"] = package_list(_static.installed)
     return description
 
 
 def warm_up(argument: WorkloadArgument) -> None:
     """Touch what every trial needs before its workload's code runs."""
     json.dumps(collect_env(_static).to_dict())
+    json.dumps(collect_end(_static, over=False).to_dict())
     load_class(argument["target"])
 
 
@@ -63,7 +66,9 @@ def run_workload(
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
-    succeeded = Lifecycle(cls, config.value, send).run_all(on_error)
+    succeeded = Lifecycle(cls, config.value, send).run_all(
+        on_error, after_run=lambda: send({"type": "env_end", "end": collect_end(_static).to_dict()})
+    )
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()

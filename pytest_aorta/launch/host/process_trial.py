@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
@@ -95,6 +96,11 @@ class ProcessTrial:
                 self._deadline = time.monotonic() + STARTUP_TIMEOUT
             else:
                 self._start_clock()
+
+    @property
+    def packages(self) -> dict[str, Any] | None:
+        """The distributions that are installed where it runs, once its cell is prepared."""
+        return None if self._cell is None else self._cell.info.packages
 
     def _payload(self, cell: PreparedCell) -> TrialPayload:
         spec = self.spec

@@ -12,7 +12,14 @@ from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
-from pytest_aorta.launch.job_messages import BrokenCell, FilePiece, PhaseEnded, TrialOrder, WarningIssued
+from pytest_aorta.launch.job_messages import (
+    BrokenCell,
+    FilePiece,
+    PackagesListed,
+    PhaseEnded,
+    TrialOrder,
+    WarningIssued,
+)
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
@@ -48,6 +55,8 @@ class HostService:
         self.zygotes = CellZygotes(options.slots)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self.ranks: dict[str, int] = {}
+        #: Digests of the lists of distributions that jobs have emitted.
+        self._listed: set[str] = set()
         self._folder: Path | None = None
         self._node_store = None if options.node_port is None else NodeStore(options.node_port)
 
@@ -57,6 +66,13 @@ class HostService:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="pytest-aorta-"))
         return self._folder
+
+    def new_packages(self, listing: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The list of distributions of a cell, unless it has been here already."""
+        if listing is None or listing["digest"] in self._listed:
+            return None
+        self._listed.add(listing["digest"])
+        return listing
 
     def close(self) -> None:
         """End all processes."""
@@ -122,6 +138,8 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():
                 job.emit(WarningIssued(type="warning", text=text))
+            if (listing := service.new_packages(trial.packages)) is not None:
+                job.emit(PackagesListed(type="packages", listing=listing))
             for phase in _PHASES:
                 trial.wait(phase)
                 job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))

@@ -1,0 +1,47 @@
+"""What a trial's record says of its process at the end of run(), and the list of packages beside the records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.stage import Stage
+
+ENDS = """
+    class Sets:
+        def __init__(self, config): pass
+        def setup(self): pass
+        def run(self):
+            import decimal
+            import torch
+            torch.use_deterministic_algorithms(True)
+            torch.set_num_threads(1)
+            return {"passed": True}
+
+    class Raises(Sets):
+        def run(self):
+            super().run()
+            raise ValueError("no")
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "none"])
+@pytest.mark.parametrize("name", ["Sets", "Raises"])
+def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: str, name: str) -> None:
+    stage.write(ends=ENDS)
+    stage.run(f"ends.py::{name}", "--aorta-isolation", isolation)
+    end = stage.trial(f"{name}/trial_0.json")["env"]["end"]
+    assert end["torch"]["deterministic"]["algorithms"] is True
+    assert end["torch"]["threads"]["intraop"] == 1
+    assert not end["partial"]
+    assert end["libraries"]["count"] > 10
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-slots", "2")], ids=["alone", "xdist", "slots"])
+def test_the_packages_are_listed_once_beside_the_records(stage: Stage, options: tuple[str, ...]) -> None:
+    stage.write(ends=ENDS)
+    stage.run("ends.py::Sets", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
+    [file] = stage.results.glob("packages-*.json")
+    listing = json.loads(file.read_text())
+    assert listing["digest"] == stage.trial("Sets/trial_0.json")["env"]["packages"]["digest"]
+    assert {"pytest", "torch"} <= listing["versions"].keys()
