@@ -64,3 +64,10 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_the_map_of_the_house_names_are_there() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
+        places = [DOCS.parent, DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
+        assert name == "cli/" or any((place / name).exists() for place in places), name

@@ -136,7 +136,7 @@ class TrialEngine:
         urgent: bool = True,
         on_start: Callable[[], None] | None = None,
     ) -> SlotTrial:
-        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``, never for its own fault.
+        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
 
         Args:
             spec: what to run.

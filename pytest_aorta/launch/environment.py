@@ -14,7 +14,7 @@ from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.spec import TrialSpec
 
-#: pytest's own bookkeeping, which changes from item to item and says nothing to a workload.
+#: Variables of pytest that change from item to item.
 _NOT_INHERITED = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 
 

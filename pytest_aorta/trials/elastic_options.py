@@ -19,12 +19,12 @@ class ElasticOptions:
         max_restarts: times that the ranks are started again after one has failed.
         monitor_interval: seconds between two polls of the ranks; ``None`` for 0.01, with torchrun for its default.
         nnodes: smallest and largest number of nodes; ``(1, 1)`` for this host alone.
-        node_rank: of this node; ``None`` for what SLURM says, else 0. Node 0 reports.
+        node_rank: of this node; ``None`` for that of SLURM, else 0. Node 0 reports.
         rdzv_backend: rendezvous of several nodes; ``None`` for ``c10d``.
         rdzv_endpoint: ``HOST:PORT`` of the rendezvous; ``None`` for the first node of the SLURM job.
         rdzv_id: name of the rendezvous; ``None`` for the trial's id.
         start_method: ``fork`` (from the prepared process), ``spawn`` or ``forkserver`` (fresh interpreters).
-        redirects: streams of the ranks that go to logs of their own: ``3``, or ``0:3,1:1`` for some local ranks.
+        redirects: streams of the ranks that go to a log per rank: ``3``, or ``0:3,1:1`` for some local ranks.
         tee: streams that go to the trial's own log as well.
         exit_barrier_timeout: seconds that an agent waits for the others when its ranks have ended.
         role: of the ranks.

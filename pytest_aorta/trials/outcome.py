@@ -223,7 +223,7 @@ def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str])
 def _ended_early(seen: Observed) -> FailureData:
     code = seen.returncode
     if code is None:
-        return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and nobody saw how"}
+        return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and its exit code is unknown"}
     where = f"in {seen.phase}()" if seen.phase in ("setup", "run", "cleanup") else f"during {seen.phase}"
     ended = f"ended by {signal_name(-code)}" if code < 0 else f"the process ended itself with exit code {code}"
     return exit_failure(seen.phase, code, {"message": f"{ended} {where}"})

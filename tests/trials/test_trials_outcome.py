@@ -274,7 +274,7 @@ def test_a_trial_of_which_nothing_was_seen_is_judged_as_well() -> None:
 
     assert status == "infrastructure_failed"
     assert failure is not None
-    assert failure["message"] == "the process ended, and nobody saw how"
+    assert failure["message"] == "the process ended, and its exit code is unknown"
 
 
 def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:

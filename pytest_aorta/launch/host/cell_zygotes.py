@@ -1,4 +1,4 @@
-"""The zygotes of one host: which one a cell's trials are forked from, and what it says of the workload."""
+"""The zygotes of one host: which one the trials of a cell are forked from, and its description of the workload."""
 
 from __future__ import annotations
 

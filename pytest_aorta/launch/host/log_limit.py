@@ -27,19 +27,19 @@ class LogLimit:
         self._holes: dict[Path, int] = {}
 
     def punch(self) -> None:
-        """Give back the disk space between head and tail of what is still being written.
+        """Free the disk space between head and tail of logs that are still being written.
 
-        The file keeps its size, so whoever writes notices nothing. Where the file system has no holes, nothing happens.
+        A file keeps its size, so its writer is not affected. Without holes in the file system, nothing happens.
         """
         for path, size in self._long_ones():
             start, end = self._holes.get(path, self._head), size - self._tail
             with contextlib.suppress(OSError), path.open("r+b") as file:
                 _libc.fallocate(file.fileno(), _PUNCH_HOLE, start, end - start)
-                # Once more from a little before, next time: only whole blocks are given back.
+                # The next hole begins a little before, because only whole blocks are freed.
                 self._holes[path] = max(self._head, end - 2**20)
 
     def cut(self) -> list[str]:
-        """Shorten what nobody writes to any more; what was cut, in words."""
+        """Shorten the logs of a trial whose processes are gone; a text for each cut."""
         return [text for path, size in self._long_ones() if (text := self._cut(path, size))]
 
     def _long_ones(self) -> Iterator[tuple[Path, int]]:

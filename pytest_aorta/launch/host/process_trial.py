@@ -1,4 +1,4 @@
-"""One trial in a process of its own, followed by the thread of its slot."""
+"""One trial in a separate process, followed by the thread of its slot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup")
 
 
 class ProcessTrial:
-    """A trial in a process of its own. One thread follows it; any may ``interrupt``."""
+    """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
     def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes) -> None:
         self.spec = spec
@@ -56,7 +56,7 @@ class ProcessTrial:
         self._server: Server | None = None
         self._task: Task | None = None
         self._deadline: float | None = None
-        #: When it will have made no progress for too long.
+        #: When the stall limit will have passed.
         self._stalls_at: float | None = None
         #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None

@@ -6,7 +6,7 @@ from pytest_aorta.trials.events import RankData, ResultData
 
 
 def combined_result(records: list[RankData]) -> ResultData | None:
-    """The result of a trial whose ranks speak for themselves; ``None`` unless all of them have returned one.
+    """The result of a trial with ``result_scope`` ``rank_local``; ``None`` unless all ranks have returned one.
 
     Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
     is rank 0's.

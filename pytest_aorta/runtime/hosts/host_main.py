@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.service_messages import CodeQuestion, ServiceOrder, ServiceReport
 from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.packets import Joiner, cut
-from pytest_aorta.runtime.zygotes.task_main import load
 
 if TYPE_CHECKING:
     import execnet
@@ -130,7 +130,7 @@ def serve(channel: execnet.Channel) -> None:
 def _run(order: ServiceOrder, host_channel: HostChannel, ready: Callable[[], None]) -> ServiceReport:
     """Run the service; how it ended."""
     try:
-        function = load(order["service"])
+        function = import_target(order["service"])
         argument = decode(order["argument"])
         ready()
         function(argument, host_channel)

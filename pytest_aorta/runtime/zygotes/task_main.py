@@ -8,10 +8,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, cast
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.task_messages import ChildReport, ChildTask, PrepareOrder
@@ -24,7 +24,7 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     _reseed()
     if prepared["rehearse"] and not prepared["fresh"]:
         with contextlib.suppress(Exception):  # the task that meets the same error will report it
-            load(prepared["rehearse"])(prepared["argument"])
+            import_target(prepared["rehearse"])(prepared["argument"])
     received = channel.receive()
     if received is None:
         os._exit(0)
@@ -55,8 +55,8 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
 def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
     """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
     try:
-        info = load(order["prepare"])(order["argument"])
-        run: Callable[..., Any] = load(order["run"])
+        info = import_target(order["prepare"])(order["argument"])
+        run: Callable[..., Any] = import_target(order["run"])
     except BaseException as error:
         _report(channel, {"type": "failed", "error": describe_exception(error)})
         leave(0)
@@ -66,12 +66,6 @@ def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
 
 def _report(channel: Channel, report: ChildReport) -> None:
     channel.send(report)
-
-
-def load(target: str) -> Any:
-    """The object that ``module:name`` names."""
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
 
 
 def redirect(stdout: str | None, stderr: str | None) -> None:

@@ -14,10 +14,10 @@ from typing import cast
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
-from pytest_aorta.runtime.zygotes.task_main import load
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
 from pytest_aorta.runtime.zygotes.task_server import TaskServer
 
@@ -38,7 +38,7 @@ def main(fd: int, parent: int) -> None:
     _report(control, {"type": "preparing"})
     try:
         if not order["fresh"]:
-            info = load(order["prepare"])(order["argument"])
+            info = import_target(order["prepare"])(order["argument"])
             against = reasons_against_forking()
         else:
             info, against = {}, []
@@ -53,7 +53,7 @@ def main(fd: int, parent: int) -> None:
     _report(control, {"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)
-    TaskServer(control, order, load(order["run"]) if not order["fresh"] else None).serve()
+    TaskServer(control, order, import_target(order["run"]) if not order["fresh"] else None).serve()
 
 
 def _report(control: Channel, report: StartReport) -> None:
