@@ -63,6 +63,7 @@ def test_several_slots_of_one_host(hosts: Stage, monkeypatch: pytest.MonkeyPatch
     hosts.run(*workloads("meets"), "--aorta-trials", "2", "--aorta-slots", "2").assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     hosts.copy(FAULTY)
     hosts.write_registry(mitigations={"one": {"SEEN": "1"}})
