@@ -23,6 +23,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, p
     stage.close()
 
 
+@pytest.mark.slow
 def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, done = example
     assert (done.ret, counts(done)) == (1, {"failed": 3, "passed": 3})

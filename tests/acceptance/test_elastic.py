@@ -206,6 +206,7 @@ def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> 
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
+@pytest.mark.slow
 def test_the_summary_counts_them_apart(sums: Stage) -> None:
     result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
     result.assert_outcomes(passed=2)
@@ -244,6 +245,7 @@ def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
     assert None not in [rank["pid"] for rank in trial["ranks"]]
 
 
+@pytest.mark.slow
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")

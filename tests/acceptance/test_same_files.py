@@ -18,6 +18,7 @@ MAY_DIFFER = (
     "wall_clock_sec",
     "phases_sec",
     "env.captured_at",
+    "env.parts_ms",
     "env.process.pid",
     "env.process.ppid",
     "env.process.memory_available_bytes",

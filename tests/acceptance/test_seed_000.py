@@ -564,6 +564,7 @@ def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
     assert_written_by_rank_0(stage, done)
 
 
+@pytest.mark.slow
 def test_only_rank_0_writes_and_prints_several_trials(simple: Stage) -> None:
     done = simple.torchrun(2, "--aorta-workload", "pair", "--aorta-trials", "2")
     assert done.ret == 0, text(done)

@@ -97,6 +97,7 @@ def test_the_deadline_that_passes_first_is_told(works: Stage) -> None:
     assert works.trial("Works/trial_0.json")["failure"]["kind"] == "timeout"
 
 
+@pytest.mark.slow
 def test_ranks_stall_together(works: Stage) -> None:
     works.run("works.py::Ranks", "--aorta-stall-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
     trial = works.trial("Ranks/trial_0.json")
@@ -140,6 +141,7 @@ def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
         assert (failure["phase"], failure["type"], failure["rank"]) == ("run", "MemoryError", rank)
 
 
+@pytest.mark.slow
 def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(stage: Stage) -> None:
     """Success, and then a hang at exit: multiprocessing waits for threads, as an interpreter does."""
     for name in ("fault_actions.py", "faulty.py"):

@@ -63,6 +63,7 @@ def test_several_slots_of_one_host(hosts: Stage, monkeypatch: pytest.MonkeyPatch
     hosts.run(*workloads("meets"), "--aorta-trials", "2", "--aorta-slots", "2").assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     hosts.copy(FAULTY)
     hosts.write_registry(mitigations={"one": {"SEEN": "1"}})
@@ -135,7 +136,7 @@ def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert sorted(hosts.statuses().values()) == ["infrastructure_failed", *["ok"] * 5]
     (lost,) = [trial["failure"] for trial in hosts.trials().values() if trial["exit_status"] != "ok"]
-    assert lost["phase"] == "run"
+    assert lost["phase"] in ("setup", "run")  # the report of the end of setup() may be lost with the host
     assert "the host that ran this trial died: " in lost["message"]
     assert "signal SIGKILL" in lost["message"]
     hosts.wait_until(lambda: not hosts.left_running())
@@ -151,9 +152,11 @@ def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
     assert hosts.statuses() == {f"waits/trial_{index}.json": "infrastructure_failed" for index in range(6)}
     failures = [trial["failure"] for trial in hosts.trials().values()]
     phases = [failure["phase"] for failure in failures]
-    assert sorted(phases) == ["launch"] * 4 + ["run"] * 2
+    # The end of setup() is reported after it, and the report may be lost with the host.
+    assert sorted(phases)[:4] == ["launch"] * 4
+    assert {*sorted(phases)[4:]} <= {"setup", "run"}
     for failure in failures:
-        started = failure["phase"] == "run"
+        started = failure["phase"] != "launch"
         assert ("the host that ran this trial died" if started else "there is no host left") in failure["message"]
     hosts.wait_until(lambda: not hosts.left_running())
 

@@ -92,6 +92,7 @@ def test_cells_take_turns_however_long_their_preparation_takes(beside: Stage) ->
     beside.run("turns.py", *cells, "--aorta-trials", "8", *TWO).assert_outcomes(passed=16)
 
 
+@pytest.mark.slow
 def test_gemm_gives_the_same_files(stage: Stage) -> None:
     options = (*workloads("gemm"), "--aorta-trials", "64", "--aorta-steps", "1", "--aorta-config", "sizes=16x16x16")
     found = []
@@ -118,6 +119,7 @@ def _is_of_time(name: str) -> bool:
     return any(part in name for part in ("ms", "sec", "flops", "time"))
 
 
+@pytest.mark.slow
 def test_reports_look_as_without(faulty: Stage) -> None:
     """One trial that hangs, one that crashes, and so on, beside others that pass: in the order of the items."""
     options = (

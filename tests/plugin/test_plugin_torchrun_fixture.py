@@ -170,6 +170,7 @@ def test_hang(aorta_torchrun):
 @pytest.mark.parametrize(
     ("own", "limit"), [("", 6), pytest.param(", timeout=8", 8, marks=pytest.mark.slow)], ids=["general", "own"]
 )
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, limit: int) -> None:
     with_tests(scripts, HANG.format(own=own, limit=limit))
     scripts.run("test_it.py", "--aorta-timeout", "6").assert_outcomes(passed=1)

@@ -175,6 +175,7 @@ def test_a_namespace_of_several_distributions_belongs_to_none(monkeypatch: pytes
     namespace = ModuleType("shared_namespace")
     namespace.__path__ = ["/site/shared_namespace"]
     monkeypatch.setitem(sys.modules, "shared_namespace", namespace)
+    monkeypatch.setattr("pytest_aorta.probe.imported_modules._MOST_OTHERS", 10**6)  # this process runs many tests
     owners: dict[str, tuple[Owner, ...]] = {"shared_namespace": (Owner("one", "/site"), Owner("two", "/site"))}
     assert imported_modules(Installed({}, owners))["other"]["shared_namespace"] == {
         "modules": 1,

@@ -372,6 +372,7 @@ def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
     [{}, pytest.param({"hosts": 2}, marks=SLOW), pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)],
     ids=json.dumps,
 )
+@pytest.mark.slow
 def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")
@@ -388,6 +389,7 @@ def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage,
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")

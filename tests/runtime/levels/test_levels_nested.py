@@ -165,6 +165,7 @@ def test_a_graph_that_is_built_for_ever_is_ended_with_its_host(gates: Gates) -> 
         assert run_next(top, where).ok
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_built_for_ever_is_ended_with_its_remote_host() -> None:
     with Worker(4, grace=0.05) as top:
         top.add_worker(Worker(3, num_sub_workers=1), host="popen")
