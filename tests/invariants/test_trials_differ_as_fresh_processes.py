@@ -56,8 +56,12 @@ def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--aorta-isolation", "spawn"), ("--aorta-slots", "2"), ("-n", "2")],
-    ids=["fork", "spawn", "slots", "xdist"],
+    [
+        pytest.param((), id="fork"),
+        pytest.param(("--aorta-isolation", "spawn"), id="spawn", marks=pytest.mark.slow),
+        pytest.param(("--aorta-slots", "2"), id="slots", marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+    ],
 )
 def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, options: tuple[str, ...]) -> None:
     found = records(stage, "generator_workload.py::Draws", *options)
@@ -66,6 +70,7 @@ def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, opt
     assert all(record["seeds"]["kept"] == [] for record in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher", [("auto",), ("auto", "--aorta-elastic", "start_method=spawn"), ("torchrun",)], ids=" ".join
 )
@@ -78,7 +83,7 @@ def test_ranks_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, laun
     assert len({rank["seeds"]["seed"] for rank in ranks}) == 4
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_what_a_workload_seeds_at_import_stays(stage: Stage, isolation: str) -> None:
     found = records(stage, "seeded_workload.py", "--aorta-isolation", isolation)
     for name in ("random.random", "numpy.random.rand", "torch.rand"):

@@ -60,8 +60,8 @@ TORCH = """
 """
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
     stage.write(my_repro=REPRO)
     result = stage.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
@@ -79,6 +79,7 @@ def test_a_pool_of_a_workload_in_a_test_file(stage: Stage) -> None:
     stage.run("test_it.py").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_loader_and_ranks_of_torch(stage: Stage) -> None:
     stage.write(my_loads=TORCH)
     stage.run("my_loads.py").assert_outcomes(passed=1)

@@ -25,8 +25,7 @@ ENDS = """
 """
 
 
-@pytest.mark.parametrize("isolation", ["fork", "none"])
-@pytest.mark.parametrize("name", ["Sets", "Raises"])
+@pytest.mark.parametrize(("isolation", "name"), [("fork", "Raises"), ("none", "Sets")])
 def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: str, name: str) -> None:
     stage.write(ends=ENDS)
     stage.run(f"ends.py::{name}", "--aorta-isolation", isolation)
@@ -37,7 +36,7 @@ def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: s
     assert end["libraries"]["count"] > 10
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-slots", "2")], ids=["alone", "xdist", "slots"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_the_packages_are_listed_once_beside_the_records(stage: Stage, options: tuple[str, ...]) -> None:
     stage.write(ends=ENDS)
     stage.run("ends.py::Sets", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
