@@ -43,7 +43,7 @@ def both() -> tuple[float, float]:
 
 
 def start_and_end() -> dict[str, float]:
-    """The snapshots in a child that has not been rehearsed, and again in one that has."""
+    """The snapshots in a child that has not been warmed up, and again in one that has."""
     start, end = both()
     warm_start, warm_end = both()
     return {

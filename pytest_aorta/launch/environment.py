@@ -113,5 +113,5 @@ def zygote_spec(
         sys_path=() if spec.environment.venv is not None else inherited.sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
-        rehearse="pytest_aorta.launch.child.workload_main:warm_up",
+        warm_up="pytest_aorta.launch.child.workload_main:warm_up",
     )

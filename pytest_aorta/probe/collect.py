@@ -62,7 +62,7 @@ def collect_end(static: StaticEnv | None = None, over: bool = True) -> EndSnapsh
 
     Args:
         static: as for ``collect_env()``.
-        over: false in a rehearsal before ``run()``: leaves out what torch decides for good when it is first asked.
+        over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
     """
     try:
         return _collect_end(static if static is not None else collect_static(), over)

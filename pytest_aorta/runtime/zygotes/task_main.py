@@ -22,9 +22,9 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     process_tree.die_with_parent(zygote)
     os.setsid()
     _reseed()
-    if prepared["rehearse"] and not prepared["fresh"]:
+    if prepared["warm_up"] and not prepared["fresh"]:
         with contextlib.suppress(Exception):  # the task that meets the same error will report it
-            import_target(prepared["rehearse"])(prepared["argument"])
+            import_target(prepared["warm_up"])(prepared["argument"])
     received = channel.receive()
     if received is None:
         os._exit(0)

@@ -13,7 +13,7 @@ class PrepareOrder(TypedDict):
     run: str
     sys_path: list[str]
     fresh: bool
-    rehearse: str | None
+    warm_up: str | None
 
 
 class StartReport(TypedDict, total=False):

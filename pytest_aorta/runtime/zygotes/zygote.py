@@ -75,7 +75,7 @@ class Zygote(Server):
             "run": spec.run,
             "sys_path": list(spec.sys_path),
             "fresh": spec.fresh,
-            "rehearse": spec.rehearse,
+            "warm_up": spec.warm_up,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
             ours.send(order)

@@ -23,7 +23,7 @@ class ZygoteSpec:
         sys_path: entries appended to the child's ``sys.path`` where missing.
         cwd: working directory.
         fresh: prepare in every child instead, each in an interpreter of its own.
-        rehearse: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
+        warm_up: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
             will touch. After a fork, the first touch of a page costs about a microsecond, and a task's start is
             hundreds of them; this way they are over before the task comes. Must have no other effect.
     """
@@ -36,7 +36,7 @@ class ZygoteSpec:
     sys_path: tuple[str, ...]
     cwd: str
     fresh: bool = False
-    rehearse: str | None = None
+    warm_up: str | None = None
 
     def key(self) -> str:
         """Digest of all fields."""
@@ -49,6 +49,6 @@ class ZygoteSpec:
             self.sys_path,
             self.cwd,
             self.fresh,
-            self.rehearse,
+            self.warm_up,
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()

@@ -395,20 +395,20 @@ def test_an_import_that_crashes_in_a_fresh_interpreter_is_the_task_s_crash(nurse
 # Rehearsals, and what specifications have in common.
 
 
-def test_a_rehearsal_runs_in_the_child_before_its_task_and_may_fail(nursery: Nursery) -> None:
+def test_a_warm_up_runs_in_the_child_before_its_task_and_may_fail(nursery: Nursery) -> None:
     name = nursery.module(
         """
-        rehearsed = []
+        warmed = []
         def prepare(argument):
             return {}
-        def rehearse(argument):
-            rehearsed.append(argument)
+        def warm_up(argument):
+            warmed.append(argument)
             raise ValueError
         def run(payload, channel):
-            channel.send({"value": rehearsed})
+            channel.send({"value": warmed})
         """
     )
-    spec = nursery.spec("", prepare=f"{name}:prepare", run=f"{name}:run", rehearse=f"{name}:rehearse", argument=5)
+    spec = nursery.spec("", prepare=f"{name}:prepare", run=f"{name}:run", warm_up=f"{name}:warm_up", argument=5)
     zygote = nursery.start_from(spec)
 
     assert [nursery.run(zygote).told for _ in range(2)] == [[[5]], [[5]]]
@@ -423,7 +423,7 @@ CHANGED: dict[str, Any] = {
     "sys_path": ("/other",),
     "cwd": "/other",
     "fresh": True,
-    "rehearse": "other:rehearse",
+    "warm_up": "other:warm_up",
 }
 
 
