@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +34,15 @@ HERE = Selection(execution=Execution(isolation="none"))
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> Iterator[Plan]:
     """Two trials of one workload, in this process."""
     file = tmp_path / "counts.py"
     file.write_text(WORKLOAD)
-    return plan_of(file)
+    yield plan_of(file)
+    for name in ("counts", "other"):
+        sys.modules.pop(name, None)
+    while str(tmp_path) in sys.path:
+        sys.path.remove(str(tmp_path))
 
 
 def plan_of(file: Path) -> Plan:

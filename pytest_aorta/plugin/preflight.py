@@ -45,6 +45,9 @@ def check_trials(session: pytest.Session) -> None:
             run.runner.store.move_grown(plan.cells)
     if specs:
         check_writable(run.results)
+    # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
+    from pytest_aorta.plugin import terminal, writer  # noqa: F401
+
     for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
         try:
             run.runner.check(spec)
