@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from support.stage import Stage, counts, text
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 LAUNCHERS = ("elastic", "torchrun", "external")
@@ -37,10 +39,7 @@ PARTS = {"elastic": list(EXPECTED), "torchrun": list(EXPECTED)[:4], "external": 
 #: The deadline in seconds. Real torchrun starts three interpreters before it passes.
 DEADLINES = {"elastic": "4", "torchrun": "15", "external": "5"}
 
-#: What is run where every change is tried, and what is not.
-MARKS = {"elastic": [], "torchrun": [pytest.mark.slow], "external": [pytest.mark.slow]}
-EACH = [pytest.param(launcher, marks=MARKS[launcher]) for launcher in LAUNCHERS]
-CASES = [pytest.param(launcher, part, marks=MARKS[launcher]) for launcher in LAUNCHERS for part in PARTS[launcher]]
+CASES = [(launcher, part) for launcher in LAUNCHERS for part in PARTS[launcher]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def played(plays: Callable[[str], Played], request: pytest.FixtureRequest) -> Pl
     return plays(request.getfixturevalue("launcher"))
 
 
-@pytest.mark.parametrize("launcher", EACH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_file_per_trial_and_one_terminal(played: Played, launcher: str) -> None:
     parts = PARTS[launcher]
     assert played.stage.files() == [f"Gloo/trial_{index}.json" for index in range(len(parts))]
@@ -149,7 +148,7 @@ def test_every_rank_has_logs(played: Played, launcher: str, part: str) -> None:
         assert "Fatal Python error: Segmentation fault" in (folder / rank["stderr"]).read_text()
 
 
-@pytest.mark.parametrize("launcher", EACH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> None:
     trial = played.trial("hangs_alone")
     folder = played.stage.results / "Gloo"
@@ -159,7 +158,7 @@ def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> No
     assert "gloo_workloads.py" in (folder / path).read_text()
 
 
-@pytest.mark.parametrize("launcher", EACH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_what_rank_0_found_is_kept(played: Played, launcher: str) -> None:
     assert played.trial("nothing")["result"]["metrics"]["total"] == 3.0
     assert played.trial("hangs_alone")["result"]["passed"]
@@ -178,7 +177,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stag
         stage.close()
 
 
-@pytest.mark.slow
 def test_trials_of_fsdp_are_the_same_under_every_launcher(trained: dict[str, Stage]) -> None:
     """The second trial of an external run included, which needs a rendezvous of its own."""
     for stage in trained.values():
@@ -195,7 +193,6 @@ def test_trials_of_fsdp_are_the_same_under_every_launcher(trained: dict[str, Sta
         assert [sorted(record) for record in trial["ranks"]] == [sorted(record) for record in first["ranks"]]
 
 
-@pytest.mark.slow
 def test_every_trial_has_a_rendezvous_of_its_own(trained: dict[str, Stage]) -> None:
     for stage in trained.values():
         ports = [trial["env"]["env_vars"]["MASTER_PORT"] for trial in stage.trials().values()]

@@ -282,6 +282,7 @@ def test_the_options_reach_the_ranks(sums: Stage) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_fresh_interpreters(sums: Stage, method: str) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)

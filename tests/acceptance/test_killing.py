@@ -108,6 +108,7 @@ def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
     assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
 
 
+@pytest.mark.slow
 def test_killed_pytests_that_are_ranks(stage: Stage) -> None:
     """All of them and their torchrun at once, as the kernel does when a job is over its limit of memory."""
     running = start_a_pair_that_hangs(stage, *torchrun_command(2))
@@ -174,6 +175,7 @@ def test_an_interrupted_pytest_tells_of_the_trial(
     assert is_gone(trial.pid)
 
 
+@pytest.mark.slow
 def test_trials_that_resist_their_deadline(stage: Stage) -> None:
     stage.copy(HERE / "simple_workloads.py")
     parts = ["stops_itself", "ignores_sigterm", "passes"]

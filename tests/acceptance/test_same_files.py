@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.stage import Stage, counts, text
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 #: All that may differ, as paths into a trial file, with all that is below; ``*`` is any index of a list.
@@ -102,12 +104,9 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("name", "options", "may_differ"),
     [
-        pytest.param("again", (), MAY_DIFFER, marks=pytest.mark.slow),
+        ("again", (), MAY_DIFFER),
         ("xdist", ("-n", "2"), MAY_DIFFER),
-        pytest.param(
-            *("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
-            marks=pytest.mark.slow,
-        ),
+        ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
     ],
 )
 def test_the_files_are_the_same(
@@ -124,7 +123,6 @@ def test_the_files_are_the_same(
         assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path
 
 
-@pytest.mark.slow
 def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
     found = {}
     for isolation in ("fork", "spawn"):

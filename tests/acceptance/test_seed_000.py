@@ -522,6 +522,7 @@ def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: St
     assert simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).ret == 0
 
 
+@pytest.mark.slow
 def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
     def message(name: str, needed: int, got: int) -> str:
         return (

@@ -107,6 +107,7 @@ def test_ranks_stall_together(works: Stage) -> None:
     assert all((works.results / "Ranks" / rank["stacks"]).stat().st_size > 0 for rank in trial["ranks"])
 
 
+@pytest.mark.slow
 def test_the_grace_is_what_the_user_says(works: Stage) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
     works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)

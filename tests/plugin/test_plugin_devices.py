@@ -146,6 +146,7 @@ def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Stage) 
     assert devices.left_running() == []
 
 
+@pytest.mark.slow
 def test_small_trials_pass_a_big_one_that_waits(devices: Stage) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0", "--aorta-results-dir", "first")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)

@@ -627,6 +627,7 @@ def test_workload_that_cannot_be_forked(beside: Stage) -> None:
     assert beside.left_running() == []
 
 
+@pytest.mark.slow
 def test_time_limits(faulty: Stage) -> None:
     pytest.importorskip("pytest_timeout")
     faulty.write(

@@ -65,6 +65,7 @@ def test_pytest_timeout_still_guards_tests(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["*test_slow FAILED*", "*Failed: Timeout*1*"])
 
 
+@pytest.mark.slow
 def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(stage: Stage) -> None:
     stage.write(
         hangs=HANGS.format(timeout=50),

@@ -26,8 +26,7 @@ def essence(stage: Stage) -> dict[str, Any]:
     return {path: {key: trial[key] for key in keys} for path, trial in stage.trials().items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["load", "worksteal"])
+@pytest.mark.parametrize("mode", ["load", pytest.param("worksteal", marks=pytest.mark.slow)])
 def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     options = (
         *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),

@@ -352,6 +352,7 @@ class Hangs(Pipeline):
 """
 
 
+@pytest.mark.slow
 def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
     stage.write(faulty=FAULTY)
     stage.register(raises="faulty:Raises")
