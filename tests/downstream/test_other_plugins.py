@@ -93,7 +93,7 @@ def _copy_of_this_project(folder: Path) -> Path:
     """What a wheel is built from; a build in place would leave its traces, and take up those of earlier ones."""
     for name in ("pytest_aorta", "workloads"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
