@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester", "support.fixtures"]
+
+# Without bytecode, each of hundreds of processes that tests start would rewrite the assertions of all plugins anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long an example takes says how busy this machine is.
 settings.register_profile("aorta", deadline=None, suppress_health_check=[HealthCheck.too_slow])
