@@ -37,6 +37,7 @@ def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=7)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
     example = blocks("runtime.md", "python")[0]
     (pytester.path / "sums.py").write_text(example)

@@ -79,6 +79,7 @@ def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
+@pytest.mark.slow
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.
     slots = () if mode == "xdist" else ("--aorta-slots", "9")

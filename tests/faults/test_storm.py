@@ -29,9 +29,10 @@ TRIALS = 20
 
 ROUNDS = int(os.environ.get("AORTA_STORM_ROUNDS", "20"))
 
-#: Tests that the rounds are spread over; the first is what every change is tried with.
+pytestmark = pytest.mark.slow
+
+#: Tests that the rounds are spread over.
 PARTS = 5
-SOME_PARTS = [pytest.param(part, marks=pytest.mark.slow if part else ()) for part in range(PARTS)]
 
 #: Seconds after which something hangs; nothing that works takes as long.
 PATIENCE = 120.0
@@ -258,7 +259,7 @@ def storm(it: Round) -> None:
     it.figures.update(f"{record.exit_status}" for record in records.values())
 
 
-@pytest.mark.parametrize("part", SOME_PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_trial_gets_its_result(stage: Stage, part: int) -> None:
     seed = os.environ.get("AORTA_STORM_SEED") or str(random.SystemRandom().randrange(10**9))
     stage.write(quick=QUICK)

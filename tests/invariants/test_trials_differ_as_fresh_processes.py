@@ -118,6 +118,7 @@ def test_failures_of_a_workload_that_fails_for_half_of_all_seeds_are_binomial(st
     assert statistic < 13.28  # the 99th percentile with four degrees of freedom
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_trials_in_every_cell(stage: Stage) -> None:
     stage.write(
         fails=FAILS_FOR_HALF.replace(
