@@ -49,14 +49,15 @@ def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
 class Generator:
     """A generator of a module: how to seed it, and whether its state comes from a seed.
 
-    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since.
+    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since; ``get_state``
+    and ``set_state`` are the names of the module's functions.
     """
 
     module: str
     seed: Callable[[Any, int], None]
     descends: Callable[[Any, int], bool]
-    state: Callable[[Any], Any]
-    set_state: Callable[[Any, Any], None]
+    get_state: str
+    set_state: str
 
 
 def _seed_random(module: Any, seed: int) -> None:
@@ -109,27 +110,9 @@ def _torch_descends(module: Any, seed: int) -> bool:
 GENERATORS = {
     it.module: it
     for it in (
-        Generator(
-            "random",
-            _seed_random,
-            _random_descends,
-            state=lambda module: module.getstate(),
-            set_state=lambda module, state: module.setstate(state),
-        ),
-        Generator(
-            "numpy.random",
-            _seed_numpy,
-            _numpy_descends,
-            state=lambda module: module.get_state(),
-            set_state=lambda module, state: module.set_state(state),
-        ),
-        Generator(
-            "torch",
-            _seed_torch,
-            _torch_descends,
-            state=lambda module: module.get_rng_state(),
-            set_state=lambda module, state: module.set_rng_state(state),
-        ),
+        Generator("random", _seed_random, _random_descends, "getstate", "setstate"),
+        Generator("numpy.random", _seed_numpy, _numpy_descends, "get_state", "set_state"),
+        Generator("torch", _seed_torch, _torch_descends, "get_rng_state", "set_rng_state"),
     )
 }
 
@@ -165,14 +148,14 @@ class ProcessSeeds:
         for name in self.given.keys() - self.kept.keys():
             self._give(name, sys.modules[name])
         for name, state in self.kept.items():  # a fork gives ``random`` a new seed
-            GENERATORS[name].set_state(sys.modules[name], state)
+            getattr(sys.modules[name], GENERATORS[name].set_state)(state)
 
     def note_kept(self) -> None:
         """Remember which generators have been seeded otherwise so far: once, before many forks."""
         for name, seed in self.given.items():
             generator, module = GENERATORS[name], sys.modules[name]
             if not generator.descends(module, seed):
-                self.kept[name] = generator.state(module)
+                self.kept[name] = getattr(module, generator.get_state)()
 
     def to_plain(self) -> SeedsData:
         """For the record; seeds of generators that are not loaded yet are those that they will get."""
