@@ -49,8 +49,8 @@ def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
 class Generator:
     """A generator of a module: how to seed it, and whether its state comes from a seed.
 
-    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since; ``get_state``
-    and ``set_state`` are the names of the module's functions.
+    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since.
+    ``get_state`` and ``set_state`` are names of functions of the module.
     """
 
     module: str
