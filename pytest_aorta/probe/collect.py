@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.git import git_state_now
 from pytest_aorta.probe.guard import Facts, Guard, describe
-from pytest_aorta.probe.imported_modules import imported_modules
+from pytest_aorta.probe.imported_modules import count_modules, imported_modules
 from pytest_aorta.probe.libraries import mapped_objects
 from pytest_aorta.probe.plain import plain
 from pytest_aorta.probe.process_state import process
@@ -34,7 +35,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
     collect_end(static, over=False)
-    return static
+    return replace(static, modules=count_modules(static.installed))
 
 
 def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) -> EnvSnapshot:
@@ -102,7 +103,7 @@ def _collect_end(static: StaticEnv, over: bool) -> EndSnapshot:
     captured_at = utc_now()
     torch = guard.part("torch", lambda: torch_state(guard, over), None)
     libraries: Facts = guard.part("libraries", lambda: plain(mapped_objects()), {})
-    modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed)), {})
+    modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed, static.modules)), {})
     return EndSnapshot.model_construct(
         captured_at=captured_at,
         partial=bool(guard.reasons),

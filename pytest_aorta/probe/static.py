@@ -10,6 +10,7 @@ from pytest_aorta.probe.compilers import compilers
 from pytest_aorta.probe.cpu import clock_is_cheap
 from pytest_aorta.probe.git import GitWatch, git_state
 from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.imported_modules import ModuleCount
 from pytest_aorta.probe.interpreter import interpreter
 from pytest_aorta.probe.libraries import loaded_libraries
 from pytest_aorta.probe.machine import host
@@ -34,6 +35,7 @@ class StaticEnv:
         installed: the installed distributions, all of them.
         git: signs of a change of the workload's repository; ``None`` without one.
         clock: whether the processor's clock can be read in every trial.
+        modules: what this process has imported already.
     """
 
     sections: Facts = field(default_factory=dict)
@@ -42,6 +44,7 @@ class StaticEnv:
     installed: Installed = field(default_factory=Installed)
     git: GitWatch | None = None
     clock: bool = False
+    modules: ModuleCount | None = None
 
 
 def gather_static(source: Path | None = None) -> StaticEnv:

@@ -17,9 +17,9 @@ import pytest
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.imported_modules import imported_modules
+from pytest_aorta.probe.imported_modules import count_modules, imported_modules
 from pytest_aorta.probe.libraries import mapped_objects
-from pytest_aorta.probe.packages import Installed, Owner
+from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 from pytest_aorta.probe.torch_state import torch_state
 
@@ -285,3 +285,19 @@ def test_every_part_has_its_time() -> None:
     assert {name for name in parts if name.startswith("trial.")} == trial
     assert set(collect_end(static).parts_ms) == {"torch", "libraries", "modules"}
     assert all(milliseconds >= 0 for milliseconds in parts.values())
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["only new ones", "one has gone as well"])
+def test_counting_from_an_earlier_count_gives_what_counting_all_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr("pytest_aorta.probe.imported_modules._MOST_OTHERS", 10**6)  # this process runs many tests
+    monkeypatch.setitem(sys.modules, "gone_later", ModuleType("gone_later"))
+    installed = installed_distributions(Guard())
+    before = count_modules(installed)
+    for name in ("first_new", "first_new.inner", "second_new"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    if gone:
+        monkeypatch.delitem(sys.modules, "gone_later")
+    assert imported_modules(installed, before) == imported_modules(installed)
+    assert imported_modules(installed, before)["other"]["first_new"]["modules"] == 2
