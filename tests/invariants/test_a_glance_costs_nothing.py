@@ -13,28 +13,6 @@ HEAVY = {"torch", "pydantic", "numpy"}
 
 GEMM = ("--aorta-workload", "gemm")
 
-SIMPLE = """
-class Simple:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self):
-        return {"passed": True, "step_times_ms": [1.5, 2.5, 9.0]}
-"""
-
-
-@pytest.fixture
-def simple(stage: Stage) -> Stage:
-    """With a registered workload ``simple`` and a test."""
-    stage.write(
-        simple=SIMPLE,
-        test_other="""
-        def test_other():
-            pass
-        """,
-    )
-    stage.register(simple="simple:Simple")
-    return stage
-
 
 @pytest.mark.parametrize(
     "arguments",

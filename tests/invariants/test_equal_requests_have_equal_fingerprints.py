@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from support.stage import Stage
-
-ECHO = """
-class Echo:
-    def __init__(self, config): self.config = config
-    def setup(self): pass
-    def run(self): return {"passed": True, "metrics": dict(self.config)}
-
-class Other(Echo):
-    pass
-"""
-
-
-@pytest.fixture
-def echo(stage: Stage) -> Stage:
-    stage.write(echo=ECHO)
-    stage.register(echo="echo:Echo", other="echo:Other")
-    return stage
+from support.workloads import ECHO
 
 
 def test_same_request_has_the_same_fingerprint_and_another_has_not(echo: Stage) -> None:

@@ -7,32 +7,6 @@ import re
 import pytest
 from support.stage import Stage
 
-WORKLOADS = """
-import os
-
-import pydantic
-
-class Plain:
-    def __init__(self, config): self.config = config
-    def setup(self): pass
-    def run(self): return {"passed": True, "metrics": {**self.config, "SEEN": os.environ.get("SEEN")}}
-
-class Typed(Plain):
-    class Config(pydantic.BaseModel):
-        size: int = 1
-        mode: str = "fast"
-
-    def __init__(self, config): self.config = config.model_dump()
-"""
-
-
-@pytest.fixture
-def offered(stage: Stage) -> Stage:
-    stage.write(offered=WORKLOADS)
-    stage.register(plain="offered:Plain", typed="offered:Typed")
-    return stage
-
-
 PLAIN = ("--aorta-workload", "plain")
 
 TYPED = ("--aorta-workload", "typed")

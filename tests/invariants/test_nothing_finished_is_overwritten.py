@@ -5,27 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.stage import Stage
 
 FAULTY = Path(__file__).parents[1] / "plugin" / "faulty_workloads.py"
-
-ECHO = """
-class Echo:
-    def __init__(self, config): self.config = config
-    def setup(self): pass
-    def run(self): return {"passed": True, "metrics": dict(self.config)}
-
-class Other(Echo):
-    pass
-"""
-
-
-@pytest.fixture
-def echo(stage: Stage) -> Stage:
-    stage.write(echo=ECHO)
-    stage.register(echo="echo:Echo", other="echo:Other")
-    return stage
 
 
 def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> None:

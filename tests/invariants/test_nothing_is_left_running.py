@@ -7,39 +7,6 @@ import signal
 import pytest
 from support.stage import Stage
 
-#: The third trial waits for ever in the phase that is named in the environment.
-WAITS = """
-import os
-import subprocess
-import time
-from pathlib import Path
-
-class Waits:
-    def __init__(self, config): pass
-    def phase(self, name):
-        if name == "setup":
-            self.index = len(list(Path.cwd().glob("seen_*")))
-            Path(f"seen_{self.index}").touch()
-        if self.index == 2 and name == os.environ["WAIT_IN"]:
-            subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            time.sleep(0.3)  # by then, pytest waits for it
-            Path("waiting").touch()
-            time.sleep(1000)
-    def setup(self):
-        self.phase("setup")
-    def run(self):
-        self.phase("run")
-        return {"passed": True, "metrics": {"index": self.index}}
-    def cleanup(self):
-        self.phase("cleanup")
-"""
-
-
-@pytest.fixture
-def waits(stage: Stage) -> Stage:
-    stage.write(waits=WAITS)
-    return stage
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_nothing_survives_the_end_of_pytest(waits: Stage, monkeypatch: pytest.MonkeyPatch, number: int) -> None:

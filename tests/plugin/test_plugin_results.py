@@ -12,23 +12,6 @@ from pytest_aorta import TrialResult
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
-ECHO = """
-class Echo:
-    def __init__(self, config): self.config = config
-    def setup(self): pass
-    def run(self): return {"passed": True, "metrics": dict(self.config)}
-
-class Other(Echo):
-    pass
-"""
-
-
-@pytest.fixture
-def echo(stage: Stage) -> Stage:
-    stage.write(echo=ECHO)
-    stage.register(echo="echo:Echo", other="echo:Other")
-    return stage
-
 
 def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
     stage.write(
