@@ -48,7 +48,7 @@ class TrialWriter:
         self.summary.add(trial)
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
-        """Keep a record in the temporary directory; where, in words."""
+        """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
         path = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.store.stamp}" / trial.path
         try:
             write_json(path, trial.result)

@@ -1,4 +1,4 @@
-"""What preparing a cell has found out, on its way from another host."""
+"""A prepared cell survives serialisation, as between hosts."""
 
 from __future__ import annotations
 

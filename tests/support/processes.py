@@ -59,7 +59,7 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            # Zombies do not run, and are nobody's to collect in a container without an init.
+            # Zombies do not run; in a container without an init process, they are never reaped.
             if (
                 process.pid != os.getpid()
                 and process.environ().get(MARK) == mark

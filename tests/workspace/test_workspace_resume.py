@@ -7,31 +7,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from support.records import record
 
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, retitle
-
-
-def record(**changes: Any) -> dict[str, Any]:
-    """The content of a trial file."""
-    return {
-        "schema_version": "0.1",
-        "trial_id": "probe_d0_m0_t0",
-        "workload": "probe",
-        "cell": "local-none",
-        "trial_index": 0,
-        "execution_env": {"kind": "local", "name": "local", "source_package": "builtin"},
-        "mitigations_applied": ["none"],
-        "config": {},
-        "env": {},
-        "result": {"passed": True},
-        "wall_clock_sec": 0.5,
-        "exit_status": "ok",
-        "started_at": "2026-01-01T00:00:00.000+00:00",
-        "host": "here",
-        "request_fingerprint": "f00",
-        **changes,
-    }
 
 
 def put(path: Path, **changes: Any) -> Path:

@@ -108,7 +108,7 @@ class ZygotePool:
             if not isinstance(error, ZygoteError):
                 entry.started.set_exception(ZygoteError(f"its start was interrupted: {error!r}"))
                 raise
-            failure = ZygoteUnwanted("nobody waited for its start any more") if entry.unwanted else error
+            failure = ZygoteUnwanted("its start was cancelled") if entry.unwanted else error
             entry.started.set_exception(failure)
             if failure is error:
                 raise
