@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,15 @@ from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.runtime.endpoints.job_slot import Slot
 from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.records import Outcome
-from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import GRACE
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -40,9 +37,7 @@ class TrialEngine:
     """Runs trials on the slots of a worker, in the order in which they are launched.
 
     Args:
-        slots: trials at a time, on each host.
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
-        hosts: execnet specifications; this host, if there are none.
+        resources: slots, devices, cores and hosts of the run.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
         elastic: options of trials that have several nodes: this one and others, or the hosts.
@@ -51,27 +46,26 @@ class TrialEngine:
     def __init__(
         self,
         *,
-        slots: int = 1,
-        devices: tuple[int, ...] | None = None,
-        hosts: Sequence[str] = (),
+        resources: Resources,
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
         elastic: ElasticOptions | None = None,
     ) -> None:
-        self._hosts = tuple(hosts)
+        self._hosts = hosts = resources.hosts
         self._nodes = plan_nodes(elastic, hosts)
-        options = HostOptions(slots, devices)
+        options = HostOptions(replace(resources, hosts=()), max(1, len(hosts)))
         if hosts:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
             for number, host in enumerate(hosts):
                 port = self._nodes.port if self._nodes is not None and number == 0 else None
                 own = replace(options, node_port=port)
-                self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=own), host)
+                below = Worker(3, slots=resources.slots, service=_SERVICE, service_argument=own)
+                self._worker.add_worker(below, host)
         else:
             self._worker = Worker(
                 3,
-                slots=_shares(slots) if slots > 1 and not devices else slots,
+                slots=resources.slots,
                 service=_SERVICE,
                 service_argument=replace(options, node_port=None if elastic is None else store_port(elastic)),
                 grace=grace,
@@ -199,10 +193,3 @@ class TrialEngine:
         """End all processes; from any thread."""
         with self._worker:  # only the thread that enters it may close it
             pass
-
-
-def _shares(slots: int) -> list[Slot]:
-    """Slots with disjoint cores, where there are enough."""
-    if slots > len(os.sched_getaffinity(0)):
-        return [Slot(index, None, 1) for index in range(slots)]
-    return [Slot(index, cores, threads_of(cores)) for index, cores in enumerate(core_shares(slots))]

@@ -92,7 +92,12 @@ def check_slots(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: naming both sides.
     """
-    resources = run_of(config).selection.resources
+    selection = run_of(config).selection
+    resources = selection.resources
+    if resources.own_cores and selection.execution.isolation == "none":
+        raise pytest.UsageError(
+            "--aorta-own-cores and --aorta-isolation none: a trial in pytest's own process has that process's cores"
+        )
     if resources.total_slots == 1 and not resources.hosts:
         return
     option = "--aorta-host" if resources.hosts else f"--aorta-slots {resources.slots}"

@@ -73,7 +73,7 @@ class Run:
 
     def keep(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""
-        trial = FinishedTrial.of(paths, record, resumed)
+        trial = FinishedTrial.of(paths, record, resumed, self.runner.store.not_kept.pop(paths, ()))
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

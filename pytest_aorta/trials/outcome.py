@@ -46,6 +46,7 @@ class Observed:
         phase: the phase that the trial is in, or was in when it ended.
         phases_sec: duration of each ended phase in seconds.
         env: snapshot of the trial's environment, ``None`` before it was received.
+        imported_later: digests of the source files that were imported after the cell was prepared.
         result: what ``run()`` returned.
         failures: failures that the trial reported, by phase.
         ranks: records of the ranks of a distributed trial.
@@ -70,6 +71,7 @@ class Observed:
     phase: Phase = "launch"
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
+    imported_later: dict[str, str] = field(default_factory=dict)
     seeds: SeedsData | None = None
     result: ResultData | None = None
     failures: dict[Phase, FailureData] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Observed:
             self.seeds = event.get("seeds")
         elif event["type"] == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
+            self.imported_later = event.get("sources", {})
         elif event["type"] == "group":
             self.states.append(event)
         elif event["type"] == "attempt":

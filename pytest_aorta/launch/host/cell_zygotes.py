@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Collection
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
@@ -42,12 +43,14 @@ class CellZygotes:
             LaunchModeError: the workload cannot be launched this way.
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
-        info = self._info(spec, _specification(spec, inherited, allocation))
+        imposed = allocation.imposed(inherited.variables, {}).variables
+        info = self._info(spec, _specification(spec, inherited, allocation), imposed)
         if info.config_error is not None:
             raise ConfigError(info.config_error)
-        return PreparedCell(info, resolve_launch(spec, info.launch_mode, info.min_world_size))
+        return PreparedCell(info, resolve_launch(spec, info.launch_mode, info.min_world_size), allocation.imposes)
 
-    def _info(self, spec: TrialSpec, wanted: ZygoteSpec) -> WorkloadInfo:
+    def _info(self, spec: TrialSpec, wanted: ZygoteSpec, imposed: Collection[str]) -> WorkloadInfo:
+        """``imposed``: names of variables that are none of the surroundings."""
         key = wanted.key()
         if key in self._broken:
             raise self._broken[key]
@@ -59,7 +62,7 @@ class CellZygotes:
             except ZygoteError as error:
                 self._broken[key] = error
                 raise
-            self._infos[key] = self._read_info(spec, key, server)
+            self._infos[key] = self._read_info(spec, key, server).without_variables(imposed)
         return self._infos[key]
 
     def _read_info(self, spec: TrialSpec, key: str, server: Server) -> WorkloadInfo:

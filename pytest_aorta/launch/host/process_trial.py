@@ -28,7 +28,7 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
-from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.result import Imposed, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -58,6 +58,8 @@ class ProcessTrial:
         self._evidence: Evidence | None = None
         self._server: Server | None = None
         self._task: Task | None = None
+        self._imposed = Imposed()
+        self._side_by_side: SideBySide | None = None
         self._deadline: float | None = None
         #: When the stall limit will have passed.
         self._stalls_at: float | None = None
@@ -76,6 +78,8 @@ class ProcessTrial:
             timeout: deadline in seconds that overrides the spec's; counts from here, or from the end of a fresh import.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._imposed = allocation.imposed(inherited.variables, self.spec.overlay)
+        self._side_by_side = allocation.side_by_side
         try:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation)
             self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
@@ -258,4 +262,6 @@ class ProcessTrial:
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
+            imposed=self._imposed,
+            side_by_side=self._side_by_side,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from pytest_aorta.launch.job_messages import (
 )
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext
@@ -37,13 +38,13 @@ class HostOptions:
     """Options of a ``HostService``.
 
     Attributes:
-        slots: trials at a time.
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        resources: of the run, without the specifications of its hosts.
+        hosts: number of hosts of the run.
         node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
     """
 
-    slots: int
-    devices: tuple[int, ...] | None
+    resources: Resources
+    hosts: int = 1
     node_port: int | None = None
 
 
@@ -51,8 +52,8 @@ class HostService:
     """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
 
     def __init__(self, options: HostOptions) -> None:
-        self.allocator = Allocator(options.devices)
-        self.zygotes = CellZygotes(options.slots)
+        self.allocator = Allocator(options.resources, options.hosts)
+        self.zygotes = CellZygotes(options.resources.slots)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self.ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that jobs have emitted.
@@ -114,6 +115,7 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
             cell = service.zygotes.prepare(spec, inherited, allocation)
         service.allocator.check_need(spec.workload.name, cell.plan.nproc)
         service.ranks[spec.workload.name] = cell.plan.nproc
+        cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
     except Exception as error:
         raise CellBroken(error) from error
     return cell.to_plain()
