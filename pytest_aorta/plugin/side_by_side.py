@@ -41,10 +41,10 @@ class SideBySideLines:
             found.append(text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials")
         if self._trials > 1 and self._crowded and not one_at_a_time:
             (what, ranks, threads, cores), _ = self._crowded.most_common(1)[0]
-            of_ranks = f" x {counted(ranks, 'rank')}" if ranks > 1 else ""
+            processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
             found.append(
-                f"{what}{of_ranks} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps take longer than "
-                "alone, perhaps many times; --aorta-own-cores divides the cores (and limits threads)"
+                f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
+                "longer than alone (--aorta-own-cores divides the cores)"
             )
         return found
 

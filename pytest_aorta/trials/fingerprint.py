@@ -102,11 +102,9 @@ def fingerprint_parts(
         "data_files": dict(ingredients.data_files),
         "config": dict(ingredients.config),
         "environment": {
-            "name": environment.name,
-            "docker": environment.docker,
-            "venv": environment.venv,
-            "rocm": environment.rocm,
-            "launcher": list(environment.launcher),
+            name: value
+            for name in ("name", "docker", "venv", "rocm", "launcher")
+            if (value := getattr(environment, name))
         },
         "mitigations": list(spec.mitigations),
         "overlay": dict(spec.overlay),

@@ -25,6 +25,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 #: Beginnings of folders in which torch and Triton keep what they have compiled.
 _COMPILED = ("torchinductor_", ".triton", "torch_extensions", "inductor_cache")
 
+_STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -83,7 +84,7 @@ def _is_known_otherwise(file: str, inside: str | None) -> bool:
     if inside is not None and file.startswith(inside):
         # A virtual environment may lie below a workload's folder; what is installed there is not its source.
         return any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in _INSTALLED)
-    if file.startswith(_OWN):
+    if file.startswith((_OWN, _STDLIB)):
         return True
     folders = file.split(os.sep)
     return any(folder in _INSTALLED or folder.startswith(_COMPILED) for folder in folders)
