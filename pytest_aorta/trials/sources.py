@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ def _file(name: str) -> str | None:
         file = object.__getattribute__(module, "__dict__").get("__file__")
     except AttributeError:
         return None
-    return file if isinstance(file, str) else None
+    return file if isinstance(file, str) and "\0" not in file else None
 
 
 def _is_known_otherwise(file: str, inside: str | None) -> bool:
@@ -95,25 +96,42 @@ def _key(file: str, inside: str | None) -> str:
 
 
 def file_digest(path: Path) -> str | None:
-    """16 hexadecimal digits of a file's content, or of everything below a folder; ``None`` when it is not there.
+    """16 hexadecimal digits of a file's content, or of all files below a folder; ``None`` when it is not there.
 
-    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification, as text.
+    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text; of a folder with more than
+    these, the digits are taken of the sizes and times of its files.
     """
     try:
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            listing = "\n".join(f"{file.relative_to(path)}\0{file_digest(file)}" for file in files)
-            return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         status = path.stat()
-        if status.st_size > READ_AT_MOST:
-            return f"{status.st_size} bytes of {status.st_mtime_ns}"
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
+        if stat.S_ISDIR(status.st_mode):
+            return _folder_digest(path)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return _content_digest(path) if status.st_size <= READ_AT_MOST else _size_and_time(status)
     except OSError:
         return None
+
+
+def _content_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()[:16]
+
+
+def _size_and_time(status: os.stat_result) -> str:
+    return f"{status.st_size} bytes of {status.st_mtime_ns}"
+
+
+def _folder_digest(folder: Path) -> str:
+    files = {file: file.stat() for file in sorted(folder.rglob("*")) if file.is_file()}
+    is_small = sum(status.st_size for status in files.values()) <= READ_AT_MOST
+    lines = (
+        f"{file.relative_to(folder)}\0{_content_digest(file) if is_small else _size_and_time(status)}\n"
+        for file, status in files.items()
+    )
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:

@@ -91,7 +91,7 @@ def test_a_digest_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.Mon
     assert file_digest(file) == "4 bytes of 5"
 
 
-def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path) -> None:
+def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("1")
     first = file_digest(tmp_path)
@@ -99,6 +99,14 @@ def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path) -> None:
     assert file_digest(tmp_path) != first
     (tmp_path / "deep" / "b").unlink()
     assert file_digest(tmp_path) == first
+    os.mkfifo(tmp_path / "pipe")  # which nothing is to be read from
+    assert file_digest(tmp_path) == first
+    assert file_digest(tmp_path / "pipe") is None
+    monkeypatch.setattr(sources_module, "READ_AT_MOST", 0)
+    os.utime(tmp_path / "deep" / "a", ns=(5, 5))
+    first = file_digest(tmp_path)
+    os.utime(tmp_path / "deep" / "a", ns=(6, 6))
+    assert file_digest(tmp_path) != first
 
 
 def declaring(folder: Path, declaration: str) -> type[Any]:
