@@ -27,12 +27,19 @@ _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
 
 
-def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change."""
-    global _static, _seeds
+def load(argument: WorkloadArgument, seed: int | None = None) -> None:
+    """Import the workload, whose generators get this seed."""
+    global _seeds
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    load_class(argument["target"])
+
+
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe the workload that was loaded; take the snapshot of what will not change."""
+    global _static
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
