@@ -62,6 +62,7 @@ class Passes:
 """
 
 ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "spawn"])
+MOSTLY_SPAWN = pytest.mark.parametrize("isolation", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 
 
 def slow_to_import(seconds: str) -> str:
@@ -123,7 +124,7 @@ def test_an_import_that_took_too_long_for_one_deadline_may_be_fast_enough_for_an
     assert len(imports(stage)) == 2
 
 
-@ISOLATIONS
+@MOSTLY_SPAWN
 def test_an_import_cannot_report_progress_and_so_does_not_stall(stage: Stage, isolation: str) -> None:
     stage.write(slow=slow_to_import("1.0"))
     options = ("--aorta-isolation", isolation, "--aorta-stall-timeout", "0.7")
@@ -188,7 +189,7 @@ def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypat
     result.assert_outcomes(passed=4)
 
 
-@ISOLATIONS
+@MOSTLY_SPAWN
 def test_an_interrupt_ends_an_import(stage: Stage, isolation: str) -> None:
     stage.write(hangs=HANGS)
     process = stage.start("hangs.py", "--aorta-isolation", isolation)

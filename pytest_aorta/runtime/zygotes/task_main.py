@@ -28,10 +28,12 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
             import_target(prepared["warm_up"])(prepared["argument"])
     task = _take(channel)
     try:
+        _move(task["cores"])
         if run is None:
             run = _prepare(channel, prepared)
             if task["hold"]:
                 task = _take(channel)
+                _move(task["cores"])
         run(task["payload"], channel)
     except BaseException:
         traceback.print_exc()  # into the task's own log
@@ -41,7 +43,7 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
 
 
 def _take(channel: Channel) -> ChildTask:
-    """Wait for a task, and give this process the task's files and cores."""
+    """Wait for a task and its descriptors, and redirect this process to the task's files."""
     received = channel.receive()
     if received is None:
         os._exit(0)
@@ -53,14 +55,18 @@ def _take(channel: Channel) -> ChildTask:
     try:
         redirect(task["stdout"], task["stderr"])
         arm(task["stacks"])
-        if task["cores"] is not None:
-            for thread in os.listdir("/proc/self/task"):  # there is only one, unless it was held
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread), task["cores"])
     except OSError as error:  # a folder that has vanished, a full disk
         _report(channel, {"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
     return task
+
+
+def _move(cores: list[int] | None) -> None:
+    """Have all threads of this process run on these cores."""
+    if cores is not None:
+        for thread in os.listdir("/proc/self/task"):  # there is only one, unless it was held
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), cores)
 
 
 def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
