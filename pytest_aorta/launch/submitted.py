@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import wait_bounded
+from pytest_aorta.launch.diagnosis.import_hang import ImportHang
 from pytest_aorta.launch.job_messages import JobEvent, broken_cell
 from pytest_aorta.launch.record import build_record, logs_in
 from pytest_aorta.probe.snapshot import utc_now
@@ -68,6 +69,8 @@ class SlotTrial:
         self._record: TrialResult | None = None
         #: Called with the list of installed distributions, once for each host and list.
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
+        #: Whether something may be put into its folder although it has not started.
+        self.make_room: Callable[[], bool] = lambda: True
         #: Whether a slot has taken it.
         self.started = False
 
@@ -156,9 +159,15 @@ class SlotTrial:
     def _build(self, settled: TaskRecord) -> TrialResult:
         if settled.outcome is Outcome.SUCCESS:
             return TrialResult.from_dict(settled.payload)
-        seen = Observed(lost=_lost(settled, self._why, self._phase()))
-        logs = logs_in(self.folder) if self.started else {}  # what lies there is of an earlier run
-        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs)
+        seen, has_logs = Observed(), self.started  # else what lies there is of an earlier run
+        broken = broken_cell(settled)
+        if broken is not None and "hang" in broken:
+            has_logs = has_logs or self.make_room()
+            ImportHang(**broken["hang"]).see(seen, self.spec.workload.target, self.folder if has_logs else None)
+        else:
+            seen.lost = _lost(settled, self._why, self._phase())
+        logs = logs_in(self.folder) if has_logs else {}
+        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs, stacks=logs.get("stacks"))
 
 
 def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:

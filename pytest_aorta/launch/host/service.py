@@ -21,7 +21,7 @@ from pytest_aorta.launch.job_messages import (
     WarningIssued,
 )
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class CellBroken(Exception):
             "error": lost.error,
             "returncode": lost.returncode,
         }
+        if isinstance(error, ZygoteTimeout):
+            self.details["hang"] = {"limit": error.limit, "stacks": error.stacks, "output": error.output}
 
 
 def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
@@ -112,7 +114,9 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     try:
         with service.allocator.allocate(job, 1) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            cell = service.zygotes.prepare(spec, inherited, allocation)
+            cell = service.zygotes.prepare(spec, inherited, allocation, order.timeout)
+            if allocation.device_ids:  # it may use what it has no lease for any more
+                service.zygotes.close_held(spec, inherited, allocation)
         service.allocator.check_need(spec.workload.name, cell.plan.nproc)
         service.ranks[spec.workload.name] = cell.plan.nproc
         cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
