@@ -86,6 +86,7 @@ class TrialRunner:
             devices=resources.devices,
             hosts=resources.hosts,
             grace=self.selection.limits.grace,
+            results=self.store.results,
             elastic=elastic if is_multi_node(elastic) else None,
             identity=_code_identity(self.plans) if resources.hosts else None,
         )

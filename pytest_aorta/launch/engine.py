@@ -45,6 +45,7 @@ class TrialEngine:
         hosts: execnet specifications; this host, if there are none.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
+        results: the folder that files of trials on this host are written to.
         elastic: options of trials that have several nodes: this one and others, or the hosts.
     """
 
@@ -56,8 +57,10 @@ class TrialEngine:
         hosts: Sequence[str] = (),
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
+        results: Path | None = None,
         elastic: ElasticOptions | None = None,
     ) -> None:
+        self._results = results
         self._hosts = tuple(hosts)
         self._nodes = plan_nodes(elastic, hosts)
         options = HostOptions(slots, devices)
@@ -183,7 +186,7 @@ class TrialEngine:
     def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
         if self._hosts:  # another host inherits from its worker
             return TrialOrder(spec, folder, timeout)
-        now = Inherited.now()
+        now = Inherited.now(self._results)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
         return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))

@@ -51,7 +51,11 @@ class _Record(BaseModel):
 
 
 class ExecutionEnv(_Record):
-    """The environment that the trial was started in."""
+    """The environment that the trial was started in.
+
+    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim, ``findings`` what it has
+    seen; null where nothing is claimed, or it could not be told. ``entered_with`` is the engine that has started it.
+    """
 
     kind: Literal["local", "venv", "docker", "rocm"]
     name: str
@@ -59,6 +63,9 @@ class ExecutionEnv(_Record):
     digest: str | None = None
     venv: str | None = None
     rocm: str | None = None
+    verified: bool | None = None
+    findings: list[str] = Field(default_factory=list)
+    entered_with: str | None = None
     source_package: str
 
 

@@ -92,6 +92,8 @@ class TrialSpec:
         }
         if execution.elastic != DEFAULTS:
             request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
+        if environment.enter:
+            request["enter"] = [environment.enter, list(environment.engine_options)]
         if memory is not None:
             request["memory"] = memory
         if self.seed is not None:

@@ -5,8 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What to know of a launcher prefix; words may hold ``prefix_socket.FOLDER_WORD`` and ``TAG_WORD``.
+
+    Attributes:
+        restored: variables that are set again if the prefix passes none on.
+        packages: the folder with this package as the process sees it; ``None`` where that is installed.
+        stop: a command that ends what the prefix has started, if that outlives the prefix.
+    """
+
+    restored: Mapping[str, str] = field(default_factory=dict, repr=False)
+    packages: str | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class ZygoteSpec:
         warm_up: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
             will touch. After a fork, the first touch of a page costs about a microsecond, and a task's start is
             hundreds of them; this way they are over before the task comes. Must have no other effect.
+        behind: about the prefix, where ``command`` has one.
     """
 
     command: tuple[str, ...]
@@ -37,6 +53,12 @@ class ZygoteSpec:
     cwd: str
     fresh: bool = False
     warm_up: str | None = None
+    behind: Behind = field(default_factory=Behind)
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether something stands in front of the interpreter."""
+        return len(self.command) > 1
 
     def key(self) -> str:
         """Digest of all fields."""
@@ -50,5 +72,6 @@ class ZygoteSpec:
             self.cwd,
             self.fresh,
             self.warm_up,
+            [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()
