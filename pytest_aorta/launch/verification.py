@@ -108,7 +108,7 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
     text = " and ".join(f"{what} {version}" for what, version in there.items()) or "there is no ROCm"
     if any(_is_release(version, rocm) for version in there.values()):
         return True, f"ROCm {rocm}: {text}"
-    if "hip" in torch or wheel:
+    if "hip" in torch or wheel or ("rocm" in accelerator and not installed):
         return False, f"ROCm {rocm}: {text}"
     return None, f"ROCm {rocm}: it is not known what torch was built for"
 

@@ -111,6 +111,8 @@ def test_rocm_of_a_torch_that_was_not_imported_is_known_of_wheels() -> None:
         return verify(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}}).verified
 
     assert (of("2.9.0+rocm7.0"), of("2.9.0+rocm6.4"), of("2.9.0a0+git123")) == (True, False, None)
+    nowhere = {"torch": {"imported": False, "version": "2.9.0a0+git123"}, "accelerator": {"rocm": None}}
+    assert verify(environment(rocm="7.0"), nowhere).verified is False
     assert verify(environment(rocm="7.0"), UNKNOWN).verified is None
 
 

@@ -152,7 +152,7 @@ def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
 
 
 def test_a_launcher_that_is_not_there(nursery: Nursery) -> None:
-    with pytest.raises(ZygoteError, match=r"^cannot start 'no_such_launcher': "):
+    with pytest.raises(ZygoteError, match=r"^cannot start 'no_such_launcher', of `no_such_launcher -x "):
         nursery.start("", command=("no_such_launcher", "-x", sys.executable))
 
 
