@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
-from pytest_aorta.launch.verification import verify
+from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
@@ -102,7 +102,8 @@ class InProcessTrial:
         if self.seen.env is None or self._warned:
             return []
         self._warned = True
-        warning = verify(self.spec.environment, self.seen.env).warning
+        environment = self.spec.environment
+        warning = warning_of(environment, check_claims(environment, self.seen.env))
         return [] if warning is None else [warning]
 
     def _run_phase(self, phase: str) -> None:

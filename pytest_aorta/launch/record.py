@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.launch.containers import choose_engine
-from pytest_aorta.launch.verification import verify
+from pytest_aorta.launch.verification import check_claims, overall
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
@@ -69,7 +69,7 @@ def execution_env(environment: Environment, env: Mapping[str, Any]) -> Execution
     """The environment of a trial, with what its snapshot says of it."""
     found = choose_engine(environment) if environment.enter else None
     digest = image_digest(environment.docker, found[0] if found else "docker") if environment.docker else None
-    verification = verify(environment, env, digest)
+    claims = check_claims(environment, env, digest)
     return ExecutionEnv(
         kind=environment.kind,
         name=environment.name,
@@ -77,8 +77,8 @@ def execution_env(environment: Environment, env: Mapping[str, Any]) -> Execution
         digest=digest,
         venv=environment.venv,
         rocm=environment.rocm,
-        verified=verification.verified,
-        findings=list(verification.findings),
+        verified=overall(claims),
+        claims=claims,
         entered_with=found[0] if found and env.get("runtime_context") else None,
         source_package=environment.source_package,
     )

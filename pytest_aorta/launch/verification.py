@@ -4,73 +4,67 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_aorta.registry import Environment
+from pytest_aorta.trials.result import Claim
 
-#: A part of a claim: whether it is true, where that can be told, and why.
+#: Whether a claim is true, where that can be told, and what was found.
 Finding = tuple[bool | None, str]
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The claims of an environment.
-
-    Attributes:
-        verified: false if one is false; true if all are true; ``None`` where there are none, or one is not known.
-        findings: one line for each.
-        warning: for the user, if one is false.
-    """
-
-    verified: bool | None = None
-    findings: tuple[str, ...] = ()
-    warning: str | None = None
-
-
-def verify(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> Verification:
-    """Check the claims of an environment.
+def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
+    """Check what an environment claims; empty where it claims nothing.
 
     Args:
         environment: of the trial.
         env: the snapshot that the trial has taken, as plain data.
         digest: of the claimed image, where it is known.
     """
-    found: list[Finding] = []
-    if environment.docker is not None:
-        found.append(_image(environment, env.get("runtime_context") or {}, digest))
-    if environment.venv is not None:
-        found.append(_venv(environment.venv, env.get("python") or {}))
-    if environment.rocm is not None:
-        found.append(_rocm(environment.rocm, env.get("torch") or {}, env.get("accelerator") or {}))
-    texts = tuple(text for _, text in found)
-    if wrong := [text for value, text in found if value is False]:
-        name = f"{environment.name!r} ({environment.source_package})"
-        return Verification(False, texts, f"trials of the environment {name} do not run in it: {'; '.join(wrong)}")
-    return Verification(True if found and all(value for value, _ in found) else None, texts)
+    image, venv, rocm = environment.docker, environment.venv, environment.rocm
+    found: dict[str, Finding] = {}
+    if image is not None:
+        found[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
+    if venv is not None:
+        found[f"venv {venv}"] = _venv(venv, env.get("python") or {})
+    if rocm is not None:
+        found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
+    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
 
 
-def _image(environment: Environment, context: Mapping[str, Any], digest: str | None) -> Finding:
-    image = environment.docker or ""
+def overall(claims: Sequence[Claim]) -> bool | None:
+    """False if one is false; true if all are true; ``None`` where there are none, or one is not known."""
+    values = [claim.verified for claim in claims]
+    return False if False in values else None if not values or None in values else True
+
+
+def warning_of(environment: Environment, claims: Sequence[Claim]) -> str | None:
+    """What the user should know, if a claim is false."""
+    wrong = "; ".join(f"{claim.claim}: {claim.found}" for claim in claims if claim.verified is False)
+    name = f"{environment.name!r} ({environment.source_package})"
+    return f"trials of the environment {name} do not run in it: {wrong}" if wrong else None
+
+
+def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | None) -> Finding:
     if "container" not in context:
-        return None, f"image {image}: it is not known whether the trial ran in a container"
+        return None, "it is not known whether the trial ran in a container"
     container = context["container"]
     if container is None:
-        if environment.enter:
-            return None, f"image {image}: entered, but nothing that the trial sees shows a container"
-        return False, f"image {image}: the trial ran in no container"
+        if entered:
+            return None, "entered, but nothing that the trial sees shows a container"
+        return False, "the trial ran in no container"
     there = f"a {container['kind']} container"
     shown, shown_id = container.get("image"), container.get("image_id")
     if digest is not None and shown_id is not None:
         same = digest.removeprefix("sha256:") == shown_id.removeprefix("sha256:")
-        return same, f"image {image}: the trial ran in {there} of {'this image' if same else shown or shown_id}"
+        return same, f"the trial ran in {there} of {'this image' if same else shown or shown_id}"
     if shown is not None:
         same = _reference(shown) == _reference(image)
-        return same, f"image {image}: the trial ran in {there} of {'this image' if same else shown}"
-    if environment.enter:
-        return True, f"image {image}: entered, and the trial ran in {there}"
-    return None, f"image {image}: the trial ran in {there}, which does not show its image"
+        return same, f"the trial ran in {there} of {'this image' if same else shown}"
+    if entered:
+        return True, f"entered, and the trial ran in {there}"
+    return None, f"the trial ran in {there}, which does not show its image"
 
 
 def _reference(image: str) -> str:
@@ -86,9 +80,9 @@ def _reference(image: str) -> str:
 def _venv(venv: str, python: Mapping[str, Any]) -> Finding:
     prefix = python.get("prefix")
     if prefix is None:
-        return None, f"venv {venv}: it is not known which interpreter ran the trial"
+        return None, "it is not known which interpreter ran the trial"
     same = prefix == venv or os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv))
-    return same, f"venv {venv}: the interpreter's prefix is {'this' if same else prefix}"
+    return same, f"the interpreter's prefix is {'this' if same else prefix}"
 
 
 def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -> Finding:
@@ -96,7 +90,7 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
     if rocm.startswith(("/", "~")):
         path = installed.get("path")
         same = path is not None and os.path.realpath(os.path.expanduser(rocm)) == path
-        return same, f"ROCm {rocm}: " + (f"ROCm is in {path}" if path else "there is no ROCm")
+        return same, "" + (f"ROCm is in {path}" if path else "there is no ROCm")
     # A wheel names its release; of another torch that was not imported, it is not known what it was built for.
     wheel = re.search(r"\+rocm([\d.]+)", torch.get("version") or "")
     versions = {
@@ -107,10 +101,10 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
     there = {what: version for what, version in versions.items() if version}
     text = " and ".join(f"{what} {version}" for what, version in there.items()) or "there is no ROCm"
     if any(_is_release(version, rocm) for version in there.values()):
-        return True, f"ROCm {rocm}: {text}"
+        return True, f"{text}"
     if "hip" in torch or wheel or ("rocm" in accelerator and not installed):
-        return False, f"ROCm {rocm}: {text}"
-    return None, f"ROCm {rocm}: it is not known what torch was built for"
+        return False, f"{text}"
+    return None, "it is not known what torch was built for"
 
 
 def _is_release(version: str, claimed: str) -> bool:

@@ -29,7 +29,7 @@ class CellSummary:
     restarted: int = 0
     #: How many trials did not run in their environment, and what the first of them has found.
     elsewhere: int = 0
-    findings: list[str] = field(default_factory=list)
+    found_there: str = ""
 
 
 class Summary:
@@ -51,7 +51,8 @@ class Summary:
         place = result["execution_env"]
         if place.get("verified") is False:
             cell.elsewhere += 1
-            cell.findings = cell.findings or place["findings"]
+            wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
+            cell.found_there = cell.found_there or "; ".join(wrong)
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
@@ -71,7 +72,7 @@ class Summary:
         for (workload, cell), found in self._cells.items():
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
-                terminal.write_line(f"{what}: {'; '.join(found.findings)}", yellow=True)
+                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
         if self._run.selection.resume:
             total = sum(cell.statuses.total() for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")

@@ -50,11 +50,19 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
+class Claim(_Record):
+    """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
+
+    claim: str
+    verified: bool | None
+    found: str
+
+
 class ExecutionEnv(_Record):
     """The environment that the trial was started in.
 
-    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim, ``findings`` what it has
-    seen; null where nothing is claimed, or it could not be told. ``entered_with`` is the engine that has started it.
+    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is not so, null
+    where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
     """
 
     kind: Literal["local", "venv", "docker", "rocm"]
@@ -64,7 +72,7 @@ class ExecutionEnv(_Record):
     venv: str | None = None
     rocm: str | None = None
     verified: bool | None = None
-    findings: list[str] = Field(default_factory=list)
+    claims: list[Claim] = Field(default_factory=list)
     entered_with: str | None = None
     source_package: str
 

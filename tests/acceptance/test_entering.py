@@ -89,7 +89,8 @@ def test_a_trial_runs_in_the_container_and_its_record_says_so(boxed: Boxed) -> N
     assert (seen["pid"] < 100, seen["pid"] != second["result"]["metrics"]["pid"]) == (True, True)
     place = first["execution_env"]
     assert (place["verified"], place["entered_with"], place["kind"]) == (True, "docker", "docker")
-    assert place["findings"][0] == "image lab/image:1: entered, and the trial ran in a docker container"
+    found = "entered, and the trial ran in a docker container"
+    assert place["claims"][0] == {"claim": "image lab/image:1", "verified": True, "found": found}
     assert first["env"]["runtime_context"]["container"]["detected_by"] == ["/.dockerenv"]
     assert first["env"]["env_vars"]["CELL"] == "1"
     log = stage.results / "contained" / first["artifacts"]["stdout"]

@@ -128,8 +128,9 @@ def test_a_label_that_is_false_is_in_record_warnings_and_table(ran: Ran) -> None
     _, done, trials = ran
     there = trials["rocm"]["execution_env"]
     assert (there["verified"], trials["rocm"]["exit_status"]) == (False, "ok")
-    [finding] = there["findings"]
-    assert finding.startswith("ROCm 0.1: ")
+    [claim] = there["claims"]
+    assert (claim["claim"], claim["verified"]) == ("ROCm 0.1", False)
+    finding = f"ROCm 0.1: {claim['found']}"
     warning = f"trials of the environment 'rocm' (sidecar:registry.json) do not run in it: {finding}"
     assert any(warning in line for line in done.outlines)
     assert f"1 trial of Tells rocm-none did not run in that environment: {finding}" in done.outlines

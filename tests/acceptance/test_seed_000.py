@@ -66,7 +66,7 @@ RECORD: dict[str, Any] = {
         "venv": None,
         "rocm": "7.0",
         "verified": False,
-        "findings": ["ROCm 7.0: there is no ROCm"],
+        "claims": [{"claim": "ROCm 7.0", "verified": False, "found": "there is no ROCm"}],
         "entered_with": None,
         "source_package": "somebody",
     },
@@ -443,7 +443,7 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
     for trial in simple.trials().values():
         assert "docker" not in trial
         there = trial["execution_env"]
-        new = {"verified", "findings", "entered_with"}
+        new = {"verified", "claims", "entered_with"}
         assert sorted(there.keys() - new) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
         assert TrialResult.from_dict(trial).to_dict() == trial
         name = there.pop("name")

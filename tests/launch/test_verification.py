@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.verification import verify
+from pytest_aorta.launch.verification import check_claims, overall, warning_of
 from pytest_aorta.probe.snapshot import EnvSnapshot
 from pytest_aorta.registry import Environment
 
@@ -16,6 +16,10 @@ DIGEST = "sha256:" + "a" * 64
 
 def environment(**fields: Any) -> Environment:
     return Environment("e", source_package="test", **fields)
+
+
+def verified(claimed: Environment, env: dict[str, Any], digest: str | None = None) -> bool | None:
+    return overall(check_claims(claimed, env, digest))
 
 
 def within(**container: Any) -> dict[str, Any]:
@@ -27,7 +31,7 @@ UNKNOWN = EnvSnapshot.unavailable("it died").to_dict()
 
 
 @pytest.mark.parametrize(
-    ("image", "env", "verified", "finding"),
+    ("image", "env", "expected", "finding"),
     [
         ("lab/x", HOST, False, "the trial ran in no container"),
         ("lab/x", UNKNOWN, None, "it is not known"),
@@ -41,27 +45,27 @@ UNKNOWN = EnvSnapshot.unavailable("it died").to_dict()
         ("/images/x.sif", within(kind="singularity", image="/images/y.sif"), False, "of /images/y.sif"),
     ],
 )
-def test_an_image(image: str, env: dict[str, Any], verified: bool | None, finding: str) -> None:
-    found = verify(environment(docker=image), env)
+def test_an_image(image: str, env: dict[str, Any], expected: bool | None, finding: str) -> None:
+    claimed = environment(docker=image)
+    [claim] = check_claims(claimed, env)
 
-    assert found.verified is verified
-    assert f"image {image}: " in found.findings[0]
-    assert finding in found.findings[0]
-    assert (found.warning is None) == (verified is not False)
+    assert (claim.claim, claim.verified) == (f"image {image}", expected)
+    assert finding in claim.found
+    assert (warning_of(claimed, [claim]) is None) == (expected is not False)
 
 
 def test_the_id_of_an_image_counts_more_than_its_name() -> None:
     env = within(image="lab/x:latest", image_id="a" * 64)
 
-    assert verify(environment(docker="lab/renamed"), env, DIGEST).verified is True
-    assert verify(environment(docker="lab/x"), env, "sha256:" + "b" * 64).verified is False
+    assert verified(environment(docker="lab/renamed"), env, DIGEST) is True
+    assert verified(environment(docker="lab/x"), env, "sha256:" + "b" * 64) is False
 
 
 def test_of_an_image_that_was_entered_any_container_will_do() -> None:
     entered = environment(docker="lab/x", enter=True)
 
-    assert verify(entered, within()).verified is True
-    assert verify(entered, HOST).verified is None
+    assert verified(entered, within()) is True
+    assert verified(entered, HOST) is None
 
 
 def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
@@ -69,14 +73,14 @@ def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("venv")
     here = environment(venv=str(tmp_path / "link"))
 
-    assert verify(here, {"python": {"prefix": str(tmp_path / "venv")}}).verified is True
-    other = verify(here, {"python": {"prefix": "/usr"}})
-    assert (other.verified, other.findings) == (False, (f"venv {tmp_path}/link: the interpreter's prefix is /usr",))
-    assert verify(here, UNKNOWN).verified is None
+    assert verified(here, {"python": {"prefix": str(tmp_path / "venv")}}) is True
+    [other] = check_claims(here, {"python": {"prefix": "/usr"}})
+    assert (other.verified, other.found) == (False, "the interpreter's prefix is /usr")
+    assert verified(here, UNKNOWN) is None
 
 
 @pytest.mark.parametrize(
-    ("claimed", "hip", "installed", "verified"),
+    ("claimed", "hip", "installed", "expected"),
     [
         ("7.0", "7.0.51831-a1b2c3", None, True),
         ("7.0.2", None, "7.0.2-115", True),
@@ -88,13 +92,13 @@ def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
         ("7.0", None, None, False),
     ],
 )
-def test_a_release_of_rocm(claimed: str, hip: str | None, installed: str | None, verified: bool) -> None:
+def test_a_release_of_rocm(claimed: str, hip: str | None, installed: str | None, expected: bool) -> None:
     rocm = None if installed is None else {"path": "/opt/rocm-x", "version": installed}
 
-    found = verify(environment(rocm=claimed), {"torch": {"hip": hip}, "accelerator": {"rocm": rocm}})
+    [claim] = check_claims(environment(rocm=claimed), {"torch": {"hip": hip}, "accelerator": {"rocm": rocm}})
 
-    assert found.verified is verified
-    assert (hip or installed or "there is no ROCm") in found.findings[0]
+    assert claim.verified is expected
+    assert (hip or installed or "there is no ROCm") in claim.found
 
 
 def test_an_installation_of_rocm_by_its_path(tmp_path: Path) -> None:
@@ -102,32 +106,32 @@ def test_an_installation_of_rocm_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "rocm").symlink_to("rocm-7.0")
     there = {"accelerator": {"rocm": {"path": str(tmp_path / "rocm-7.0"), "version": "7.0"}}}
 
-    assert verify(environment(rocm=str(tmp_path / "rocm")), there).verified is True
-    assert verify(environment(rocm="/opt/rocm-6"), there).verified is False
+    assert verified(environment(rocm=str(tmp_path / "rocm")), there) is True
+    assert verified(environment(rocm="/opt/rocm-6"), there) is False
 
 
 def test_rocm_of_a_torch_that_was_not_imported_is_known_of_wheels() -> None:
     def of(version: str) -> bool | None:
-        return verify(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}}).verified
+        return verified(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}})
 
     assert (of("2.9.0+rocm7.0"), of("2.9.0+rocm6.4"), of("2.9.0a0+git123")) == (True, False, None)
     nowhere = {"torch": {"imported": False, "version": "2.9.0a0+git123"}, "accelerator": {"rocm": None}}
-    assert verify(environment(rocm="7.0"), nowhere).verified is False
-    assert verify(environment(rocm="7.0"), UNKNOWN).verified is None
+    assert verified(environment(rocm="7.0"), nowhere) is False
+    assert verified(environment(rocm="7.0"), UNKNOWN) is None
 
 
 def test_of_several_claims_a_false_one_decides_and_the_warning_has_it_alone() -> None:
     claims = environment(docker="lab/x", rocm="7.0")
 
-    found = verify(claims, {**within(image="lab/x"), "torch": {"hip": "6.4"}})
+    found = check_claims(claims, {**within(image="lab/x"), "torch": {"hip": "6.4"}})
 
-    assert found.verified is False
-    assert len(found.findings) == 2
-    assert found.warning == (
+    assert [claim.verified for claim in found] == [True, False]
+    assert overall(found) is False
+    assert warning_of(claims, found) == (
         "trials of the environment 'e' (test) do not run in it: ROCm 7.0: torch was built for HIP 6.4"
     )
-    assert verify(claims, {**within(), "torch": {"hip": "7.0"}}).verified is None
+    assert verified(claims, {**within(), "torch": {"hip": "7.0"}}) is None
 
 
 def test_where_nothing_is_claimed_nothing_is_verified() -> None:
-    assert verify(environment(launcher=("nice",)), HOST).verified is None
+    assert verified(environment(launcher=("nice",)), HOST) is None

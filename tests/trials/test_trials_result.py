@@ -61,7 +61,6 @@ trial_results = st.builds(
         venv=optional_text,
         rocm=optional_text,
         verified=st.none() | st.booleans(),
-        findings=st.lists(text, max_size=2),
         source_package=text,
     ),
     mitigations_applied=st.lists(text, max_size=2),
@@ -213,7 +212,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
         "artifacts",
     }
     assert set(record["execution_env"]) == {
-        *("kind", "name", "image", "digest", "venv", "rocm", "source_package", "verified", "findings", "entered_with"),
+        *("kind", "name", "image", "digest", "venv", "rocm", "source_package", "verified", "claims", "entered_with"),
     }
     assert set(record["result"]) == {
         *("passed", "failure_count", "first_failure_iteration", "failure_details", "total_iterations"),

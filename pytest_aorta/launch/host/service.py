@@ -22,7 +22,7 @@ from pytest_aorta.launch.job_messages import (
     WarningIssued,
 )
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.launch.verification import verify
+from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 
@@ -83,7 +83,7 @@ class HostService:
         """That a trial does not run in its environment, by its snapshot; once for each environment."""
         if environment.name in self._warned or env is None:
             return None
-        text = verify(environment, env).warning
+        text = warning_of(environment, check_claims(environment, env))
         if text is not None:
             self._warned.add(environment.name)
         return text
