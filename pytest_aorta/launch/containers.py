@@ -12,7 +12,7 @@ from typing import Literal
 
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.runtime.zygotes.prefix_socket import FOLDER_WORD, TAG_WORD
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
 PACKAGES = "/opt/pytest-aorta"
@@ -95,10 +95,10 @@ def outermost(folders: Iterable[str]) -> list[str]:
 
 
 def mounts(folders: Iterable[str], packages: Mapping[str, str]) -> list[Mount]:
-    """What a trial needs: folders at their own places, the socket's folder, and packages (name -> folder)."""
+    """What a trial needs: folders at their own places, and packages (name -> folder)."""
     own = [Mount(folder, folder) for folder in outermost(folders)]
     code = [Mount(folder, f"{PACKAGES}/{name}", writable=False) for name, folder in packages.items()]
-    return [*own, Mount(FOLDER_WORD, FOLDER_WORD), *code]
+    return [*own, *code]
 
 
 def run_command(

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +116,8 @@ def container_command(
             f"{' or '.join(candidates(environment))} is not on PATH; the field 'enter' may name another engine: "
             f"{', '.join(ENGINES)}"
         )
-    folders = [inherited.cwd, *_sources(inherited.sys_path)]
+    # The socket of its start and what else is private to a trial lie in the temporary directory, or in /tmp.
+    folders = [inherited.cwd, *_sources(inherited.sys_path), tempfile.gettempdir(), "/tmp"]
     if inherited.results is not None:
         os.makedirs(inherited.results, exist_ok=True)
         folders.append(inherited.results)

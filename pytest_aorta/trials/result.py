@@ -61,8 +61,8 @@ class Claim(_Record):
 class ExecutionEnv(_Record):
     """The environment that the trial was started in.
 
-    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong, null
-    where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
+    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
+    null where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
     """
 
     kind: Literal["local", "venv", "docker", "rocm"]

@@ -19,7 +19,7 @@ from pytest_aorta.launch.containers import (
 )
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.runtime.zygotes.prefix_socket import FOLDER_WORD, TAG_WORD
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
 
 USER = Caller(1000, 100, "me")
 ROOT = Caller(0, 0, "root")
@@ -102,10 +102,9 @@ def test_folders_in_one_another_are_mounted_once() -> None:
     assert outermost(["/work/p/results", "/work/p", "/work/pp", "/", "/work/p/"]) == ["/work/p", "/work/pp"]
 
 
-def test_a_trial_gets_its_folders_the_socket_and_the_packages() -> None:
+def test_a_trial_gets_its_folders_and_the_packages() -> None:
     assert mounts(["/work"], {"aorta_workloads": "/src/workloads"}) == [
         Mount("/work", "/work"),
-        Mount(FOLDER_WORD, FOLDER_WORD),
         Mount("/src/workloads", "/opt/pytest-aorta/aorta_workloads", writable=False),
     ]
 

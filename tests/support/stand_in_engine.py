@@ -3,7 +3,7 @@
     python -S stand_in_engine.py run --name=NAME [--mount=...] [--env=...] [--workdir=...] IMAGE COMMAND...
 
 The container is real (namespaces of users, mounts and processes, by ``unshare``), and, as docker's, no descendant that
-ends with its client: descriptors and variables do not get in. Its image is a double: this host, with another /tmp.
+ends with its client: descriptors and variables do not get in. Its image is a double: this host, without its /tmp.
 """
 
 from __future__ import annotations

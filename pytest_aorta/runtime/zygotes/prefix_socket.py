@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pytest_aorta.runtime.zygotes.channel import Channel
 
-#: In the words of a command: replaced by the socket's folder, and by the tag of the zygote.
-FOLDER_WORD, TAG_WORD = "@AORTA_SOCKET_FOLDER@", "@AORTA_TAG@"
+#: In the words of a command: replaced by the tag of the zygote.
+TAG_WORD = "@AORTA_TAG@"
 
 _NAME = "zygote.sock"
 
@@ -65,10 +65,6 @@ class PrefixSocket:
         """What ``prefix_entry`` needs: the descriptor, by which it can be recognised, the socket, the tag."""
         fd = self._far.fileno()
         return [str(fd), str(os.fstat(fd).st_ino), str(Path(self._folder.name, _NAME)), self._tag]
-
-    def fill_in(self, words: tuple[str, ...]) -> list[str]:
-        """A command with the folder and the tag in it."""
-        return [word.replace(FOLDER_WORD, self._folder.name).replace(TAG_WORD, self._tag) for word in words]
 
     def admit(self) -> None:
         """Hand the descriptor to what has connected, if that is the zygote."""

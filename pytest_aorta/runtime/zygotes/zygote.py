@@ -9,13 +9,14 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, cast
 
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime.zygotes import process_tags
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
-from pytest_aorta.runtime.zygotes.prefix_socket import PrefixSocket
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD, PrefixSocket
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport, Surroundings
 from pytest_aorta.runtime.zygotes.zygote_error import (
@@ -121,8 +122,11 @@ class Zygote(Server):
             return [*self.spec.command, "-c", _BOOTSTRAP, str(fd), str(os.getpid())]
         packages = self.spec.behind.packages
         script = _ENTRY if packages is None else Path(packages, *_ENTRY.parts[-4:])
-        words = [*self._socket.fill_in(self.spec.command), str(script), str(os.getpid()), *self._socket.arguments()]
+        words = [*self._with_tag(self.spec.command), str(script), str(os.getpid()), *self._socket.arguments()]
         return words if packages is None else [*words, packages]
+
+    def _with_tag(self, words: Sequence[str]) -> list[str]:
+        return [word.replace(TAG_WORD, self.tag) for word in words]
 
     def wait_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
         """Block until prepared.
@@ -179,7 +183,7 @@ class Zygote(Server):
     @property
     def _name(self) -> str:
         """The prefix, where there is one, for messages."""
-        return "" if self._socket is None else f"`{prefix_text(self._socket.fill_in(self.spec.command))}` "
+        return "" if self._socket is None else f"`{prefix_text(self._with_tag(self.spec.command))}` "
 
     def _failed_start(self, phase: StartPhase) -> ZygoteError:
         closed = self._ending
@@ -213,7 +217,7 @@ class Zygote(Server):
             self._process.kill()
         if self._socket is not None and self.spec.behind.stop:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                stop = self._socket.fill_in(self.spec.behind.stop)
+                stop = self._with_tag(self.spec.behind.stop)
                 subprocess.run(stop, capture_output=True, timeout=_STOP_TIMEOUT, check=False)
         try:
             return self._process.wait(_LINGER)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Behind:
-    """What to know of a launcher prefix; words may hold ``prefix_socket.FOLDER_WORD`` and ``TAG_WORD``.
+    """What to know of a launcher prefix; its words may hold ``prefix_socket.TAG_WORD``.
 
     Attributes:
         restored: variables that are set again if the prefix passes none on.
@@ -59,6 +59,11 @@ class ZygoteSpec:
     def has_prefix(self) -> bool:
         """Whether something stands in front of the interpreter."""
         return len(self.command) > 1
+
+    def with_variables(self, variables: Mapping[str, str]) -> ZygoteSpec:
+        """With more variables, which reach the process behind any prefix."""
+        behind = replace(self.behind, restored={**self.behind.restored, **variables})
+        return replace(self, environ={**self.environ, **variables}, behind=behind)
 
     def key(self) -> str:
         """Digest of all fields."""

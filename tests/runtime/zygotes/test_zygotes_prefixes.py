@@ -18,7 +18,7 @@ from support.processes import is_gone, wait_for, wait_until
 
 from pytest_aorta.runtime.zygotes import prefix_entry
 from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.prefix_socket import FOLDER_WORD, TAG_WORD, PrefixSocket
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD, PrefixSocket
 from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, code_behind_prefix, prefix_text
@@ -107,7 +107,6 @@ def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypat
         _, [descriptor], _, _ = socket.recv_fds(friend, 1, 1)
     Channel.from_fd(descriptor).send({"got": "it"})
     assert ours.receive() == {"got": "it"}
-    assert door.fill_in((f"--name={TAG_WORD}", FOLDER_WORD)) == ["--name=the tag", os.path.dirname(address)]
     door.close()
     door.close()
     assert not os.path.exists(os.path.dirname(address))
@@ -203,11 +202,11 @@ def test_a_client_that_is_killed_leaves_nothing(nursery: Nursery) -> None:
 
 def test_what_does_not_end_is_ended_by_the_prefix_s_own_command(nursery: Nursery) -> None:
     """What the prefix has started neither connects nor ends: only the command knows it."""
-    start = f"sleep 600 & echo $! > {nursery.path}/pid; wait"
-    stop = ("sh", "-c", f"kill -9 $(cat {nursery.path}/pid)")
-    command = ("setsid", "--wait", "env", "-i", "sh", "-c", start, sys.executable)
+    start = f"sleep 600 & echo $! > {nursery.path}/pid.$0; wait"
+    stop = ("sh", "-c", f"kill -9 $(cat {nursery.path}/pid.$0)", TAG_WORD)
+    command = ("setsid", "--wait", "env", "-i", "sh", "-c", start, TAG_WORD, sys.executable)
     zygote = nursery.start("", command=command, behind=Behind(stop=stop))
-    pid = wait_for(lambda: _number(nursery.path / "pid"), "the process")
+    pid = wait_for(lambda: _number(nursery.path / f"pid.{zygote.tag}"), "the process")
 
     zygote.close()
 
@@ -271,6 +270,14 @@ class TestInANamespaceOfProcesses:
         error = error_of(nursery.start("import os; os.abort()", command=(*NAMESPACE, sys.executable)))
 
         assert error.returncode == -signal.SIGABRT
+
+
+def test_more_variables_reach_the_process_behind_any_prefix(nursery: Nursery) -> None:
+    spec = nursery.spec(SAYS, command=(*CLOSING, sys.executable), behind=Behind({"AORTA_TEST": nursery.mark}))
+
+    told = nursery.run(nursery.start_from(spec.with_variables({"MORE": "1"})), ["MORE", "SET"]).told
+
+    assert told == [["1", "by it", str(nursery.path)]]
 
 
 def test_the_tag_is_the_sign_that_variables_are_passed_on(nursery: Nursery) -> None:
