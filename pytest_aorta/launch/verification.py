@@ -60,11 +60,19 @@ def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | 
         same = digest.removeprefix("sha256:") == shown_id.removeprefix("sha256:")
         return same, f"the trial ran in {there} of {'this image' if same else shown or shown_id}"
     if shown is not None:
-        same = _reference(shown) == _reference(image)
+        same = _are_equal(shown, image)
         return same, f"the trial ran in {there} of {'this image' if same else shown}"
     if entered:
         return True, f"entered, and the trial ran in {there}"
     return None, f"the trial ran in {there}, which does not show its image"
+
+
+def _are_equal(one: str, other: str) -> bool | None:
+    """Whether references are of one image; ``None`` where one has a tag and the other a digest."""
+    digests = [reference.partition("@")[2] for reference in (one, other)]
+    if any(digests):
+        return digests[0] == digests[1] if all(digests) else None
+    return _reference(one) == _reference(other)
 
 
 def _reference(image: str) -> str:
@@ -74,7 +82,7 @@ def _reference(image: str) -> str:
     name = image.removeprefix("docker://")
     for default in ("docker.io/", "library/", "localhost/"):
         name = name.removeprefix(default)
-    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _venv(venv: str, python: Mapping[str, Any]) -> Finding:

@@ -37,6 +37,14 @@ SAYS = """
 """
 
 
+def exit_code(*command: str) -> int:
+    """The exit code of a command, 127 without one."""
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
+    except OSError:
+        return 127
+
+
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
     with nursery_at(tmp_path) as nursery:
@@ -122,6 +130,20 @@ def test_a_descriptor_of_the_same_number_is_not_taken_for_the_inherited_one(tmp_
         closed = os.dup(left.fileno())
         os.close(closed)
         assert not prefix_entry._is_inherited(closed, inode)
+
+
+def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:
+    """As ssh does."""
+    zygote = behind(nursery, SAYS, ("sh", "-c", 'exec env -i sh -c "$*"', "sh"), CELL="a b; c")
+
+    assert nursery.run(zygote, ["CELL"]).told == [["a b; c", str(nursery.path)]]
+
+
+@pytest.mark.skipif(exit_code("sudo", "-n", "true") != 0, reason="no sudo without a password")
+def test_the_real_sudo(nursery: Nursery) -> None:
+    zygote = behind(nursery, SAYS, ("sudo", "-n"), CELL="1")
+
+    assert nursery.run(zygote, ["CELL"]).told == [["1", str(nursery.path)]]
 
 
 # How it fails.
@@ -221,14 +243,7 @@ def _number(path: Path) -> int | None:
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
 
 
-def may_make_namespaces() -> bool:
-    try:
-        return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not may_make_namespaces(), reason="no right to make namespaces with unshare")
+@pytest.mark.skipif(exit_code(*NAMESPACE, "true") != 0, reason="no right to make namespaces with unshare")
 class TestInANamespaceOfProcesses:
     """Where pids are others than here, and the first process ignores most signals."""
 
