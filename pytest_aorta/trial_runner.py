@@ -87,6 +87,7 @@ class TrialRunner:
         return TrialEngine(
             resources=resources,
             grace=self.selection.limits.grace,
+            results=self.store.results,
             elastic=elastic if is_multi_node(elastic) else None,
             identity=_code_identity(self.plans) if resources.hosts else None,
         )

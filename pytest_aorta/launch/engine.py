@@ -40,6 +40,7 @@ class TrialEngine:
         resources: slots, devices, cores and hosts of the run.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
+        results: the folder that files of trials on this host are written to.
         elastic: options of trials that have several nodes: this one and others, or the hosts.
     """
 
@@ -49,9 +50,11 @@ class TrialEngine:
         resources: Resources,
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
+        results: Path | None = None,
         elastic: ElasticOptions | None = None,
     ) -> None:
         self._hosts = hosts = resources.hosts
+        self._results = results
         self._nodes = plan_nodes(elastic, hosts)
         options = HostOptions(replace(resources, hosts=()), max(1, len(hosts)))
         if hosts:
@@ -189,7 +192,7 @@ class TrialEngine:
     def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
         if self._hosts:  # another host inherits from its worker
             return TrialOrder(spec, folder, timeout)
-        now = Inherited.now()
+        now = Inherited.now(self._results)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
         return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 
+class Surroundings(TypedDict):
+    """The first message to what runs behind a launcher prefix: variables it may be missing, its directory."""
+
+    environ: dict[str, str]
+    cwd: str
+
+
 class PrepareOrder(TypedDict):
     """The first message to a zygote: fields of its ``ZygoteSpec``."""
 

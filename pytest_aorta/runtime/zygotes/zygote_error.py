@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
+from collections.abc import Sequence
 from typing import Literal
 
 #: What a zygote was doing when it failed: being started, or preparing.
@@ -68,3 +71,15 @@ def exit_text(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def code_behind_prefix(code: int) -> int:
+    """The exit status of what ran behind a prefix: by the convention of shells, 128 + N for signal N."""
+    return 128 - code if code > 128 and code - 128 in set(signal.Signals) else code
+
+
+def prefix_text(command: Sequence[str]) -> str:
+    """A command as it would be typed, without the values of variables, which may be secrets."""
+    return shlex.join(
+        re.sub(r"\A(--env=|-e)?([A-Za-z_]\w*)=.*", r"\1\2=...", word, flags=re.DOTALL) for word in command
+    )

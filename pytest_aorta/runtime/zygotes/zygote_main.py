@@ -1,7 +1,7 @@
 """The zygote process: prepare once, then serve tasks.
 
-Runs as ``python -c BOOTSTRAP <fd>`` behind an environment's launcher prefix. It starts no threads, so its forks are
-safe; it is a child subreaper, so whatever escapes from a task becomes its child.
+Runs as ``python -c BOOTSTRAP <fd>``, or behind a launcher prefix by ``prefix_entry.py``. It starts no threads, so its
+forks are safe; it is a child subreaper, so whatever escapes from a task becomes its child.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pytest_aorta.runtime.zygotes.task_server import TaskServer
 def main(fd: int, parent: int) -> None:
     """Serve until the other end of ``fd`` closes; never returns."""
     # Until the loop below watches the channel, only the kernel knows that the parent has gone.
-    if os.getppid() == parent:  # not behind a launcher that stays in between
+    beside = os.getppid() == parent  # no launcher stays in between
+    if beside:
         process_tree.die_with_parent(parent)
     process_tree.become_subreaper()
     control = Channel.from_fd(fd)
@@ -34,6 +35,8 @@ def main(fd: int, parent: int) -> None:
     if received is None:
         os._exit(1)
     order = cast(PrepareOrder, received)
+    if not beside:
+        control.kill_when_closed(True)
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
     stacks = os.dup(2)
@@ -55,6 +58,8 @@ def main(fd: int, parent: int) -> None:
     # Before this process reports that it is ready: the thread that has started it may end then, which the kernel would
     # take for the parent's end.
     process_tree.die_with_parent(None)
+    if not beside:
+        control.kill_when_closed(False)
     _report(control, {"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)

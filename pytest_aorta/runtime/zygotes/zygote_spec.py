@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: Seconds that a zygote may take to get ready.
@@ -28,6 +28,21 @@ class StartLimits:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """What to know of a launcher prefix; its words may hold ``prefix_socket.TAG_WORD``.
+
+    Attributes:
+        restored: variables that are set again if the prefix passes none on.
+        packages: the folder with this package as the process sees it; ``None`` where that is installed.
+        stop: a command that ends what the prefix has started, if that outlives the prefix.
+    """
+
+    restored: Mapping[str, str] = field(default_factory=dict, repr=False)
+    packages: str | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ZygoteSpec:
     """Everything that is fixed when a zygote starts; two tasks may share a zygote only if all of it is equal.
 
@@ -46,6 +61,7 @@ class ZygoteSpec:
             hundreds of them; this way they are over before the task comes. Must have no other effect.
         load: ``module:function``, called with ``argument`` before ``prepare``, to import what is not ours: its time is
             measured, and limited by ``StartLimits``.
+        behind: about the prefix, where ``command`` has one.
     """
 
     command: tuple[str, ...]
@@ -58,6 +74,17 @@ class ZygoteSpec:
     fresh: bool = False
     warm_up: str | None = None
     load: str | None = None
+    behind: Behind = field(default_factory=Behind)
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether something stands in front of the interpreter."""
+        return len(self.command) > 1
+
+    def with_variables(self, variables: Mapping[str, str]) -> ZygoteSpec:
+        """With more variables, which reach the process behind any prefix."""
+        behind = replace(self.behind, restored={**self.behind.restored, **variables})
+        return replace(self, environ={**self.environ, **variables}, behind=behind)
 
     def key(self) -> str:
         """Digest of all fields."""
@@ -72,5 +99,6 @@ class ZygoteSpec:
             self.fresh,
             self.warm_up,
             self.load,
+            [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()
