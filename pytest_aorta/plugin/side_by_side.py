@@ -17,8 +17,8 @@ class SideBySideLines:
         self._resources = resources
         #: What was imposed on how many trials.
         self._imposed: Counter[str] = Counter()
-        #: Numbers of trials at a time, ranks, threads and cores, where they are too many for the cores.
-        self._crowded: Counter[tuple[str, int, int, int]] = Counter()
+        #: How many trials had these: what runs them, how many at a time; ranks, threads of each, cores.
+        self._seen: Counter[tuple[str, int, int, int, int]] = Counter()
         self._trials = 0
 
     def add(self, result: Mapping[str, Any]) -> None:
@@ -30,22 +30,26 @@ class SideBySideLines:
         what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
         for text in _impositions(result["imposed"], what, self._resources):
             self._imposed[text] += 1
-        at_a_time, ranks, threads = beside["slots"] * beside["workers"], len(result["ranks"]) or 1, _threads(result)
-        if at_a_time > 1 and threads and beside["cores"] and at_a_time * ranks * threads > beside["cores"]:
-            self._crowded[what, ranks, threads, beside["cores"]] += 1
+        threads = _threads(result)
+        if threads and beside["cores"]:
+            at_a_time = beside["slots"] * beside["workers"]
+            self._seen[what, at_a_time, len(result["ranks"]) or 1, threads, beside["cores"]] += 1
 
     def lines(self, *, one_at_a_time: bool = False) -> list[str]:
         """To be printed below the table. ``one_at_a_time``: trials did not run side by side after all."""
         found = []
         for text, trials in self._imposed.items():
             found.append(text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials")
-        if self._trials > 1 and self._crowded and not one_at_a_time:
-            (what, ranks, threads, cores), _ = self._crowded.most_common(1)[0]
+        for (what, at_a_time, ranks, threads, cores), _ in self._seen.most_common():
+            together = 1 if one_at_a_time else min(at_a_time, self._trials)
+            if together == 1 or together * ranks * threads <= cores:
+                continue
             processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
             found.append(
                 f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
                 "longer than alone (--aorta-own-cores divides the cores)"
             )
+            break
         return found
 
 

@@ -55,7 +55,8 @@ class Summary:
         self._resumed += trial.resumed
         if trial.not_kept:
             self._not_kept[_listed(trial.not_kept)] += 1
-        self._beside.add(result)
+        if not trial.resumed:
+            self._beside.add(result)
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_aorta.probe.redaction import REDACTED
-from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts
+from pytest_aorta.trials.fingerprint import DIGEST, IMPORTED_LATER, Parts
 
 #: Longest value that is shown.
 _LONGEST = 60
@@ -71,7 +70,9 @@ def _variables(parts: Parts) -> dict[str, str]:
 
 
 def _variable(name: str, value: Any) -> str:
-    return recorded_variables({name: value}).get(name, REDACTED) if isinstance(value, str) else "unset"
+    if value is None:
+        return "unset"
+    return REDACTED if str(value).startswith(DIGEST) else str(value)
 
 
 def _value(name: str, value: Any) -> str:

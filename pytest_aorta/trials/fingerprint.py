@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.elastic_options import DEFAULTS
 
@@ -26,6 +28,9 @@ _PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
 
 #: Parts that a record has under names of their own.
 _ELSEWHERE = ("config", "mitigations", "trial")
+
+#: How values begin that are not recorded themselves.
+DIGEST = "sha256:"
 
 #: The part that is known only when a trial is over; the fingerprint is without it.
 IMPORTED_LATER = "imported_later"
@@ -107,7 +112,7 @@ def fingerprint_parts(
             if (value := getattr(environment, name))
         },
         "mitigations": list(spec.mitigations),
-        "overlay": dict(spec.overlay),
+        "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},
         "launcher": execution.launcher,
         "nproc": nproc,
         "isolation": execution.isolation,
@@ -120,6 +125,16 @@ def fingerprint_parts(
     if execution.elastic != DEFAULTS:
         parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
     return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
+
+
+def _without_secrets(name: str, value: str) -> str:
+    """A variable's value, where it may be recorded of any environment, or else a digest of it."""
+    known = next(iter(recorded_variables({name: value}).values()), REDACTED)
+    return (
+        known
+        if known != REDACTED
+        else DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    )
 
 
 def fingerprint(parts: Parts) -> str:

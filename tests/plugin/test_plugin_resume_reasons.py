@@ -73,6 +73,13 @@ def test_a_job_s_own_variables_do_not_count(reads: Stage, monkeypatch: pytest.Mo
     assert resume(reads) == ["2 earlier results not kept: CUDA_VISIBLE_DEVICES 2 listed -> 1 listed"]
 
 
+def test_a_declared_file_that_is_not_there_is_a_warning(reads: Stage) -> None:
+    reads.write(reads=READS.replace('"golden.txt"]', '"golden.txt", "gold.txt"]'))
+    result = reads.run_here("--aorta-workload", "reads", "--aorta-trials", "2")
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(["*data_files of reads names 'gold.txt', which is not there"])
+
+
 def test_secrets_are_not_shown(reads: Stage) -> None:
     assert resume(reads, "--aorta-extra-env", "MINE=hush") == []
     assert resume(reads, "--aorta-extra-env", "MINE=whisper") == ["2 earlier results not kept: MINE changed"]

@@ -126,6 +126,8 @@ class CellZygotes:
 
     def _read_info(self, spec: TrialSpec, key: str, server: Server) -> WorkloadInfo:
         info = WorkloadInfo.model_validate(server.info)
+        for path in (path for path, digest in info.data_files.items() if digest is None):
+            self._warn(f"data_files of {spec.workload.name} names {path!r}, which is not there")
         if server.against_forking:
             self._unforkable.add(key)
             if spec.execution.isolation == "fork":
