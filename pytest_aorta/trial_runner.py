@@ -160,8 +160,16 @@ class TrialRunner:
             urgent=urgent,
             on_start=lambda: self.store.retire(paths),
             on_packages=self.store.write_packages,
-            make_room=lambda: self.store.make_room(paths),
+            make_room=lambda: self._make_room(paths),
         )
+
+    def _make_room(self, paths: TrialPaths) -> bool:
+        """Whether a trial that could not be started may have artifacts."""
+        if self.store.is_writer:
+            return self.store.make_room(paths)
+        if not self.store.resume:
+            self.store.retire(paths)
+        return not self.store.resume
 
     def close(self) -> None:
         """End all processes."""

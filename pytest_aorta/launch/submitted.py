@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.host.external_ranks import report_unstarted
 from pytest_aorta.launch.job_messages import JobEvent, broken_cell
+from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.record import build_record, logs_in
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
-from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
+from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -167,6 +170,9 @@ class SlotTrial:
         else:
             seen.lost = _lost(settled, self._why, self._phase())
         logs = logs_in(self.folder) if has_logs else {}
+        if broken is not None and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
+            with contextlib.suppress(OSError):
+                report_unstarted(self.folder, own_rank(), failure)
         return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs, stacks=logs.get("stacks"))
 
 

@@ -199,30 +199,44 @@ def test_an_interrupt_ends_an_import(stage: Stage, isolation: str) -> None:
     assert stage.left_running() == []
 
 
+RANKS = """
+import os
+import time
+
+import torch.distributed as dist
+
+if os.environ.get("RANK") == "1":
+    time.sleep(1000)
+
+class Ranks:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config): pass
+    def setup(self): dist.init_process_group("gloo")
+    def run(self): return {"passed": True}
+"""
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_in_its_import_is_missing(stage: Stage) -> None:
-    stage.write(
-        ranks="""
-        import os
-        import time
-
-        import torch.distributed as dist
-
-        if os.environ.get("RANK") == "1":
-            time.sleep(1000)
-
-        class Ranks:
-            launch_mode = "distributed"
-            min_world_size = 2
-
-            def __init__(self, config): pass
-            def setup(self): dist.init_process_group("gloo")
-            def run(self): return {"passed": True}
-        """
-    )
+    stage.write(ranks=RANKS)
     result = stage.run("ranks.py", "--aorta-launcher", "torchrun", "--aorta-timeout", "20")
     result.assert_outcomes(errors=1)
     failure = stage.trial("Ranks/trial_0.json")["failure"]
     assert (failure["phase"], failure["kind"], failure["rank"]) == ("import", "timeout", 1)
     assert "passed in importing; rank 1 is missing: ranks.py line 7; rank 0: " in failure["message"]
+    assert stage.left_running() == []
+
+
+@pytest.mark.slow
+def test_a_rank_of_an_outer_launcher_tells_rank_0_that_its_import_hung(stage: Stage) -> None:
+    stage.write(ranks=RANKS)
+    stage.torchrun(2, "ranks.py", "--aorta-timeout", "10")
+    trial = stage.trial("Ranks/trial_0.json")
+    assert trial["exit_status"] == "timeout"
+    assert trial["failure"]["message"].endswith("; rank 1: ranks.py line 7")
+    failure = trial["ranks"][1]["failure"]
+    assert (failure["phase"], failure["kind"]) == ("import", "timeout")
+    assert (stage.results / "Ranks" / trial["ranks"][1]["stacks"]).exists()
     assert stage.left_running() == []

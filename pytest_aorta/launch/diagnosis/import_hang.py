@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +33,11 @@ class ImportHang:
     def see(self, seen: Observed, target: str, folder: Path | None) -> None:
         """Note it as what was seen of a trial of ``target``, and write it into the trial's ``folder``."""
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in ((_STACKS, self.stacks), (_OUTPUT, self.output)):
-                if text.strip():
-                    (folder / name).write_text(text)
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                for name, text in ((_STACKS, self.stacks), (_OUTPUT, self.output)):
+                    if text.strip():
+                        (folder / name).write_text(text)
         where = target.rpartition(":")[0]
         location = locate(parse_dump(self.stacks), where if where.endswith(".py") else None)
         seen.phase, seen.timed_out, seen.timeout = "import", True, self.limit

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.held_process import HeldProcess
-from pytest_aorta.launch.launch_mode import resolve_launch
+from pytest_aorta.launch.launch_mode import LaunchModeError, resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
@@ -61,9 +61,14 @@ class CellZygotes:
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
         info = self._info(spec, inherited, allocation, start_limits(spec, timeout))
-        if info.config_error is not None:
-            raise ConfigError(info.config_error)
-        return PreparedCell(info, resolve_launch(spec, info.launch_mode, info.min_world_size), allocation.imposes)
+        try:
+            if info.config_error is not None:
+                raise ConfigError(info.config_error)
+            plan = resolve_launch(spec, info.launch_mode, info.min_world_size)
+            return PreparedCell(info, plan, allocation.imposes)
+        except (ConfigError, LaunchModeError):  # of every trial of the cell
+            self.close_held(spec, inherited, allocation)
+            raise
 
     def _info(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, limits: StartLimits) -> WorkloadInfo:
         wanted = _specification(spec, inherited, allocation)
