@@ -6,11 +6,11 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
@@ -23,15 +23,18 @@ def build_record(
     cell: PreparedCell | None = None,
     *,
     started_at: str,
-    wall: float = 0.0,
+    wall: float | None = None,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
 ) -> TrialResult:
-    """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
+    """The complete record of a trial that is over.
+
+    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started.
+    """
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
-    result: dict[str, Any] = dict(seen.result) if seen.result is not None else {"passed": False}
+    result = recorded_result(seen)
     details = list(result.get("failure_details", []))
     if "cleanup" in seen.failures and failure is not seen.failures["cleanup"]:
         details.append(seen.failures["cleanup"])
@@ -60,6 +63,7 @@ def build_record(
         wall_clock_sec=wall,
         exit_status=status,
         failure=None if failure is None else Failure.model_validate(failure),
+        warnings=warnings_of(seen),
         elastic=None if mode == "single" else _elastic(spec, seen, mode),
         seeds=None if seen.seeds is None or seen.ranks else Seeds.model_validate(seen.seeds),
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.failure_text import printable
+
 if TYPE_CHECKING:
     import pytest
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.execution import Resources
 
 _COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+
+#: Different warnings that the summary shows; all are in the trial files.
+_WARNINGS = 20
 
 
 @dataclass
@@ -27,6 +32,9 @@ class CellSummary:
     step_times_ms: list[float] = field(default_factory=list)
     #: How many trials are ok only because their ranks were started again.
     restarted: int = 0
+    #: How many trials have warnings, and how many have each.
+    warned: int = 0
+    warnings: Counter[str] = field(default_factory=Counter)
 
 
 class Summary:
@@ -45,6 +53,9 @@ class Summary:
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        warnings = set(result.get("warnings", ()))
+        cell.warned += bool(warnings)
+        cell.warnings.update(warnings)
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
@@ -54,6 +65,8 @@ class Summary:
         terminal.write_sep("=", "trials")
         for line in self._table():
             terminal.write_line(line)
+        for line in self._warnings():
+            terminal.write_line(line, yellow=True)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
                 f"{found.restarted} of {workload} {cell}"
@@ -71,13 +84,24 @@ class Summary:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")
 
+    def _warnings(self) -> list[str]:
+        lines = [
+            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
+            for (workload, cell), found in self._cells.items()
+            for text, number in sorted(found.warnings.items())
+        ]
+        more = len(lines) - _WARNINGS
+        return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
+
     def _table(self) -> list[str]:
-        rows: list[tuple[str, ...]] = [_COLUMNS]
+        warned = any(found.warned for found in self._cells.values())
+        rows: list[tuple[str, ...]] = [(*_COLUMNS, "warned") if warned else _COLUMNS]
         for (workload, cell), found in self._cells.items():
             counts = found.statuses
             numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
             median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            rows.append((workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median))
+            row = (workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median)
+            rows.append((*row, str(found.warned)) if warned else row)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return [
             "  ".join(

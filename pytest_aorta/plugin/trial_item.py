@@ -89,7 +89,7 @@ class TrialItem(GeneratedFunction):
         assert running is not None
         try:
             got_through = running.wait(phase)
-            warn(self, running)
+            warn(self, running.take_warnings())
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
             raise
@@ -125,6 +125,7 @@ class TrialItem(GeneratedFunction):
             run.keep(self, self.paths, running.finish(), running.resumed)  # with the result, if there is one already
             raise
         run.keep(self, self.paths, record, running.resumed)
+        warn(self, record.warnings)
         if record.failure is not None and record.failure.phase == "cleanup":
             raise TrialFailed(self._failure_text(record))
 

@@ -81,7 +81,7 @@ RECORD: dict[str, Any] = {
         "first_failure_iteration": 17,
         "failure_details": [{"iteration": 17, "error": "-Infinity"}, {"iteration": 23, "bits": [1, 0]}],
         "total_iterations": 5000,
-        "step_times_ms": [1.25, "NaN", 3.5],
+        "step_times_ms": [1.25, 2.5, 3.5],
         "elapsed_sec": 412.5,
         "metrics": {"loss": "Infinity", "text": "\\NaN", "unicode": "größe"},
         "main_work_started": True,
@@ -101,6 +101,7 @@ RECORD: dict[str, Any] = {
         "rank": 1,
         "stacks": "trial_0/stacks.log",
     },
+    "warnings": [],
     "seeds": None,
     "ranks": [
         {

@@ -16,6 +16,7 @@ from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
@@ -39,7 +40,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     use_seed(seed)
     _serve_flight_recorder()
     log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
-    return run_workload(payload, log.send, on_error=_write_error_file)
+    return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
 
 
 def _serve_flight_recorder() -> None:
