@@ -23,9 +23,10 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
             if stacks.exists() and stacks.stat().st_size == 0:
                 stacks.unlink()
         if own_rank() == 0:  # rank 0 has still to read those of another rank
-            for pattern in ("rank_*.events", "rank_*.steps", "torchrun.json"):
-                for leftover in [*folder.glob(pattern), *folder.glob(f"attempt_*/{pattern}")]:
-                    leftover.unlink()
+            (folder / "torchrun.json").unlink(missing_ok=True)
+            for path in [*folder.glob("rank_*"), *folder.glob("attempt_*/rank_*")]:
+                if path.suffix in (".events", ".steps"):
+                    path.unlink()
         kept = (path for pattern in ("*.log", "*error.json", "*collectives.json") for path in folder.rglob(pattern))
         for path in sorted(kept):
             name = path.relative_to(folder).with_suffix("").as_posix()
