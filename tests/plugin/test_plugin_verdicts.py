@@ -127,6 +127,13 @@ def test_without_warnings_the_table_has_no_column_for_them(verdicts: Stage) -> N
     result.stdout.no_fnmatch_line("warning: *")
 
 
+def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
+    result = verdicts.run_here("verdicts.py::Counts", "-W", "error::pytest.PytestWarning")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["a warning, turned into an error: passed=True, but failure_count=3"])
+    assert verdicts.trial("Counts/trial_0.json")["exit_status"] == "ok"
+
+
 def test_a_resumed_run_shows_the_warnings_of_the_earlier_one_in_its_table(verdicts: Stage) -> None:
     verdicts.run_here("verdicts.py::Counts")
     result = verdicts.run_here("verdicts.py::Counts", "--aorta-resume")
