@@ -14,6 +14,7 @@ from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.registry import Environment
+from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
 from pytest_aorta.trials.outcome import Observed, conclude
@@ -37,18 +38,21 @@ def build_record(
     cell: PreparedCell | None = None,
     *,
     started_at: str,
-    wall: float = 0.0,
+    wall: float | None = None,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
     imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
     side_by_side: SideBySide | None = None,
 ) -> TrialResult:
-    """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
+    """The complete record of a trial that is over.
+
+    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started.
+    """
     request = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
-    result: dict[str, Any] = dict(seen.result) if seen.result is not None else {"passed": False}
+    result = recorded_result(seen)
     details = list(result.get("failure_details", []))
     if "cleanup" in seen.failures and failure is not seen.failures["cleanup"]:
         details.append(seen.failures["cleanup"])
@@ -68,6 +72,7 @@ def build_record(
         wall_clock_sec=wall,
         exit_status=status,
         failure=None if failure is None else Failure.model_validate(failure),
+        warnings=warnings_of(seen),
         elastic=None if mode == "single" else _elastic(spec, seen, mode),
         seeds=None if seen.seeds is None or seen.ranks else Seeds.model_validate(seen.seeds),
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from pytest_aorta.plugin.options import OPTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.result import Failure, TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
 
 #: Lines of each log shown for a failed trial.
@@ -50,7 +50,7 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
     lines = [": ".join(part for part in (what, kind, failure.message) if part)]
     if failure.traceback and failure.kind == "exception":
         lines += ["", *_own_frames(failure.traceback.rstrip().splitlines())]
-    for detail in record.result.failure_details[:_DETAILS]:
+    for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     for name, relative in record.artifacts.items():
         tail = tail_of(paths.file_in(results).parent / relative)
@@ -58,6 +58,13 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
     lines += ["", f"trial file: {paths.file_in(results)}", f"run it again: {rerun_line(item)}"]
     return printable("\n".join(lines))
+
+
+def _is(detail: dict[str, Any], failure: Failure) -> bool:
+    """Whether an entry of ``failure_details`` is the failure of a rank that is shown already."""
+    return failure.rank is not None and (
+        failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
+    )
 
 
 def printable(text: str) -> str:

@@ -136,7 +136,7 @@ class RunTrial:
             run.keep(self.item, paths, running.finish(), running.resumed)
             raise
         run.keep(self.item, paths, record, running.resumed)
-        warn(self.item, running)
+        warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
 
 

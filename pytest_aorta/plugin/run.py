@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -88,9 +88,9 @@ class Run:
         self.prefetcher.interrupt(why)
 
 
-def warn(item: pytest.Item, running: RunningTrial) -> None:
+def warn(item: pytest.Item, texts: Iterable[str]) -> None:
     """Show what the user should know about a trial; raises what the user has turned into an error."""
-    for text in running.take_warnings():
+    for text in texts:
         item.warn(pytest.PytestWarning(text))
 
 

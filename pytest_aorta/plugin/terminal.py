@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "m
 
 #: Reasons that are shown for a result that was not kept.
 _MOST_REASONS = 6
+#: Different warnings that the summary shows; all are in the trial files.
+_WARNINGS = 20
 
 
 @dataclass
@@ -35,6 +38,9 @@ class CellSummary:
     #: How many trials did not run in their environment, and what the first of them has found.
     elsewhere: int = 0
     found_there: str = ""
+    #: How many trials have warnings, and how many have each.
+    warned: int = 0
+    warnings: Counter[str] = field(default_factory=Counter)
 
 
 class Summary:
@@ -65,6 +71,9 @@ class Summary:
             cell.elsewhere += 1
             wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
             cell.found_there = cell.found_there or "; ".join(wrong)
+        warnings = set(result.get("warnings", ()))
+        cell.warned += bool(warnings)
+        cell.warnings.update(warnings)
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
@@ -74,6 +83,8 @@ class Summary:
         terminal.write_sep("=", "trials")
         for line in self._table():
             terminal.write_line(line)
+        for line in self._warnings():
+            terminal.write_line(line, yellow=True)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
                 f"{found.restarted} of {workload} {cell}"
@@ -99,13 +110,24 @@ class Summary:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")
 
+    def _warnings(self) -> list[str]:
+        lines = [
+            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
+            for (workload, cell), found in self._cells.items()
+            for text, number in sorted(found.warnings.items())
+        ]
+        more = len(lines) - _WARNINGS
+        return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
+
     def _table(self) -> list[str]:
-        rows: list[tuple[str, ...]] = [_COLUMNS]
+        warned = any(found.warned for found in self._cells.values())
+        rows: list[tuple[str, ...]] = [(*_COLUMNS, "warned") if warned else _COLUMNS]
         for (workload, cell), found in self._cells.items():
             counts = found.statuses
             numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
             median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            rows.append((workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median))
+            row = (workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median)
+            rows.append((*row, str(found.warned)) if warned else row)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return [
             "  ".join(

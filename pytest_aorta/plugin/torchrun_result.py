@@ -60,8 +60,8 @@ class TorchrunResult:
         return self.trial.restarts
 
     @property
-    def elapsed_sec(self) -> float:
-        """Seconds from the start of torchrun to the end of the last process."""
+    def elapsed_sec(self) -> float | None:
+        """Seconds from the start of torchrun to the end of the last process; ``None`` where it was not started."""
         return self.trial.wall_clock_sec
 
     @property

@@ -89,7 +89,7 @@ class TrialItem(GeneratedFunction):
         assert running is not None
         try:
             got_through = running.wait(phase)
-            warn(self, running)
+            warn(self, running.take_warnings())
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
             raise
@@ -109,7 +109,7 @@ class TrialItem(GeneratedFunction):
         """Wait until the trial is over, and have its record reported with the teardown.
 
         Raises:
-            TrialFailed: the cleanup failed.
+            TrialFailed: the cleanup failed, or a warning is an error.
         """
         running, self.running = self.running, None
         if running is None:
@@ -125,6 +125,10 @@ class TrialItem(GeneratedFunction):
             run.keep(self, self.paths, running.finish(), running.resumed)  # with the result, if there is one already
             raise
         run.keep(self, self.paths, record, running.resumed)
+        try:
+            warn(self, record.warnings)
+        except pytest.PytestWarning as error:
+            raise TrialFailed(f"a warning, turned into an error: {error}") from None
         if record.failure is not None and record.failure.phase == "cleanup":
             raise TrialFailed(self._failure_text(record))
 

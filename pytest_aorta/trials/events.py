@@ -65,8 +65,19 @@ class SeedsData(TypedDict):
     kept: list[str]
 
 
+class ProgressEvent(TypedDict):
+    """``step`` of ``total`` steps are done."""
+
+    type: Literal["progress"]
+    step: int
+    total: int | None
+
+
 class RankData(TypedDict):
-    """A ``RankRecord`` before it is recorded. ``collateral``: the rank failed because of another one."""
+    """A ``RankRecord`` before it is recorded.
+
+    ``collateral``: the rank failed because of another one. ``progress``: the last step that it has reported.
+    """
 
     rank: int
     local_rank: int
@@ -84,6 +95,7 @@ class RankData(TypedDict):
     stacks: str | None
     collective: NotRequired[str]
     seeds: NotRequired[SeedsData | None]
+    progress: NotRequired[ProgressEvent | None]
 
 
 class BeginEvent(TypedDict):
@@ -101,14 +113,6 @@ class EndEvent(TypedDict):
     sec: float
     result: NotRequired[ResultData]
     failure: NotRequired[FailureData]
-
-
-class ProgressEvent(TypedDict):
-    """``step`` of ``total`` steps are done."""
-
-    type: Literal["progress"]
-    step: int
-    total: int | None
 
 
 class EnvEvent(TypedDict):

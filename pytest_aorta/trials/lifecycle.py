@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
 from pytest_aorta.trials.outcome import exit_failure
-from pytest_aorta.trials.result_size import bounded
-from pytest_aorta.trials.workload import WorkloadResult
+from pytest_aorta.trials.returned import NotAResult, result_to_plain
+from pytest_aorta.trials.steps import StepCounter
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
 _PROGRESS_INTERVAL = 0.1
 
-_FIELDS = tuple(WorkloadResult.__dataclass_fields__)
-
-
-class NotAResult(TypeError):
-    """What ``run()`` returned has no ``passed``."""
-
 
 class Lifecycle:
-    """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event."""
+    """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event.
 
-    def __init__(self, cls: type[Any], config: Any, send: Send) -> None:
+    ``steps`` is the file for the last step that the workload has reported, where one is needed: an event may be lost
+    with the process.
+    """
+
+    def __init__(self, cls: type[Any], config: Any, send: Send, steps: Path | None = None) -> None:
         self.cls = cls
         self.config = config
         self.send = send
+        self.steps = steps
         self.workload: Any = None
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
@@ -60,7 +59,7 @@ class Lifecycle:
 
         def body() -> None:
             self.workload = self.cls(self.config)
-            report_progress_to(self.workload, self.send)
+            report_progress_to(self.workload, self.send, self.steps)
             self.workload.setup()
 
         return self._phase("setup", body, reraise)
@@ -99,100 +98,27 @@ class Lifecycle:
             self.send(end)
 
 
-def report_progress_to(workload: Any, send: Send) -> None:
-    """Replace ``progress`` on the instance by a method that sends events."""
+def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> None:
+    """Replace ``progress`` on the instance by a method that writes every step to ``steps`` and sends some as events."""
     last = 0.0
+    count: Callable[[Any, Any], None] = (lambda step, total: None) if steps is None else StepCounter(steps).set
 
     def progress(step: int, total: int | None = None) -> None:
         nonlocal last
+        # The number of a step that is on a GPU would have to be waited for.
+        if type(step) is int or not getattr(step, "is_cuda", False):
+            count(step, total)
         now = time.monotonic()
         if now - last >= _PROGRESS_INTERVAL:
             last = now
-            send({"type": "progress", "step": int(step), "total": None if total is None else int(total)})
+            step, total = int(step), None if total is None else int(total)
+            count(step, total)
+            send({"type": "progress", "step": step, "total": total})
 
     try:
         workload.progress = progress
     except AttributeError:
         pass  # a class with __slots__ does without
-
-
-def result_to_plain(result: object) -> ResultData:
-    """The result's known fields as plain data; notes on what could not be kept go into ``failure_details``.
-
-    Accepts any object, or mapping, with ``passed``.
-
-    Raises:
-        NotAResult: it has none.
-    """
-    fields = result if isinstance(result, dict) else {n: getattr(result, n) for n in _FIELDS if hasattr(result, n)}
-    if "passed" not in fields:
-        raise NotAResult(f"run() returned {type(result).__name__}, which has no 'passed'; return a WorkloadResult")
-    notes: list[str] = []
-    times = _numbers(fields.get("step_times_ms"), notes)
-    plain = {
-        name: to_plain(fields[name], notes, name)
-        for name in _FIELDS
-        if fields.get(name) is not None and name != "step_times_ms"
-    }
-    for name, convert in _CONVERTED.items():
-        if name in plain:
-            try:
-                plain[name] = convert(plain[name])
-            except (ValueError, TypeError, OverflowError):
-                notes.append(f"{name}: {plain.pop(name)!r} is not of its type; left out")
-    details = plain.get("failure_details") or []
-    details = details if isinstance(details, list) else [details]
-    details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
-    if not isinstance(plain.get("metrics", {}), dict):
-        plain["metrics"] = {"value": plain["metrics"]}
-    plain |= {
-        "passed": bool(fields["passed"]),
-        "step_times_ms": times,
-        "failure_details": details + [{"note": note} for note in notes],
-    }
-    return bounded(cast(ResultData, plain))
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) or int(value) != value:
-        raise ValueError
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, str):
-        raise ValueError
-    return float(value)
-
-
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-#: Fields whose values the record does not take as they come.
-_CONVERTED: dict[str, Callable[[Any], Any]] = {
-    "failure_count": _whole,
-    "first_failure_iteration": _whole,
-    "total_iterations": _whole,
-    "executed_iterations": _whole,
-    "configured_iterations": _whole,
-    "elapsed_sec": _float,
-    "main_work_started": _bool,
-}
-
-
-def _numbers(value: Any, notes: list[str]) -> list[float]:
-    """Step times as floats, from a sequence or an array of any length."""
-    if value is None:
-        return []
-    plain = to_plain(value.tolist() if callable(getattr(value, "tolist", None)) else value, notes, "step_times_ms")
-    given = plain if isinstance(plain, list) else [plain]
-    numbers = [float(number) for number in given if isinstance(number, int | float)]
-    if len(numbers) < len(given):
-        notes.append(f"step_times_ms: {len(given) - len(numbers)} of {len(given)} are no numbers; left out")
-    return numbers
 
 
 def failure_of(error: BaseException, phase: Phase) -> FailureData:

@@ -55,7 +55,7 @@ class Observed:
         launcher_variables: variables that the launcher has set for its ranks.
         rank_failure: the root cause among the ranks.
         rank_cleanup: the first failure in the cleanup of a rank.
-        progress: last progress event.
+        progress: the last step that was reported.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
         finished: whether the trial's process reported the end of all phases.
         finished_at: when, in seconds of ``time.time()``.
@@ -165,7 +165,7 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
             hung = seen.rank_failure["kind"] in ("timeout", "stall")
             return "timeout" if hung else "workload_failed", seen.rank_failure
         if not seen.result["passed"]:
-            return "workload_failed", _unpassed(seen.result)
+            return "workload_failed", unpassed_failure(seen.result)
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
@@ -205,9 +205,7 @@ def timeout_failure(seen: Observed) -> FailureData:
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"
-    if seen.progress is not None:
-        total = seen.progress["total"]
-        message += f", after step {seen.progress['step']}" + (f" of {total}" if total is not None else "")
+    message += after_step(seen)
     if seen.location is not None:
         message += f"; {seen.location}"
     kind: FailureKind = "timeout" if seen.stalled is None else "stall"
@@ -239,10 +237,25 @@ def _ended_early(seen: Observed) -> FailureData:
         return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and its exit code is unknown"}
     where = f"in {seen.phase}()" if seen.phase in ("setup", "run", "cleanup") else f"during {seen.phase}"
     ended = f"ended by {signal_name(-code)}" if code < 0 else f"the process ended itself with exit code {code}"
-    return exit_failure(seen.phase, code, {"message": f"{ended} {where}"})
+    return exit_failure(seen.phase, code, {"message": f"{ended} {where}{after_step(seen)}"})
 
 
-def _unpassed(result: ResultData) -> FailureData:
+def after_step(seen: Observed) -> str:
+    """``, after step 3 of 10``; where ranks have come differently far, ``, after step 3 (rank 1) to 5 of 10``."""
+    found = {rank["rank"]: last for rank in seen.ranks if (last := rank.get("progress")) is not None}
+    if not found and seen.progress is not None:
+        found = {0: seen.progress}
+    if not found:
+        return ""
+    least = min(found, key=lambda rank: (found[rank]["step"], rank))
+    step, most = found[least]["step"], max(last["step"] for last in found.values())
+    total = found[least]["total"]
+    reached = f"{step}" if step == most else f"{step} (rank {least}) to {most}"
+    return f", after step {reached}" + (f" of {total}" if total is not None else "")
+
+
+def unpassed_failure(result: ResultData) -> FailureData:
+    """The failure of a run that returned ``passed=False``."""
     message = "run() returned passed=False"
     if result.get("failure_count"):
         message += f", {result['failure_count']} failure(s)"

@@ -9,9 +9,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     PlainSerializer,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 
 from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
@@ -29,10 +31,9 @@ def _decoded(value: Any, info: ValidationInfo) -> Any:
     return decode_non_finite(value) if info.context == ENCODED else value
 
 
-# Free-form data and floats: strict JSON has no NaN, so it travels as a string and comes back as a float.
+# Free-form data: strict JSON has no NaN, so it travels as a string and comes back as a float.
 _decode = BeforeValidator(_decoded)
 _encode = PlainSerializer(encode_non_finite)
-_FLOAT: dict[str, Any] = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -40,8 +41,35 @@ def _shown_as(schema: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema(schema, mode="serialization")
 
 
-Float = Annotated[float, _decode, _encode, _shown_as(_FLOAT)]
-Floats = Annotated[list[float], _decode, _encode, _shown_as({"type": "array", "items": _FLOAT})]
+#: A duration, or a time of ``time.time()``.
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+
+
+def _where(field: str, allowed: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": {field: allowed}}
+
+
+def _failure_with(field: str, allowed: dict[str, Any]) -> dict[str, Any]:
+    return _where("failure", {"anyOf": [{"type": "null"}, _where(field, allowed)]})
+
+
+_LATE = {"enum": ["timeout", "stall"]}
+
+#: What ``TrialResult`` refuses besides wrong types, for the JSON Schema.
+_AGREEMENT: list[JsonValue] = [
+    {
+        "if": _where("exit_status", {"const": "ok"}),
+        "then": {
+            "allOf": [_where("result", _where("passed", {"const": True})), _failure_with("phase", {"const": "cleanup"})]
+        },
+        "else": _where("result", _where("passed", {"const": False})),
+    },
+    {"if": _where("exit_status", {"const": "timeout"}), "then": _failure_with("kind", _LATE)},
+    {
+        "if": _where("exit_status", {"enum": ["workload_failed", "infrastructure_failed"]}),
+        "then": _failure_with("kind", {"not": _LATE}),
+    },
+]
 Free = Annotated[dict[str, Any], _decode, _encode, _shown_as(_OBJECT)]
 FreeList = Annotated[list[dict[str, Any]], _decode, _encode, _shown_as({"type": "array", "items": _OBJECT})]
 
@@ -78,15 +106,19 @@ class ExecutionEnv(_Record):
 
 
 class ResultRecord(_Record):
-    """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds."""
+    """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.
 
-    passed: bool
-    failure_count: int = 0
+    What was not measured, or not returned, is ``None``. In the record of a trial, ``passed`` is true only if the trial
+    is ``ok``: not where another rank has failed.
+    """
+
+    passed: bool = Field(strict=True)
+    failure_count: int | None = None
     first_failure_iteration: int | None = None
     failure_details: FreeList = Field(default_factory=list)
-    total_iterations: int = 0
-    step_times_ms: Floats = Field(default_factory=list)
-    elapsed_sec: Float = 0.0
+    total_iterations: int | None = None
+    step_times_ms: list[Time] = Field(default_factory=list)
+    elapsed_sec: Time | None = None
     metrics: Free = Field(default_factory=dict)
     main_work_started: bool | None = None
     executed_iterations: int | None = None
@@ -165,7 +197,7 @@ class GroupState(_Record):
     """A state of the worker group, and when it began (seconds of ``time.time()``)."""
 
     state: GroupStateName
-    at: Float
+    at: Time
     attempt: int
     world_size: int | None = None
 
@@ -191,32 +223,53 @@ class Elastic(_Record):
 
 
 class TrialResult(_Record):
-    """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss."""
+    """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
+
+    A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has
+    one, is that of its cleanup; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
+    before the result is believed. Fields that the schema of AORTA does not have may be missing.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"allOf": _AGREEMENT})
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
     trial_id: str
     workload: str
-    cell: str
-    trial_index: int
+    cell: str | None = None
+    trial_index: int | None = None
     execution_env: ExecutionEnv
     mitigations_applied: list[str]
     config: Free
     env: Free
     result: ResultRecord
-    wall_clock_sec: Float
+    wall_clock_sec: Time | None
     exit_status: ExitStatus
     failure: Failure | None = None
+    warnings: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
     elastic: Elastic | None = None
-    phases_sec: dict[str, Float] = Field(default_factory=dict)
-    started_at: str
-    host: str
+    phases_sec: dict[str, Time] = Field(default_factory=dict)
+    started_at: str | None = None
+    host: str | None = None
     request_fingerprint: str | None = None
     fingerprint_parts: Free = Field(default_factory=dict)
     imposed: Imposed = Imposed()
     side_by_side: SideBySide | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> TrialResult:
+        status, failure = self.exit_status, self.failure
+        if self.result.passed is not (status == "ok"):
+            raise ValueError(f"exit_status is {status!r}, but result.passed is {str(self.result.passed).lower()}")
+        if failure is None:
+            return self
+        if status == "ok" and failure.phase != "cleanup":
+            raise ValueError(f"exit_status is 'ok', but failure.phase is {failure.phase!r}")
+        if status != "ok" and (status == "timeout") is not (failure.kind in ("timeout", "stall")):
+            raise ValueError(f"exit_status is {status!r}, but failure.kind is {failure.kind!r}")
+        return self
 
     @property
     def restarts(self) -> int:
@@ -232,6 +285,7 @@ class TrialResult(_Record):
         """Read what ``to_dict`` gave. Keys of a later schema are ignored.
 
         Raises:
-            pydantic.ValidationError: a field is missing or has the wrong type; it names the field.
+            pydantic.ValidationError: a field is missing or has the wrong type; a time is negative, or not finite; the
+                record contradicts itself. It names the field.
         """
         return cls.model_validate(data, context=ENCODED)

@@ -17,13 +17,13 @@ class WorkloadResult:
     Any object with these attributes is accepted as well; only ``passed`` is required.
 
     Attributes:
-        passed: whether the run met the workload's own criterion.
+        passed: whether the run met the workload's own criterion, a bool; decides whether the trial is ok.
         failure_count: number of failures, as the workload defines them.
         first_failure_iteration: index of the first failing iteration, ``None`` without one.
         failure_details: one mapping per failure; free keys.
         total_iterations: iterations that the workload counts as done.
         step_times_ms: duration of every step, in milliseconds.
-        elapsed_sec: duration of the main work, in seconds.
+        elapsed_sec: duration of the main work, in seconds; 0 when not measured.
         metrics: any further values; numbers are best.
         main_work_started: ``False`` when the run ended before its main work; ``None`` when not tracked.
         executed_iterations: iterations executed; ``None`` when not tracked.

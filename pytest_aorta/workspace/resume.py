@@ -60,7 +60,7 @@ def move_flat_files(results: Path, workload: str) -> None:
     """
     for file in sorted((results / identifier(workload)).glob("trial_*.json")):
         record = read_record(file)
-        if record is not None:
+        if record is not None and record.cell is not None:
             _move(file, file.parent / identifier(record.cell))
 
 

@@ -160,8 +160,30 @@ def test_the_stacks_of_a_hang_show_the_rank(played: Played, launcher: str) -> No
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_what_rank_0_found_is_kept(played: Played, launcher: str) -> None:
-    assert played.trial("nothing")["result"]["metrics"]["total"] == 3.0
-    assert played.trial("hangs_alone")["result"]["passed"]
+    for part in ("nothing", "hangs_alone"):
+        assert played.trial(part)["result"]["metrics"]["total"] == 3.0
+
+
+@pytest.mark.parametrize(("launcher", "part"), CASES)
+def test_the_result_is_that_of_all_ranks(played: Played, launcher: str, part: str) -> None:
+    result, cause = played.trial(part)["result"], EXPECTED[part][1]
+    assert result["passed"] is (cause is None)
+    if cause is None:
+        assert result["failure_details"] == []
+    else:
+        assert result["failure_count"] >= 1
+        assert (1, *cause) in [(each.get("rank"), each["phase"], each["kind"]) for each in result["failure_details"]]
+    if part in ("segfaults", "leaves_early", "raises", "hangs"):
+        assert result["elapsed_sec"] is result["total_iterations"] is None
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("part", ["segfaults", "leaves_early", "hangs_alone"])
+def test_the_last_step_of_a_rank_is_known(played: Played, launcher: str, part: str) -> None:
+    trial = played.trial(part)
+    assert "in run(), after step 637 of 1000" in trial["failure"]["message"]
+    assert "in run(), after step 637 of 1000" in trial["ranks"][1]["failure"]["message"]
+    assert not [path for path in played.stage.everything() if path.endswith((".steps", ".events"))]
 
 
 @pytest.fixture(scope="module")

@@ -92,8 +92,9 @@ class Round:
         for path in sorted(self.results.glob("*/trial_*.json")):
             record = read_record(path)
             assert record is not None, f"{path} is torn"
-            assert path.name == f"trial_{record.trial_index}.json"
-            found[record.trial_index] = record
+            index = int(path.stem.removeprefix("trial_"))
+            assert record.trial_index == index
+            found[index] = record
         return found
 
     def good(self) -> dict[int, bytes]:

@@ -15,9 +15,10 @@ from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.events import Phase
-from pytest_aorta.trials.lifecycle import failure_of, result_to_plain
+from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import ExitStatus, TrialResult
+from pytest_aorta.trials.returned import result_to_plain
 from pytest_aorta.trials.spec import TrialSpec
 
 Event = Any  # as it comes through a channel
@@ -55,6 +56,8 @@ returned = st.fixed_dictionaries(
         "elapsed_sec": st.floats() | st.text(max_size=3),
         "metrics": st.dictionaries(st.text(max_size=3), st.floats() | st.integers(), max_size=2) | st.floats(),
         "main_work_started": st.booleans() | st.integers(),
+        "executed_iterations": st.integers(0, 1),
+        "configured_iterations": st.integers(0, 1),
     },
 )
 rank_failures = st.builds(
@@ -87,8 +90,12 @@ def lives(draw: st.DrawFn) -> list[Event]:
     if draw(st.booleans()):
         phase("cleanup")
     if draw(st.booleans()):
-        ranks = [{"rank": 0, "pid": 1}, {"rank": 1, "exit_code": 1, "collateral": True}]
-        said.append({"type": "ranks", "ranks": ranks, "failure": draw(st.none() | rank_failures), "cleanup": None})
+        failure = draw(st.none() | rank_failures)
+        none: dict[str, Any] = {"failure": None, "collateral": False}
+        ranks = [{"rank": 0, "pid": 1, **none}, {"rank": 1, "exit_code": 1, **none, "collateral": True}]
+        if failure is not None:
+            ranks[failure["rank"]]["failure"] = failure
+        said.append({"type": "ranks", "ranks": ranks, "failure": failure, "cleanup": None})
     return [*said, {"type": "lived"}]
 
 
@@ -118,6 +125,10 @@ def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
         assert record.failure is not None
         assert record.failure.message or record.failure.type
         assert status == "timeout" or record.failure.kind not in ("timeout", "stall")
+        assert not record.result.passed
+    if seen.rank_failure is not None:
+        assert (record.result.failure_count or 0) >= 1
+        assert seen.rank_failure["rank"] in [detail.get("rank") for detail in record.result.failure_details]
     return record, status
 
 

@@ -37,7 +37,7 @@ def record(status: str = "workload_failed", **fields: Any) -> TrialResult:
         "mitigations_applied": ["none"],
         "config": {},
         "env": {},
-        "result": ResultRecord(passed=False),
+        "result": ResultRecord(passed=status == "ok"),
         "wall_clock_sec": 1.0,
         "exit_status": status,
         "failure": Failure(phase="run", kind="result", message="run() returned passed=False"),
@@ -99,6 +99,18 @@ def test_details_are_shown_up_to_a_number_and_without_tracebacks(tmp_path: Path)
     lines = text_of(record(result=ResultRecord(passed=False, failure_details=details)), tmp_path)
 
     assert [line for line in lines if line.startswith("- ")] == [f"- step: {step}, error: 0.5" for step in range(5)]
+
+
+def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
+    failure = Failure(phase="run", kind="exception", type="ValueError", rank=1, message="rank 1: boom")
+    details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]
+
+    lines = text_of(record(failure=failure, result=ResultRecord(passed=False, failure_details=details)), tmp_path)
+
+    assert lines[:2] == [
+        "workload_failed in run: ValueError: rank 1: boom",
+        "- rank: 2, kind: exception, message: boom",
+    ]
 
 
 def test_the_ends_of_logs_that_have_one_are_shown(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_passes(aorta_torchrun):
     assert done.message == "train on 2 ranks: ok"
     assert [done.stdout(rank) for rank in (0, 1)] == ["rank 0 of 2\\\\n", "rank 1 of 2\\\\n"]
     assert [(rank.rank, rank.exit_code, rank.failure) for rank in done.ranks] == [(0, 0, None), (1, 0, None)]
+    assert done.elapsed_sec is not None
     assert done.elapsed_sec > 0
     assert (done.folder / "stderr.log").is_file()
 

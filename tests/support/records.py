@@ -17,7 +17,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "mitigations_applied": ["none"],
         "config": {},
         "env": {},
-        "result": {"passed": True},
+        "result": {"passed": changes.get("exit_status", "ok") == "ok"},
         "wall_clock_sec": 0.5,
         "exit_status": "ok",
         "started_at": "2026-01-01T00:00:00.000+00:00",

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
-from pytest_aorta.trials.lifecycle import Lifecycle, NotAResult, report_progress_to, result_to_plain
+from pytest_aorta.trials.lifecycle import Lifecycle, report_progress_to
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import ResultRecord
+from pytest_aorta.trials.steps import read_steps
 
 
 def nothing(self: Any) -> None: ...
@@ -233,6 +230,40 @@ def test_steps_in_quick_succession_are_not_all_told(clock: Clock) -> None:
     assert 9 <= len(steps) <= 11
 
 
+def test_the_last_step_is_kept_although_it_was_not_told(clock: Clock, tmp_path: Path) -> None:
+    events: list[Any] = []
+    thing = SimpleNamespace()
+    report_progress_to(thing, events.append, tmp_path / "steps")
+
+    for step in range(637):
+        thing.progress(step + 1, 1000)
+
+    assert [event["step"] for event in events] == [1]
+    assert read_steps(tmp_path / "steps") == {"type": "progress", "step": 637, "total": 1000}
+
+
+def test_a_step_that_is_on_a_gpu_is_not_waited_for(clock: Clock, tmp_path: Path) -> None:
+    class OnGpu:
+        """In place of a tensor on a GPU."""
+
+        is_cuda = True
+        waited = 0
+
+        def __int__(self) -> int:
+            self.waited += 1
+            return 3
+
+    step: Any = OnGpu()
+    thing = SimpleNamespace()
+    report_progress_to(thing, lambda event: None, tmp_path / "steps")
+
+    for _ in range(100):
+        thing.progress(step)
+
+    assert step.waited == 1
+    assert read_steps(tmp_path / "steps") == {"type": "progress", "step": 3, "total": None}
+
+
 def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
     events: list[Any] = []
     thing = SimpleNamespace()
@@ -275,152 +306,3 @@ def test_a_class_with_slots_lives_without_progress() -> None:
 
     assert story(events) == ["setup ok", "run ok", "cleanup ok"]
     assert events[3]["result"]["passed"] is True
-
-
-# results
-
-
-@dataclass
-class Foreign:
-    """A result class of another package."""
-
-    passed: bool
-    metrics: dict[str, Any]
-    something_else: int = 1
-
-
-class Duck:
-    passed = np.bool_(True)
-
-    @property
-    def failure_count(self) -> int:
-        return 2
-
-
-@pytest.mark.parametrize(
-    ("result", "kept"),
-    [
-        (WorkloadResult(True, metrics={"tflops": 1.5}), {"passed": True, "metrics": {"tflops": 1.5}}),
-        (Foreign(False, {"a": 1}), {"passed": False, "metrics": {"a": 1}}),
-        ({"passed": 1, "total_iterations": 3, "extra": 4}, {"passed": True, "total_iterations": 3}),
-        (SimpleNamespace(passed=torch.tensor(False)), {"passed": False}),
-        (Duck(), {"passed": True, "failure_count": 2}),
-        (Duck, {"passed": True}),
-    ],
-    ids=["WorkloadResult", "dataclass", "dict", "tensor", "object", "class"],
-)
-def test_any_result_with_passed_is_one(result: object, kept: dict[str, Any]) -> None:
-    plain = result_to_plain(result)
-
-    assert plain.items() >= kept.items()
-    assert "extra" not in plain
-    assert "something_else" not in plain
-    ResultRecord.model_validate(plain)
-
-
-@pytest.mark.parametrize(
-    "result", [None, True, 0, "ok", {}, {"Passed": True}, object(), [True]], ids=lambda result: type(result).__name__
-)
-def test_what_has_no_passed_is_no_result(result: object) -> None:
-    with pytest.raises(NotAResult, match="which has no 'passed'; return a WorkloadResult"):
-        result_to_plain(result)
-
-    events = live(workload(run=lambda self: result))
-    assert story(events) == ["setup ok", "run failed", "cleanup ok"]
-    assert events[3]["failure"]["kind"] == "result"
-
-
-def test_a_result_that_cannot_be_read_fails_the_run() -> None:
-    class Hostile:
-        @property
-        def passed(self) -> bool:
-            raise RuntimeError("lazy evaluation failed")
-
-    events = live(workload(run=lambda self: Hostile()))
-
-    assert story(events) == ["setup ok", "run failed", "cleanup ok"]
-    assert events[3]["failure"]["message"] == "lazy evaluation failed"
-
-
-def test_what_could_not_be_kept_is_noted_among_the_details() -> None:
-    plain = result_to_plain(WorkloadResult(False, failure_details=[{"step": 3}], metrics={"model": object()}))
-
-    assert plain["failure_details"][0] == {"step": 3}
-    assert plain["failure_details"][1]["note"].startswith("metrics.model: object has no JSON form")
-
-
-def test_details_and_metrics_of_other_shapes_are_wrapped() -> None:
-    result: Any = {"passed": False, "failure_details": ["step 3 diverged", {"step": 4}], "metrics": [1, 2]}
-
-    plain = result_to_plain(result)
-
-    assert plain["failure_details"] == [{"detail": "step 3 diverged"}, {"step": 4}]
-    assert plain["metrics"] == {"value": [1, 2]}
-    assert result_to_plain({"passed": True, "failure_details": "one"})["failure_details"] == [{"detail": "one"}]
-
-
-@pytest.mark.parametrize(
-    "times",
-    [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.float32(1), torch.tensor(2.5)]],
-    ids=["list", "tuple", "numpy", "torch", "scalars"],
-)
-def test_step_times_are_floats_wherever_they_come_from(times: Any) -> None:
-    plain = result_to_plain({"passed": True, "step_times_ms": times})
-
-    assert plain["step_times_ms"] == [1.0, 2.5]
-    assert all(type(time) is float for time in plain["step_times_ms"])
-
-
-def test_step_times_of_a_long_run_are_all_kept() -> None:
-    assert len(result_to_plain({"passed": True, "step_times_ms": np.zeros(50_000)})["step_times_ms"]) == 50_000
-
-
-def test_step_times_that_are_no_numbers_are_left_out_and_noted() -> None:
-    plain = result_to_plain({"passed": True, "step_times_ms": [1.0, None, "slow", math.nan]})
-
-    assert plain["step_times_ms"][0] == 1.0
-    assert math.isnan(plain["step_times_ms"][1])
-    assert plain["failure_details"] == [{"note": "step_times_ms: 2 of 4 are no numbers; left out"}]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("failure_count", 1.5),
-        ("failure_count", "three"),
-        ("failure_count", math.inf),
-        ("total_iterations", [3]),
-        ("first_failure_iteration", "none"),
-        ("elapsed_sec", "12 s"),
-        ("main_work_started", 3),
-    ],
-)
-def test_a_field_of_the_wrong_type_costs_that_field_and_is_noted(field: str, value: object) -> None:
-    plain = result_to_plain({"passed": True, field: value})
-
-    assert field not in plain
-    assert plain["failure_details"] == [{"note": f"{field}: {value!r} is not of its type; left out"}]
-    assert ResultRecord.model_validate(plain).passed
-
-
-@pytest.mark.parametrize("count", [3, 3.0, np.int64(3), torch.tensor(3), np.float32(3)], ids=repr)
-def test_a_count_may_be_any_whole_number(count: object) -> None:
-    assert ResultRecord.model_validate(result_to_plain({"passed": True, "failure_count": count})).failure_count == 3
-
-
-_anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.builds(object),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
-    max_leaves=4,
-)
-_field_names = [name for name in WorkloadResult.__dataclass_fields__ if name != "passed"]
-
-
-@given(st.fixed_dictionaries({"passed": st.booleans()}, optional=dict.fromkeys(_field_names, _anything)))
-def test_whatever_the_fields_hold_there_is_a_record_of_it(result: dict[str, Any]) -> None:
-    plain = result_to_plain(result)
-
-    json.dumps(plain)
-    record = ResultRecord.model_validate(plain)
-    assert record.passed is result["passed"]
-    json.dumps(record.model_dump(mode="json"), allow_nan=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.trials.events import EndEvent, FailureData, FailureKind, Phase, TrialEvent
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.outcome import Observed, conclude, signal_name
+from pytest_aorta.trials.outcome import Observed, after_step, conclude, signal_name
 from pytest_aorta.trials.result import ExitStatus, Failure
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -208,6 +208,36 @@ def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None
 
     assert failure is not None
     assert failure["message"] == "the deadline of 30 s passed in run(), after step 7 of 20"
+
+
+def test_a_crash_names_the_last_step_that_was_reported() -> None:
+    seen = reached("run")
+    seen.see({"type": "progress", "step": 7, "total": None})
+    exits(-signal.SIGKILL)(seen)
+
+    _, failure = conclude(seen)
+
+    assert failure is not None
+    assert failure["message"] == "ended by SIGKILL in run(), after step 7"
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([None, None], ""),
+        ([3, 3], ", after step 3 of 10"),
+        ([None, 3], ", after step 3 of 10"),
+        ([5, 3, 4], ", after step 3 (rank 1) to 5 of 10"),
+        ([5, 3, 3], ", after step 3 (rank 1) to 5 of 10"),
+    ],
+)
+def test_of_several_ranks_it_is_said_which_one_is_behind(steps: list[int | None], text: str) -> None:
+    seen = Observed()
+    for rank, step in enumerate(steps):
+        progress = None if step is None else {"type": "progress", "step": step, "total": 10}
+        seen.ranks.append({"rank": rank, "progress": progress})  # type: ignore[typeddict-item]
+
+    assert after_step(seen) == text
 
 
 def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exception() -> None:

@@ -46,12 +46,26 @@ failures = st.builds(
     rank=optional_int,
     stacks=optional_text,
 )
+durations = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+
+
+def agreeing(exit_status: ExitStatus, failure: Failure | None, result: ResultRecord, **fields: Any) -> TrialResult:
+    """A record in which the result and the failure are such that they can have this status."""
+    if failure is not None:
+        late = exit_status == "timeout" or (exit_status == "ok" and failure.kind == "timeout")
+        phase: Phase = "cleanup" if exit_status == "ok" else failure.phase
+        kind: FailureKind = "stall" if late else "signal" if failure.kind in ("timeout", "stall") else failure.kind
+        failure = failure.model_copy(update={"phase": phase, "kind": kind})
+    result = result.model_copy(update={"passed": exit_status == "ok"})
+    return TrialResult(exit_status=exit_status, failure=failure, result=result, **fields)
+
+
 trial_results = st.builds(
-    TrialResult,
+    agreeing,
     trial_id=text,
     workload=text,
-    cell=text,
-    trial_index=st.integers(),
+    cell=optional_text,
+    trial_index=optional_int,
     execution_env=st.builds(
         ExecutionEnv,
         kind=st.sampled_from(["local", "venv", "docker", "rocm"]),
@@ -69,20 +83,21 @@ trial_results = st.builds(
     result=st.builds(
         ResultRecord,
         passed=st.booleans(),
-        failure_count=st.integers(),
+        failure_count=optional_int,
         first_failure_iteration=optional_int,
         failure_details=st.lists(free, max_size=2),
-        total_iterations=st.integers(),
-        step_times_ms=st.lists(st.floats(), max_size=3),
-        elapsed_sec=st.floats(),
+        total_iterations=optional_int,
+        step_times_ms=st.lists(durations, max_size=3),
+        elapsed_sec=st.none() | durations,
         metrics=free,
         main_work_started=st.none() | st.booleans(),
         executed_iterations=optional_int,
         configured_iterations=optional_int,
     ),
-    wall_clock_sec=st.floats(),
+    wall_clock_sec=st.none() | durations,
     exit_status=st.sampled_from(get_args(ExitStatus)),
     failure=st.none() | failures,
+    warnings=st.lists(text, max_size=2),
     ranks=st.lists(
         st.builds(
             RankRecord,
@@ -99,9 +114,9 @@ trial_results = st.builds(
         ),
         max_size=2,
     ),
-    phases_sec=st.dictionaries(unicode, st.floats(), max_size=2),
-    started_at=text,
-    host=text,
+    phases_sec=st.dictionaries(unicode, durations, max_size=2),
+    started_at=optional_text,
+    host=optional_text,
     request_fingerprint=optional_text,
     artifacts=st.dictionaries(unicode, text, max_size=2),
 )
@@ -203,6 +218,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "request_fingerprint",
             "seeds",
             "failure",
+            "warnings",
             "ranks",
             "elastic",
             "phases_sec",
@@ -233,29 +249,19 @@ def test_the_four_exit_statuses_are_all_there_are() -> None:
 
 
 def test_a_nan_is_a_text_in_the_file_and_a_number_for_the_reader() -> None:
-    record = a_record(
-        result=ResultRecord(
-            passed=False, step_times_ms=[1.0, math.nan], elapsed_sec=math.inf, metrics={"loss": math.nan}
-        ),
-        wall_clock_sec=-math.inf,
-        phases_sec={"run": math.nan},
-    )
+    result = ResultRecord(passed=True, metrics={"loss": math.nan}, failure_details=[{"worst": -math.inf}])
 
-    data = record.to_dict()
+    data = a_record(result=result).to_dict()
     again = TrialResult.from_dict(data)
 
     assert data["result"]["metrics"] == {"loss": "NaN"}
-    assert data["result"]["step_times_ms"] == [1.0, "NaN"]
-    assert data["result"]["elapsed_sec"] == "Infinity"
-    assert data["wall_clock_sec"] == "-Infinity"
-    assert data["phases_sec"] == {"run": "NaN"}
+    assert data["result"]["failure_details"] == [{"worst": "-Infinity"}]
     assert math.isnan(again.result.metrics["loss"])
-    assert math.isnan(again.result.step_times_ms[1])
-    assert again.result.elapsed_sec == math.inf
+    assert again.result.failure_details == [{"worst": -math.inf}]
 
 
 def test_a_text_that_reads_nan_stays_a_text() -> None:
-    record = a_record(config={"fill": "NaN"}, failure=Failure(phase="run", kind="exception", message="NaN"))
+    record = a_record(config={"fill": "NaN"}, failure=Failure(phase="cleanup", kind="exception", message="NaN"))
 
     data = record.to_dict()
 
@@ -303,6 +309,8 @@ def test_a_record_cannot_be_changed() -> None:
 
 
 def test_a_text_that_is_not_unicode_is_kept() -> None:
-    record = a_record(config={"path": "caf\udce9"}, failure=Failure(phase="run", kind="exception", message="caf\udce9"))
+    record = a_record(
+        config={"path": "caf\udce9"}, failure=Failure(phase="cleanup", kind="exception", message="caf\udce9")
+    )
 
     assert TrialResult.from_dict(json.loads(json.dumps(record.to_dict()))) == record

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.steps import read_steps, step_file
 
 
 def event_log(folder: Path, rank: int) -> Path:
@@ -64,6 +65,8 @@ def read_event_log(folder: Path, rank: int) -> Observed:
             seen.see(json.loads(line))
         except ValueError:
             continue  # empty, or torn: the rank died while it wrote
+    if (last := read_steps(step_file(folder, rank))) is not None:
+        seen.see(last)
     return seen
 
 

@@ -18,6 +18,7 @@ from pytest_aorta.runtime.zygotes.task_main import arm
 from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
@@ -41,7 +42,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
         _import(payload, seed, log.send)
     use_seed(seed)
     _serve_flight_recorder()
-    return run_workload(payload, log.send, on_error=_write_error_file)
+    return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:

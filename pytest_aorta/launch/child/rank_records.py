@@ -14,15 +14,21 @@ from typing_extensions import Required, TypedDict
 from pytest_aorta.launch.child.event_log import pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
 from pytest_aorta.trials.events import FailureData, Phase, RankData
-from pytest_aorta.trials.outcome import Observed, exit_failure, place, signal_name, timeout_failure
+from pytest_aorta.trials.outcome import (
+    Observed,
+    after_step,
+    exit_failure,
+    place,
+    signal_name,
+    timeout_failure,
+    unpassed_failure,
+)
 
 #: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure comes from elsewhere: the kernel
 #: may be short of memory.
 _AT_ONCE = 2
 
 _IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
-
-_NOT_PASSED: FailureData = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
 
 
 class RankExit(TypedDict, total=False):
@@ -107,6 +113,7 @@ def rank_records(
                 "stderr": files.log(rank, "stderr"),
                 "stacks": files.log(rank, "stacks"),
                 "seeds": seen.seeds,
+                "progress": seen.progress,
             }
         )
     return records
@@ -131,7 +138,7 @@ def _failure_of(
     if reported is not None:
         return reported, False
     if end is None and not seen.finished and first_failure is not None:
-        message = f"ended in {place(seen.phase)}, before it was done, because another rank had failed"
+        message = f"ended in {place(seen.phase)}{after_step(seen)}, before it was done, because another rank had failed"
         return {"phase": seen.phase, "kind": "signal", "message": message}, True
     code = 0 if end is None else end["exitcode"]
     if code or not seen.finished:
@@ -140,14 +147,15 @@ def _failure_of(
         collateral = code == -signal.SIGTERM or (code == -signal.SIGKILL and (late or stopped))
         return _exit_failure(seen, code), collateral
     if rank != 0 and seen.result is not None and not seen.result["passed"]:  # rank 0's result is the trial's
-        return _NOT_PASSED, False
+        return unpassed_failure(seen.result), False
     return None, False
 
 
 def _exit_failure(seen: Observed, code: int) -> FailureData:
-    message = f"ended itself with exit code {code} in {place(seen.phase)}, before it was done"
+    where = f"in {place(seen.phase)}{after_step(seen)}"
+    message = f"ended itself with exit code {code} {where}, before it was done"
     if code < 0:
-        message = f"ended by {signal_name(-code)} in {place(seen.phase)}"
+        message = f"ended by {signal_name(-code)} {where}"
     return exit_failure(seen.phase, code, {"message": message})
 
 

@@ -13,6 +13,7 @@ from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 
 def load(argument: PrepareArgument) -> None:
@@ -52,9 +53,10 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         from pytest_aorta.launch.child.external import agree_on_master_port
 
         agree_on_master_port(payload["trial_id"])
-        log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
-        workload_main.use_seed(rank_seed(payload["seed"], own_rank()))
-        workload_main.run_workload(payload, log.send)
+        folder, rank = Path(payload["folder"]), own_rank()
+        log = EventLogWriter(event_log(folder, rank), relay=send)
+        workload_main.use_seed(rank_seed(payload["seed"], rank))
+        workload_main.run_workload(payload, log.send, step_file(folder, rank))
     else:
         workload_main.use_seed(payload["seed"])
-        workload_main.run_workload(payload, send)
+        workload_main.run_workload(payload, send, step_file(Path(payload["folder"])))

@@ -71,11 +71,11 @@ def use_seed(seed: int) -> None:
 
 
 def run_workload(
-    payload: TrialPayload, send: Send, on_error: Callable[[BaseException], object] = lambda error: None
+    payload: TrialPayload, send: Send, steps: Path, on_error: Callable[[BaseException], object] = lambda error: None
 ) -> bool:
     """Take the environment snapshot, then run all phases; whether setup and run succeeded.
 
-    ``on_error`` takes what one of these has raised, before the cleanup.
+    The last step is kept in the file ``steps``. ``on_error`` takes what setup or run has raised, before the cleanup.
     """
     env = collect_env(_static, payload["overlay"]).to_dict()
     assert _seeds is not None
@@ -88,7 +88,7 @@ def run_workload(
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
 
-    succeeded = Lifecycle(cls, config.value, send).run_all(on_error, after_run)
+    succeeded = Lifecycle(cls, config.value, send, steps).run_all(on_error, after_run)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()

@@ -23,9 +23,9 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
             if stacks.exists() and stacks.stat().st_size == 0:
                 stacks.unlink()
         if own_rank() == 0:  # rank 0 has still to read those of another rank
-            for pattern in ("rank_*.events", "attempt_*/rank_*.events", "torchrun.json"):
-                for leftover in list(folder.glob(pattern)):
-                    leftover.unlink()
+            for path in [*folder.glob("*"), *folder.glob("attempt_*/*")]:
+                if path.suffix in (".events", ".steps") or path.match("torchrun*.json"):
+                    path.unlink()
         kept = (path for pattern in ("*.log", "*error.json", "*collectives.json") for path in folder.rglob(pattern))
         for path in sorted(kept):
             name = path.relative_to(folder).with_suffix("").as_posix()

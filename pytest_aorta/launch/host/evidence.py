@@ -22,8 +22,9 @@ from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name
+from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, signal_name
 from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.steps import read_steps, step_file
 
 
 class Evidence:
@@ -55,6 +56,8 @@ class Evidence:
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
         mode = self._cell.plan.mode
+        if mode == "single" and (last := read_steps(step_file(self._folder))) is not None:
+            self._seen.see(last)
         if mode == "external":
             self._exchange_with_ranks(overdue)
         elif overdue is None:
@@ -87,7 +90,8 @@ class Evidence:
             return  # the ranks of one of several nodes were known to the agent alone
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
-        message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}()"
+        self._seen.ranks = records
+        message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}(){after_step(self._seen)}"
         failure = exit_failure(self._seen.phase, code, {"message": message})
         self._seen.see({**ranks_event(records), "failure": {**failure, "rank": None}})
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
 from pytest_aorta.trials.events import ExitEvent, FailureData, RankData
+from pytest_aorta.trials.steps import step_file
 
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0
@@ -73,7 +74,8 @@ def gather_rank_records(
     late = {rank: end["overdue"] for rank, end in ends.items() if end["overdue"] is not None}
     records = rank_records(files, {rank: rank for rank in range(local)}, exits, late)
     for rank in ends.keys() - {0}:
-        event_log(rank_folder(folder, rank), rank).unlink(missing_ok=True)
+        for file in (event_log, step_file):
+            file(rank_folder(folder, rank), rank).unlink(missing_ok=True)
     return records
 
 

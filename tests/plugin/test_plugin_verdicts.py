@@ -1,0 +1,201 @@
+"""What a trial is said to have been: status and result agree, doubts are named, and the last step is known."""
+
+from __future__ import annotations
+
+import pytest
+from support.stage import Stage
+
+WORKLOADS = """
+import ctypes
+import math
+import os
+import signal
+import time
+
+from pytest_aorta import WorkloadResult
+
+
+class Base:
+    def __init__(self, config):
+        self.config = config
+
+    def setup(self):
+        pass
+
+
+class Counts(Base):
+    def run(self):
+        return WorkloadResult(True, failure_count=3)
+
+
+class NotStarted(Base):
+    def run(self):
+        return WorkloadResult(True, main_work_started=False, executed_iterations=0, configured_iterations=10)
+
+
+class Fine(Base):
+    def run(self):
+        return WorkloadResult(True)
+
+
+class NotANumber(Base):
+    def run(self):
+        return {"passed": math.nan}
+
+
+class Steps(Base):
+    def run(self):
+        for step in range(637):
+            self.progress(step + 1, 1000)
+        self.end()
+
+
+class Killed(Steps):
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangsInC(Steps):
+    def end(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.PyDLL(None).sleep(1000)
+
+
+class Ranks(Base):
+    # One part after the other, a trial each; rank 1 makes its last step only if it ends well.
+
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def setup(self):
+        self.rank = int(os.environ["RANK"])
+        with open(f"trials_of_rank_{self.rank}", "a") as file:
+            file.write("x")
+            file.flush()
+            self.part = ("counts", "raises", "hangs")[file.tell() - 1]
+
+    def run(self):
+        for step in range(637 - (self.rank and self.part == "hangs")):
+            self.progress(step + 1, 1000)
+        if self.part == "hangs":
+            time.sleep(1000)
+        if self.rank == 1 and self.part == "raises":
+            while not os.path.exists("rank_0_has_passed"):
+                time.sleep(0.01)
+            raise ValueError("boom")
+        return {"passed": True, "failure_count": 3 * self.rank, "metrics": {"loss": 0.5}}
+
+    def cleanup(self):
+        if self.rank == 0 and self.part == "raises":
+            open("rank_0_has_passed", "w").close()
+"""
+
+
+@pytest.fixture
+def verdicts(stage: Stage) -> Stage:
+    stage.write(verdicts=WORKLOADS)
+    return stage
+
+
+def test_a_result_that_contradicts_its_passed_is_ok_and_named_in_record_table_and_warnings(verdicts: Stage) -> None:
+    names = ("Counts", "NotStarted", "Fine")
+    result = verdicts.run_here("--aorta-trials", "2", *(f"verdicts.py::{name}" for name in names))
+    result.assert_outcomes(passed=6, warnings=6)
+    doubts = {
+        "Counts": ["passed=True, but failure_count=3"],
+        "NotStarted": ["passed=True, but main_work_started=False", "passed=True, but 0 of 10 iterations"],
+        "Fine": [],
+    }
+    for name, texts in doubts.items():
+        trial = verdicts.trial(f"{name}/trial_1.json")
+        assert (trial["exit_status"], trial["result"]["passed"], trial["warnings"]) == ("ok", True, texts)
+        for text in texts:
+            result.stdout.fnmatch_lines([f"*PytestWarning: {text}", f"warning: {name} local-none: {text} (2 trials)"])
+    result.stdout.fnmatch_lines(
+        [
+            "workload * median step ms  warned",
+            "Counts * 2 * 2",
+            "NotStarted * 2 * 2",
+            "Fine * 2 * 0",
+        ]
+    )
+
+
+def test_without_warnings_the_table_has_no_column_for_them(verdicts: Stage) -> None:
+    result = verdicts.run_here("verdicts.py::Fine")
+    result.stdout.fnmatch_lines(["workload * median step ms"])
+    result.stdout.no_fnmatch_line("warning: *")
+
+
+def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
+    result = verdicts.run_here("verdicts.py::Counts", "-W", "error::pytest.PytestWarning")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["a warning, turned into an error: passed=True, but failure_count=3"])
+    assert verdicts.trial("Counts/trial_0.json")["exit_status"] == "ok"
+
+
+def test_a_resumed_run_shows_the_warnings_of_the_earlier_one_in_its_table(verdicts: Stage) -> None:
+    verdicts.run_here("verdicts.py::Counts")
+    result = verdicts.run_here("verdicts.py::Counts", "--aorta-resume")
+    result.stdout.fnmatch_lines(
+        ["warning: Counts local-none: passed=True, but failure_count=3 (1 trial)", "1 of 1 trial had a result *"]
+    )
+
+
+def test_a_test_that_starts_a_trial_is_warned_too(verdicts: Stage) -> None:
+    verdicts.write(
+        test_it="""
+        from verdicts import Counts
+
+        def test_it(aorta_run):
+            assert aorta_run(Counts).warnings == ["passed=True, but failure_count=3"]
+        """
+    )
+    verdicts.run_here("test_it.py").assert_outcomes(passed=1, warnings=1)
+
+
+def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
+    result = verdicts.run_here("verdicts.py::NotANumber")
+    result.assert_outcomes(failed=1)
+    trial = verdicts.trial("NotANumber/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["kind"]) == ("workload_failed", "result")
+    message = "run() returned passed=nan (float); it has to be True or False"
+    assert (trial["result"]["passed"], trial["failure"]["message"]) == (False, message)
+    result.stdout.fnmatch_lines([f"workload_failed in run: {message}"])
+
+
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage, isolation: str) -> None:
+    names = ("Killed", "HangsInC")
+    options = ("--aorta-isolation", isolation, "--aorta-timeout", "0.5", "--aorta-grace", "0.1")
+    verdicts.run(*(f"verdicts.py::{name}" for name in names), *options)
+    killed, hung = (verdicts.trial(f"{name}/trial_0.json") for name in names)
+    assert killed["failure"]["message"] == "ended by SIGKILL in run(), after step 637 of 1000"
+    assert hung["failure"]["message"].startswith("the deadline of 0.5 s passed in run(), after step 637 of 1000; ")
+    for trial in (killed, hung):
+        result = trial["result"]
+        assert (result["elapsed_sec"], result["total_iterations"], result["failure_count"]) == (None, None, None)
+    assert not [path for path in verdicts.everything() if path.endswith(".steps")]
+
+
+def test_what_ranks_did_is_in_the_result(verdicts: Stage) -> None:
+    options = ("--aorta-trials", "3", "--aorta-timeout", "2", "--aorta-grace", "0.1")
+    done = verdicts.run("verdicts.py::Ranks", *options)
+    counts, raises, hangs = (verdicts.trial(f"Ranks/trial_{index}.json") for index in range(3))
+    assert [trial["exit_status"] for trial in (counts, raises, hangs)] == ["ok", "workload_failed", "timeout"]
+    assert [trial["result"]["passed"] for trial in (counts, raises, hangs)] == [True, False, False]
+    # What another rank says against its own result is named ...
+    assert counts["warnings"] == ["rank 1: passed=True, but failure_count=3"]
+    done.stdout.fnmatch_lines(["warning: Ranks local-none: rank 1: passed=True, but failure_count=3 (1 trial)"])
+    # ... a rank that fails makes the trial fail, and what rank 0 has found is kept ...
+    assert raises["result"].items() >= {"failure_count": 1, "metrics": {"loss": 0.5}}.items()
+    assert raises["result"]["failure_details"] == [
+        {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"}
+    ]
+    assert "- rank: 1, phase: run, kind: exception" not in done.stdout.str()  # it is the headline already
+    # ... and of a hang, it is said which rank is behind.
+    assert "passed in run(), after step 636 (rank 1) to 637 of 1000; " in hangs["failure"]["message"]
+    for rank, step in ((0, 637), (1, 636)):
+        assert f"after step {step} of 1000" in hangs["ranks"][rank]["failure"]["message"]
+    assert hangs["result"]["failure_count"] == 2
+    assert not [path for path in verdicts.everything() if path.endswith(".steps")]

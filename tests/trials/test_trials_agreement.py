@@ -1,0 +1,254 @@
+"""A record never contradicts itself: what is refused on reading, what is made to agree, and what is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import pydantic
+import pytest
+from support.records import record
+
+from pytest_aorta.trials.agreement import doubts, recorded_result, warnings_of
+from pytest_aorta.trials.events import FailureData, RankData, ResultData
+from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.result import TrialResult
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
+
+#: The example of the contract that AORTA's own records follow, without its comments.
+OF_AORTA = """
+{
+"schema_version": "0.1",
+"trial_id": "fsdp_d0_m0_t0",
+"workload": "fsdp",
+"execution_env": {"kind": "docker", "name": "<environment-name>", "image": "<image-ref>", "digest": "sha256:...",
+    "venv": null, "rocm": null, "source_package": "aorta"},
+"mitigations_applied": ["tf32_off"],
+"config": {"lr": 0.1},
+"env": {"hostname": "node7"},
+"result": {
+"passed": true,
+"failure_count": 0,
+"first_failure_iteration": null,
+"failure_details": [],
+"total_iterations": 5000,
+"step_times_ms": [82.5],
+"elapsed_sec": 412.5,
+"metrics": {"loss": 0.5}
+},
+"wall_clock_sec": 425.1,
+"exit_status": "ok"
+}
+"""
+
+
+def is_refused(data: dict[str, Any]) -> str | None:
+    """Why a record is refused; ``None`` when it is accepted. Reader and schema agree."""
+    fits = jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
+    try:
+        TrialResult.from_dict(data)
+    except pydantic.ValidationError as error:
+        assert not fits
+        return str(error)
+    assert fits
+    return None
+
+
+def failure(phase: str, kind: str) -> dict[str, Any]:
+    return {"phase": phase, "kind": kind, "message": "m"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"result": {"passed": False}}, "exit_status is 'ok', but result.passed is false"),
+        (
+            {"exit_status": "workload_failed", "result": {"passed": True}},
+            "exit_status is 'workload_failed', but result.passed is true",
+        ),
+        ({"exit_status": "infrastructure_failed", "result": {"passed": True}}, "but result.passed is true"),
+        ({"exit_status": "timeout", "result": {"passed": True}}, "but result.passed is true"),
+        ({"failure": failure("run", "exception")}, "exit_status is 'ok', but failure.phase is 'run'"),
+        (
+            {"exit_status": "timeout", "result": {"passed": False}, "failure": failure("run", "signal")},
+            "exit_status is 'timeout', but failure.kind is 'signal'",
+        ),
+        (
+            {"exit_status": "workload_failed", "result": {"passed": False}, "failure": failure("run", "stall")},
+            "exit_status is 'workload_failed', but failure.kind is 'stall'",
+        ),
+        ({"result": {"passed": "true"}}, "result.passed"),
+        ({"result": {"passed": 1}}, "result.passed"),
+    ],
+    ids=str,
+)
+def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
+    refused = is_refused(record(**changes))
+
+    assert refused is not None
+    assert said in refused
+
+
+@pytest.mark.parametrize("time", [-1.0, -0.001, "NaN", "Infinity", "-Infinity", "3.5", True])
+@pytest.mark.parametrize("place", ["wall_clock_sec", "result.elapsed_sec", "result.step_times_ms", "phases_sec"])
+def test_a_time_that_is_none_is_refused(place: str, time: object) -> None:
+    places: dict[str, dict[str, Any]] = {
+        "wall_clock_sec": {"wall_clock_sec": time},
+        "result.elapsed_sec": {"result": {"passed": True, "elapsed_sec": time}},
+        "result.step_times_ms": {"result": {"passed": True, "step_times_ms": [1.0, time]}},
+        "phases_sec": {"phases_sec": {"run": time}},
+    }
+
+    refused = is_refused(record(**places[place]))
+
+    assert refused is not None
+    assert place in refused
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"failure": failure("cleanup", "exception")},
+        {"failure": failure("cleanup", "timeout")},
+        {"exit_status": "timeout", "result": {"passed": False}},
+        {"exit_status": "timeout", "result": {"passed": False}, "failure": failure("setup", "stall")},
+        {"exit_status": "infrastructure_failed", "result": {"passed": False}, "failure": failure("launch", "signal")},
+        {"wall_clock_sec": None, "result": {"passed": True, "elapsed_sec": None}},
+        {"wall_clock_sec": 0, "phases_sec": {"run": 0.0}},
+        {"result": {"passed": True, "failure_count": 3}},
+    ],
+    ids=str,
+)
+def test_what_agrees_is_accepted(changes: dict[str, Any]) -> None:
+    assert is_refused(record(**changes)) is None
+
+
+def test_a_record_with_the_fields_of_aorta_alone_is_read() -> None:
+    data = json.loads(OF_AORTA)
+
+    assert is_refused(data) is None
+    read = TrialResult.from_dict(data)
+    assert read.to_dict().items() >= {"trial_index": None, "cell": None, "host": None, "failure": None}.items()
+    for part in ("config", "env", "wall_clock_sec", "execution_env", "exit_status"):
+        assert read.to_dict()[part] == data[part]
+    assert read.to_dict()["result"].items() >= data["result"].items()
+    assert TrialResult.from_dict(read.to_dict()) == read
+
+
+# Failures of ranks
+
+
+def rank_data(rank: int, result: ResultData | None, failure: FailureData | None = None, **more: Any) -> RankData:
+    data: Any = dict.fromkeys(RankData.__required_keys__)
+    data |= {"rank": rank, "result": result, "failure": failure, "collateral": False, **more}
+    return cast(RankData, data)
+
+
+def failing(rank: int, kind: Any = "exception", message: str = "boom") -> FailureData:
+    return {"phase": "run", "kind": kind, "type": "ValueError", "rank": rank, "message": message}
+
+
+def of_ranks(cause: FailureData, *ranks: RankData) -> Observed:
+    named: FailureData = {**cause, "message": f"rank {cause['rank']}: {cause['message']}"}
+    return Observed(result=ranks[0]["result"], ranks=list(ranks), rank_failure=named)
+
+
+def test_a_trial_of_which_a_rank_failed_has_not_passed() -> None:
+    seen = of_ranks(
+        failing(1), rank_data(0, {"passed": True, "metrics": {"loss": 1.0}}), rank_data(1, None, failing(1))
+    )
+
+    assert recorded_result(seen) == {
+        "passed": False,
+        "failure_count": 1,
+        "failure_details": [
+            {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"},
+        ],
+        "metrics": {"loss": 1.0},
+    }
+
+
+def test_the_cause_is_the_first_of_the_ranks_that_failed_and_those_that_followed_are_left_out() -> None:
+    seen = of_ranks(
+        failing(2, "signal"),
+        rank_data(0, {"passed": False, "failure_count": 1, "failure_details": [{"step": 7}]}),
+        rank_data(1, None, failing(1)),
+        rank_data(2, None, failing(2, "signal")),
+        rank_data(3, None, failing(3), collateral=True),
+        rank_data(4, {"passed": True}, {**failing(4), "phase": "cleanup"}),
+    )
+
+    result = recorded_result(seen)
+
+    assert result["failure_count"] == 2
+    assert [(detail.get("rank"), detail.get("kind")) for detail in result["failure_details"]] == [
+        (None, None),
+        (2, "signal"),
+        (1, "exception"),
+    ]
+
+
+def test_the_workloads_own_count_stands_where_it_is_larger() -> None:
+    seen = of_ranks(failing(1), rank_data(0, {"passed": False, "failure_count": 5}), rank_data(1, None, failing(1)))
+
+    assert recorded_result(seen)["failure_count"] == 5
+
+
+def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
+    combined: ResultData = {"passed": False, "failure_count": 2, "failure_details": [{"rank": 1, "step": 3}]}
+    seen = of_ranks(failing(1, "result"), rank_data(0, combined), rank_data(1, None, failing(1, "result")))
+
+    assert recorded_result(seen)["failure_details"] == [{"rank": 1, "step": 3}]
+
+
+def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
+    ranks = [rank_data(rank, None, failing(rank, message="x" * 5000)) for rank in range(1000)]
+
+    result = recorded_result(of_ranks(failing(0), *ranks))
+
+    assert result["failure_count"] == 1000
+    assert result["failure_details"][-1] == {"note": "936 more ranks failed; see ranks"}
+    assert len(json.dumps(result)) < 100_000
+
+
+def test_a_trial_without_a_result_has_nothing_that_was_measured() -> None:
+    assert recorded_result(Observed()) == {"passed": False}
+    read = TrialResult.from_dict(record(exit_status="workload_failed", result={"passed": False})).result
+    assert (read.failure_count, read.total_iterations, read.elapsed_sec, read.step_times_ms) == (None, None, None, [])
+
+
+# Results that contradict themselves
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({}, []),
+        ({"failure_count": 0, "main_work_started": True}, []),
+        ({"executed_iterations": 3, "configured_iterations": 10}, []),
+        ({"executed_iterations": 0, "configured_iterations": 0}, []),
+        ({"executed_iterations": None, "configured_iterations": 10, "total_iterations": 10}, []),
+        ({"failure_count": 3}, ["passed=True, but failure_count=3"]),
+        ({"main_work_started": False}, ["passed=True, but main_work_started=False"]),
+        ({"executed_iterations": 0, "configured_iterations": 10}, ["passed=True, but 0 of 10 iterations"]),
+        ({"total_iterations": 0, "configured_iterations": 10}, ["passed=True, but 0 of 10 iterations"]),
+    ],
+    ids=str,
+)
+def test_what_a_result_says_against_its_own_passed_is_named(result: dict[str, Any], said: list[str]) -> None:
+    passed = cast(ResultData, {**result, "passed": True})
+    assert doubts(passed) == said
+    assert warnings_of(Observed(result=passed)) == said
+    assert doubts(cast(ResultData, {**result, "passed": False})) == []
+
+
+def test_what_other_ranks_say_is_named_with_their_numbers() -> None:
+    wrong: ResultData = {"passed": True, "failure_count": 3}
+    seen = Observed(
+        result={"passed": True}, ranks=[rank_data(rank, wrong if rank else {"passed": True}) for rank in range(4)]
+    )
+
+    assert warnings_of(seen) == ["rank 1 and 2 more: passed=True, but failure_count=3"]

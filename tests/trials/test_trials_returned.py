@@ -1,0 +1,227 @@
+"""What ``run()`` returned, whatever it is, as plain data for the record."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta import WorkloadResult
+from pytest_aorta.trials.lifecycle import Lifecycle
+from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.result import ResultRecord
+from pytest_aorta.trials.returned import NotAResult, result_to_plain
+
+
+def outcome_of(result: object) -> tuple[str, Any]:
+    """Exit status and failure of a trial whose ``run()`` returns this."""
+
+    class Returns:
+        def __init__(self, config: object) -> None: ...
+
+        def setup(self) -> None: ...
+
+        def run(self) -> object:
+            return result
+
+    seen = Observed()
+    Lifecycle(Returns, None, seen.see).run_all()
+    seen.finished, seen.returncode = True, 0
+    return conclude(seen)
+
+
+@dataclass
+class Foreign:
+    """A result class of another package."""
+
+    passed: bool
+    metrics: dict[str, Any]
+    something_else: int = 1
+
+
+class Duck:
+    passed = np.bool_(True)
+
+    @property
+    def failure_count(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("result", "kept"),
+    [
+        (WorkloadResult(True, metrics={"tflops": 1.5}), {"passed": True, "metrics": {"tflops": 1.5}}),
+        (Foreign(False, {"a": 1}), {"passed": False, "metrics": {"a": 1}}),
+        ({"passed": True, "total_iterations": 3, "extra": 4}, {"passed": True, "total_iterations": 3}),
+        (SimpleNamespace(passed=torch.tensor(False)), {"passed": False}),
+        (Duck(), {"passed": True, "failure_count": 2}),
+        (Duck, {"passed": True}),
+    ],
+    ids=["WorkloadResult", "dataclass", "dict", "tensor", "object", "class"],
+)
+def test_any_result_with_passed_is_one(result: object, kept: dict[str, Any]) -> None:
+    plain = result_to_plain(result)
+
+    assert plain.items() >= kept.items()
+    assert "extra" not in plain
+    assert "something_else" not in plain
+    ResultRecord.model_validate(plain)
+
+
+@pytest.mark.parametrize(
+    "result", [None, True, 0, "ok", {}, {"Passed": True}, object(), [True]], ids=lambda result: type(result).__name__
+)
+def test_what_has_no_passed_is_no_result(result: object) -> None:
+    with pytest.raises(NotAResult, match="which has no 'passed'; return a WorkloadResult"):
+        result_to_plain(result)
+
+    status, failure = outcome_of(result)
+    assert (status, failure["phase"], failure["kind"]) == ("workload_failed", "run", "result")
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [True, np.bool_(True), np.array(True), torch.tensor(True), np.float32(1) > 0, (torch.ones(3) == 1).all()],
+    ids=lambda passed: type(passed).__name__,
+)
+def test_passed_is_a_bool_of_python_numpy_or_torch(passed: object) -> None:
+    assert result_to_plain({"passed": passed})["passed"] is True
+    assert outcome_of(SimpleNamespace(passed=passed))[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("passed", "shown"),
+    [
+        (math.nan, "passed=nan (float)"),
+        (np.float32("nan"), "passed=nan (float32)"),
+        ("false", "passed='false' (str)"),
+        (1.5, "passed=1.5 (float)"),
+        (1, "passed=1 (int)"),
+        (None, "passed=None (NoneType)"),
+        ([], "passed=[] (list)"),
+        (torch.tensor([True, True]), "passed=[True, True] (Tensor)"),
+        (lambda: True, "passed='<function "),
+    ],
+    ids=repr,
+)
+def test_what_is_neither_true_nor_false_is_no_verdict(passed: object, shown: str) -> None:
+    status, failure = outcome_of(SimpleNamespace(passed=passed))
+
+    assert (status, failure["phase"], failure["kind"]) == ("workload_failed", "run", "result")
+    assert failure["message"].startswith(f"run() returned {shown}")
+    assert failure["message"].endswith("it has to be True or False")
+
+
+def test_a_result_that_cannot_be_read_fails_the_run() -> None:
+    class Hostile:
+        @property
+        def passed(self) -> bool:
+            raise RuntimeError("lazy evaluation failed")
+
+    status, failure = outcome_of(Hostile())
+
+    assert status == "workload_failed"
+    assert (failure["kind"], failure["message"]) == ("exception", "lazy evaluation failed")
+
+
+def test_what_could_not_be_kept_is_noted_among_the_details() -> None:
+    plain = result_to_plain(WorkloadResult(False, failure_details=[{"step": 3}], metrics={"model": object()}))
+
+    assert plain["failure_details"][0] == {"step": 3}
+    assert plain["failure_details"][1]["note"].startswith("metrics.model: object has no JSON form")
+
+
+def test_details_and_metrics_of_other_shapes_are_wrapped() -> None:
+    result: Any = {"passed": False, "failure_details": ["step 3 diverged", {"step": 4}], "metrics": [1, 2]}
+
+    plain = result_to_plain(result)
+
+    assert plain["failure_details"] == [{"detail": "step 3 diverged"}, {"step": 4}]
+    assert plain["metrics"] == {"value": [1, 2]}
+    assert result_to_plain({"passed": True, "failure_details": "one"})["failure_details"] == [{"detail": "one"}]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.float32(1), torch.tensor(2.5)]],
+    ids=["list", "tuple", "numpy", "torch", "scalars"],
+)
+def test_step_times_are_floats_wherever_they_come_from(times: Any) -> None:
+    plain = result_to_plain({"passed": True, "step_times_ms": times})
+
+    assert plain["step_times_ms"] == [1.0, 2.5]
+    assert all(type(time) is float for time in plain["step_times_ms"])
+
+
+def test_step_times_of_a_long_run_are_all_kept() -> None:
+    assert len(result_to_plain({"passed": True, "step_times_ms": np.zeros(50_000)})["step_times_ms"]) == 50_000
+
+
+def test_step_times_that_are_no_durations_are_left_out_and_noted() -> None:
+    plain = result_to_plain({"passed": True, "step_times_ms": [1.0, None, "slow", math.nan, -1.0, math.inf, 0]})
+
+    assert plain["step_times_ms"] == [1.0, 0.0]
+    assert plain["failure_details"] == [
+        {"note": "step_times_ms: 5 of 7 are not finite numbers of at least 0; left out"}
+    ]
+
+
+@pytest.mark.parametrize("elapsed", [0, 0.0, None])
+def test_an_elapsed_time_of_nothing_was_not_measured(elapsed: Any) -> None:
+    plain = result_to_plain(WorkloadResult(True, elapsed_sec=elapsed))
+
+    assert plain["failure_details"] == []
+    assert ResultRecord.model_validate(plain).elapsed_sec is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("failure_count", 1.5, "a whole number"),
+        ("failure_count", "three", "a whole number"),
+        ("failure_count", math.inf, "a whole number"),
+        ("total_iterations", [3], "a whole number"),
+        ("first_failure_iteration", "none", "a whole number"),
+        ("elapsed_sec", "12 s", "a finite number of at least 0"),
+        ("elapsed_sec", -0.5, "a finite number of at least 0"),
+        ("elapsed_sec", math.nan, "a finite number of at least 0"),
+        ("main_work_started", 3, "a bool"),
+    ],
+)
+def test_a_field_of_the_wrong_type_costs_that_field_and_is_noted(field: str, value: object, expected: str) -> None:
+    plain = result_to_plain({"passed": True, field: value})
+
+    assert field not in plain
+    assert plain["failure_details"] == [{"note": f"{field}: {value!r} is not {expected}; left out"}]
+    assert ResultRecord.model_validate(plain).passed
+
+
+@pytest.mark.parametrize("count", [3, 3.0, np.int64(3), torch.tensor(3), np.float32(3)], ids=repr)
+def test_a_count_may_be_any_whole_number(count: object) -> None:
+    assert ResultRecord.model_validate(result_to_plain({"passed": True, "failure_count": count})).failure_count == 3
+
+
+_anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.builds(object),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    max_leaves=4,
+)
+_field_names = [name for name in WorkloadResult.__dataclass_fields__ if name != "passed"]
+
+
+@given(st.fixed_dictionaries({"passed": st.booleans()}, optional=dict.fromkeys(_field_names, _anything)))
+def test_whatever_the_fields_hold_there_is_a_record_of_it(result: dict[str, Any]) -> None:
+    plain = result_to_plain(result)
+
+    json.dumps(plain)
+    record = ResultRecord.model_validate(plain)
+    assert record.passed is result["passed"]
+    json.dumps(record.model_dump(mode="json"), allow_nan=False)
