@@ -110,7 +110,7 @@ def test_passed_is_a_bool_of_python_numpy_or_torch(passed: object) -> None:
         (torch.tensor([True, True]), "passed=[True, True] (Tensor)"),
         (lambda: True, "passed='<function "),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_neither_true_nor_false_is_no_verdict(passed: object, shown: str) -> None:
     status, failure = outcome_of(SimpleNamespace(passed=passed))
