@@ -87,12 +87,17 @@ class TrialRunner:
         return TrialEngine(
             resources=resources,
             grace=self.selection.limits.grace,
+            results=self.store.results,
             elastic=elastic if is_multi_node(elastic) else None,
             identity=_code_identity(self.plans) if resources.hosts else None,
         )
 
-    def check(self, spec: TrialSpec) -> PreparedCell | None:
+    def check(
+        self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
+    ) -> PreparedCell | None:
         """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
+
+        ``timeout`` and ``patience``: as of ``TrialEngine.check``.
 
         Raises:
             ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
@@ -101,21 +106,24 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import check_here
 
             return check_here(spec)
-        return self.engine.check(spec)
+        return self.engine.check(spec, timeout, patience)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths) -> ReplayedTrial | None:
-        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request."""
+    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ReplayedTrial | None:
+        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
+
+        ``timeout``: as of ``check``.
+        """
         if not self.selection.resume or paths in self._started:
             return None
         from pytest_aorta.launch.replayed import ReplayedTrial
 
-        record = self.store.kept(paths, lambda record: self._changes(spec, record))
+        record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
         return None if record is None else ReplayedTrial(spec, record)
 
-    def _changes(self, spec: TrialSpec, record: TrialResult) -> list[str]:
+    def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
         """Why a record is not of the request that ``spec`` is; empty where it is."""
         try:
-            cell = self.check(spec)
+            cell = self.check(spec, timeout)
         except Exception:
             cell = None
         if cell is None:  # the trial's record will explain it
@@ -152,7 +160,16 @@ class TrialRunner:
             urgent=urgent,
             on_start=lambda: self.store.retire(paths),
             on_packages=self.store.write_packages,
+            make_room=lambda: self._make_room(paths),
         )
+
+    def _make_room(self, paths: TrialPaths) -> bool:
+        """Whether a trial that could not be started may have artifacts."""
+        if self.store.is_writer:
+            return self.store.make_room(paths)
+        if not self.store.resume:
+            self.store.retire(paths)
+        return not self.store.resume
 
     def close(self) -> None:
         """End all processes."""

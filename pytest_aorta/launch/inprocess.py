@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
@@ -41,10 +42,15 @@ _NOT_RESTORED = "PYTEST_CURRENT_TEST"
 def check_here(spec: TrialSpec) -> PreparedCell:
     """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
     environment = spec.environment
-    for what, given in (("a venv", environment.venv), ("a launcher", environment.launcher)):
+    needs = (
+        ("is to be entered", environment.enter),
+        ("has a venv", environment.venv),
+        ("has a launcher", environment.launcher),
+    )
+    for what, given in needs:
         if given:
             raise LaunchModeError(
-                f"environment {environment.name!r} ({environment.source_package}) has {what}, but with "
+                f"environment {environment.name!r} ({environment.source_package}) {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
     cell = _prepare(spec)
@@ -86,6 +92,7 @@ class InProcessTrial:
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
         self._environ: dict[str, str] | None = None
+        self._warned = False
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
@@ -106,8 +113,13 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None."""
-        return []
+        """That it does not run in its environment, once."""
+        if self.seen.env is None or self._warned:
+            return []
+        self._warned = True
+        environment = self.spec.environment
+        warning = warning_of(environment, check_claims(environment, self.seen.env))
+        return [] if warning is None else [warning]
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":

@@ -201,7 +201,7 @@ OPTIONS = (
     Option("collect", _names, "A,B", "collectors: rocprof, numerics, amd_log"),
     Option("results-dir", _name, "DIR", "where results go (default results)"),
     Option("resume", _switch, "", "run only the trials that have no result of this very request yet"),
-    Option("timeout", _seconds, "SEC", "deadline of a trial, all its phases and its exit included"),
+    Option("timeout", _seconds, "SEC", "deadline of a trial, from constructor to exit, and of its import"),
     Option("stall-timeout", _seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"),
     Option("grace", _grace, "SEC", "between SIGTERM and SIGKILL for a trial that has to end (default 5)"),
     Option("memory", _size, "SIZE", "memory that each process of a trial may allocate, such as 8G"),

@@ -32,6 +32,9 @@ class CellSummary:
     step_times_ms: list[float] = field(default_factory=list)
     #: How many trials are ok only because their ranks were started again.
     restarted: int = 0
+    #: How many trials did not run in their environment, and what the first of them has found.
+    elsewhere: int = 0
+    found_there: str = ""
 
 
 class Summary:
@@ -57,6 +60,11 @@ class Summary:
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        place = result["execution_env"]
+        if place.get("verified") is False:
+            cell.elsewhere += 1
+            wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
+            cell.found_there = cell.found_there or "; ".join(wrong)
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
@@ -73,6 +81,10 @@ class Summary:
                 if found.restarted
             )
             terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
+        for (workload, cell), found in self._cells.items():
+            if found.elsewhere:
+                what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
+                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
         if self._run.selection.resume:
             total = sum(cell.statuses.total() for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")

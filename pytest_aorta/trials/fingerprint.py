@@ -108,7 +108,7 @@ def fingerprint_parts(
         "config": dict(ingredients.config),
         "environment": {
             name: value
-            for name in ("name", "docker", "venv", "rocm", "launcher")
+            for name in ("name", "docker", "venv", "rocm", "launcher", "enter", "engine_options")
             if (value := getattr(environment, name))
         },
         "mitigations": list(spec.mitigations),

@@ -178,7 +178,7 @@ def _failure(seen: Observed) -> FailureData | None:
     """The first of: a rank, a phase, the deadline, a cleanup, the process."""
     if seen.rank_failure is not None and not seen.timed_out:
         return seen.rank_failure
-    if failure := seen.failures.get("setup") or seen.failures.get("run"):
+    if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure
     if seen.timed_out:
         return timeout_failure(seen)
@@ -193,10 +193,15 @@ def _failure(seen: Observed) -> FailureData | None:
     return None
 
 
+def place(phase: Phase) -> str:
+    """A phase after "in", for messages."""
+    return {"launch": "launching", "import": "importing"}.get(phase, f"{phase}()")
+
+
 def timeout_failure(seen: Observed) -> FailureData:
     """The failure of a process that was running when the deadline or the stall limit passed."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
-    where = {"launch": "launching", "import": "importing"}.get(seen.phase, f"{seen.phase}()")
+    where = place(seen.phase)
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"

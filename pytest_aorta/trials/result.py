@@ -50,8 +50,20 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
+class Claim(_Record):
+    """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
+
+    claim: str
+    verified: bool | None
+    found: str
+
+
 class ExecutionEnv(_Record):
-    """The environment that the trial was started in."""
+    """The environment that the trial was started in.
+
+    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
+    null where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
+    """
 
     kind: Literal["local", "venv", "docker", "rocm"]
     name: str
@@ -59,6 +71,9 @@ class ExecutionEnv(_Record):
     digest: str | None = None
     venv: str | None = None
     rocm: str | None = None
+    verified: bool | None = None
+    claims: list[Claim] = Field(default_factory=list)
+    entered_with: str | None = None
     source_package: str
 
 

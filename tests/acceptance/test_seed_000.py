@@ -65,6 +65,9 @@ RECORD: dict[str, Any] = {
         "digest": "sha256:0123",
         "venv": None,
         "rocm": "7.0",
+        "verified": False,
+        "claims": [{"claim": "ROCm 7.0", "verified": False, "found": "there is no ROCm"}],
+        "entered_with": None,
         "source_package": "somebody",
     },
     "mitigations_applied": ["tf32_off", "xnack"],
@@ -443,10 +446,11 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
     for trial in simple.trials().values():
         assert "docker" not in trial
         there = trial["execution_env"]
-        assert sorted(there) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
+        new = {"verified", "claims", "entered_with"}
+        assert sorted(there.keys() - new) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
         assert TrialResult.from_dict(trial).to_dict() == trial
         name = there.pop("name")
-        found[name] = {key: value for key, value in there.items() if value is not None}
+        found[name] = {key: value for key, value in there.items() if value is not None and key not in new}
     sidecar = {"source_package": "sidecar:registry.json"}
     assert found == {
         "local": {"kind": "local", "source_package": "pytest-aorta"},

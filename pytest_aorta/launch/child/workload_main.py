@@ -27,22 +27,31 @@ if TYPE_CHECKING:
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
+#: Those that the workload's import has found.
+_variables: dict[str, str] = {}
 #: Digests of the source files that were imported when the workload was prepared.
 _sources: Mapping[str, str] = {}
 
 
-def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change."""
-    global _static, _seeds, _sources
-    variables = variables_now()
+def load(argument: WorkloadArgument, seed: int | None = None) -> None:
+    """Import the workload, whose generators get this seed."""
+    global _seeds, _variables
+    _variables = variables_now()
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    load_class(argument["target"])
+
+
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe the workload that was loaded; take the snapshot of what will not change."""
+    global _static, _sources
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
-    description["surroundings"] = surroundings(_static, variables)
+    description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
     return description
 

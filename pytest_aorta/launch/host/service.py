@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,9 @@ from pytest_aorta.launch.job_messages import (
     WarningIssued,
 )
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class HostService:
         self.ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that jobs have emitted.
         self._listed: set[str] = set()
+        #: Environments that trials were found not to run in.
+        self._warned: set[str] = set()
         self._folder: Path | None = None
         self._node_store = None if options.node_port is None else NodeStore(options.node_port)
 
@@ -74,6 +79,15 @@ class HostService:
             return None
         self._listed.add(listing["digest"])
         return listing
+
+    def new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
+        """That a trial does not run in its environment, by its snapshot; once for each environment."""
+        if environment.name in self._warned or env is None:
+            return None
+        text = warning_of(environment, check_claims(environment, env))
+        if text is not None:
+            self._warned.add(environment.name)
+        return text
 
     def close(self) -> None:
         """End all processes."""
@@ -97,6 +111,8 @@ class CellBroken(Exception):
             "error": lost.error,
             "returncode": lost.returncode,
         }
+        if isinstance(error, ZygoteTimeout):
+            self.details["hang"] = {"limit": error.limit, "stacks": error.stacks, "output": error.output}
 
 
 def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
@@ -108,11 +124,13 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         CellBroken: they cannot be started.
     """
     service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now()
+    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
     try:
         with service.allocator.allocate(job, 1) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            cell = service.zygotes.prepare(spec, inherited, allocation)
+            cell = service.zygotes.prepare(spec, inherited, allocation, order.timeout)
+            if allocation.device_ids:  # it may use what it has no lease for any more
+                service.zygotes.close_held(spec, inherited, allocation)
         service.allocator.check_need(spec.workload.name, cell.plan.nproc)
         service.ranks[spec.workload.name] = cell.plan.nproc
         cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
@@ -127,7 +145,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     Emits ``PhaseEnded`` after setup and run, ``WarningIssued``, and ``FilePiece`` for a trial of another host.
     """
     service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now()
+    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
     local = order.folder.is_absolute()
     # The folder's name is the one that it will have at home: records name files by it.
     folder = order.folder if local else Path(tempfile.mkdtemp(dir=service.folder)) / order.folder.name
@@ -144,6 +162,8 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
                 job.emit(PackagesListed(type="packages", listing=listing))
             for phase in _PHASES:
                 trial.wait(phase)
+                if (warning := service.new_warning(spec.environment, trial.seen.env)) is not None:
+                    job.emit(WarningIssued(type="warning", text=warning))
                 job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))
             record = trial.finish().to_dict()
             if trial.stuck:
