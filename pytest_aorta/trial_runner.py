@@ -15,7 +15,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
-    from pytest_aorta.launch.replayed import ReplayedTrial
+    from pytest_aorta.launch.resumed import ResumedTrial
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.spec import TrialSpec
@@ -102,14 +102,14 @@ class TrialRunner:
             return check_here(spec)
         return self.engine.check(spec)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths) -> ReplayedTrial | None:
+    def find(self, spec: TrialSpec, paths: TrialPaths) -> ResumedTrial | None:
         """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request."""
         if not self.selection.resume or paths in self._started:
             return None
-        from pytest_aorta.launch.replayed import ReplayedTrial
+        from pytest_aorta.launch.resumed import ResumedTrial
 
         record = self.store.kept(paths, lambda: self._fingerprint(spec))
-        return None if record is None else ReplayedTrial(spec, record)
+        return None if record is None else ResumedTrial(spec, record)
 
     def _fingerprint(self, spec: TrialSpec) -> str | None:
         """Of a trial's request; ``None`` when its cell cannot be prepared, which the trial's record will explain."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import Origin, TrialSpec
 
 #: Variables of pytest that change from item to item.
 _NOT_INHERITED = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
@@ -33,8 +33,10 @@ class Inherited:
     sys_path: tuple[str, ...]
 
     @classmethod
-    def now(cls) -> Inherited:
-        """What this process has."""
+    def now(cls, origin: Origin | None = None) -> Inherited:
+        """What this process has; folders are those of the ``origin``, if there is one."""
+        if origin is not None:
+            return cls(os.environ, origin.cwd, origin.sys_path)
         return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path))
 
 
@@ -48,16 +50,20 @@ def command(environment: Environment) -> tuple[str, ...]:
     Raises:
         EnvironmentUnusable: the venv has no interpreter.
     """
-    python = sys.executable
-    if environment.venv is not None:
-        candidate = Path(environment.venv).expanduser() / "bin" / "python"
-        if not os.access(candidate, os.X_OK):
-            raise EnvironmentUnusable(
-                f"environment {environment.name!r} ({environment.source_package}): no interpreter at {candidate}; "
-                f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
-            )
-        python = str(candidate.absolute())
+    python = interpreter(environment)
+    if environment.venv is not None and not os.access(python, os.X_OK):
+        raise EnvironmentUnusable(
+            f"environment {environment.name!r} ({environment.source_package}): no interpreter at {python}; "
+            f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
+        )
     return (*environment.launcher, python)
+
+
+def interpreter(environment: Environment) -> str:
+    """The path of the interpreter, which need not be there."""
+    if environment.venv is None:
+        return sys.executable
+    return str((Path(environment.venv).expanduser() / "bin" / "python").absolute())
 
 
 def environ(

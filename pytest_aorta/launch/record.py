@@ -8,12 +8,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
+from pytest_aorta.trials.result import (
+    Elastic,
+    ExecutionEnv,
+    Failure,
+    RankRecord,
+    Request,
+    ResultRecord,
+    Seeds,
+    TrialResult,
+)
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -26,8 +37,12 @@ def build_record(
     wall: float = 0.0,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
+    request: Request | None = None,
 ) -> TrialResult:
-    """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
+    """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared.
+
+    Without a ``request``, it is that of this process for a trial that was not started.
+    """
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
@@ -67,6 +82,7 @@ def build_record(
         started_at=started_at,
         host=socket.gethostname(),
         request_fingerprint=None if cell is None else cell.fingerprint(spec),
+        request=request or request_of(spec, Inherited.now(spec.origin)),
         artifacts=dict(artifacts),
     )
 

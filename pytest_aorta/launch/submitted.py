@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.launch.job_messages import JobEvent, broken_cell
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.job_messages import JobEvent, TrialOrder, broken_cell
 from pytest_aorta.launch.record import build_record, logs_in
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
@@ -63,15 +65,17 @@ class SlotTrial:
         self._ref: TaskRef | None = None
         self._why: str | None = None
         self._submitted_at = utc_now()
+        self._order: TrialOrder | None = None
         self._record: TrialResult | None = None
         #: Called with the list of installed distributions, once for each host and list.
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         #: Whether a slot has taken it.
         self.started = False
 
-    def follow(self, ref: TaskRef) -> None:
-        """``ref`` is its task."""
+    def follow(self, ref: TaskRef, order: TrialOrder) -> None:
+        """``ref`` is its task, with ``order`` as its payload."""
         self._ref = ref
+        self._order = order
         ref.when_settled(self._settle)
 
     def begin(self, prepare: Callable[[], None] | None) -> None:
@@ -156,7 +160,10 @@ class SlotTrial:
             return TrialResult.from_dict(settled.payload)
         seen = Observed(lost=_lost(settled, self._why, self._phase()))
         logs = logs_in(self.folder) if self.started else {}  # what lies there is of an earlier run
-        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs)
+        order = self._order
+        inherited = (None if order is None else order.inherited) or Inherited.now(self.spec.origin)
+        request = request_of(self.spec, inherited, timeout=None if order is None else order.timeout)
+        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs, request=request)
 
 
 def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:

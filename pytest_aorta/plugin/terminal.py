@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.replay_text import replay_lines
+
 if TYPE_CHECKING:
     import pytest
 
@@ -37,11 +39,14 @@ class Summary:
         self._cells: dict[tuple[str, str], CellSummary] = {}
         #: How many trials had a result already.
         self._resumed = 0
+        self._replays: list[str] = []
 
     def add(self, trial: FinishedTrial) -> None:
         """Count a trial."""
         result = trial.result
         self._resumed += trial.resumed
+        if result.get("replay_of"):
+            self._replays += replay_lines(result, self._run.config.invocation_params.dir)
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
@@ -53,6 +58,8 @@ class Summary:
             return
         terminal.write_sep("=", "trials")
         for line in self._table():
+            terminal.write_line(line)
+        for line in self._replays:
             terminal.write_line(line)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
@@ -90,6 +97,8 @@ class Summary:
 
 def header(run: Run) -> str:
     """The one line of the header."""
+    if run.replays:
+        return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"

@@ -9,14 +9,26 @@ from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.elastic_options import DEFAULTS
-from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.elastic_options import DEFAULTS, PLACES
+from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.seeding import derived_seed
 
-#: Options of the agent that select nodes, and have no influence on the outcome.
-_PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
+
+@dataclass(frozen=True)
+class Origin:
+    """What a replayed trial has of its record, and any other of the process that asks for it.
+
+    Attributes:
+        seed: of the trial; ``None`` for one from the operating system.
+        cwd: working directory.
+        sys_path: what to add to ``sys.path``.
+    """
+
+    seed: int | None
+    cwd: str
+    sys_path: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,9 @@ class TrialSpec:
         execution: how its processes are started.
         limits: of time, memory and logs.
         collect: names of collectors.
+        resources: of the run.
+        watched: names of the variables that any cell of the plan sets.
+        origin: of a replayed trial.
     """
 
     workload: WorkloadEntry
@@ -50,11 +65,24 @@ class TrialSpec:
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     collect: tuple[str, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    watched: tuple[str, ...] = ()
+    origin: Origin | None = None
 
     @property
     def seed(self) -> int | None:
-        """Of its random generators; ``None`` for one from the operating system."""
+        """Of its random generators, as requested; ``None`` for one from the operating system."""
         return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
+
+    @property
+    def given_seed(self) -> int | None:
+        """The seed as requested, else that of the record that is replayed."""
+        return self.origin.seed if self.seed is None and self.origin is not None else self.seed
+
+    @property
+    def all_watched(self) -> list[str]:
+        """The variables that are recorded whatever they are called, sorted."""
+        return sorted({*self.watched, *self.overlay})
 
     @property
     def trial_id(self) -> str:
@@ -91,7 +119,7 @@ class TrialSpec:
             "trial": self.trial_index,
         }
         if execution.elastic != DEFAULTS:
-            request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
+            request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(PLACES)}
         if memory is not None:
             request["memory"] = memory
         if self.seed is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
 #: Statuses that depend on the workload; with any other, a trial is run again.
-REPLAYABLE = ("ok", "workload_failed", "timeout")
+KEPT = ("ok", "workload_failed", "timeout")
 
 
 def read_record(file: Path) -> TrialResult | None:
@@ -31,7 +31,7 @@ def read_record(file: Path) -> TrialResult | None:
 def read_kept(file: Path) -> TrialResult | None:
     """The record in a trial file that may stand for the trial, if that is still the same request."""
     record = read_record(file)
-    if record is None or record.exit_status not in REPLAYABLE or record.request_fingerprint is None:
+    if record is None or record.exit_status not in KEPT or record.request_fingerprint is None:
         return None
     return record
 

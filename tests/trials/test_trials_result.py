@@ -200,6 +200,8 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "cell",
             "trial_index",
             "request_fingerprint",
+            "request",
+            "replay_of",
             "seeds",
             "failure",
             "ranks",

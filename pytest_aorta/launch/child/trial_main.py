@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_aorta.launch.child import script, workload_main
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.trials.seeding import rank_seed
@@ -17,7 +17,7 @@ from pytest_aorta.trials.seeding import rank_seed
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
-    if argument["target"] == script.TARGET:
+    if argument["target"] == SCRIPT_TARGET:
         return script.prepare_script(argument)
     description = workload_main.prepare(argument, argument["seed"])
     if description["launch_mode"] == "distributed":
@@ -32,7 +32,7 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
-    if payload["target"] == script.TARGET:
+    if payload["target"] == SCRIPT_TARGET:
         script.run_script(payload, send)
     elif mode == "elastic":
         from pytest_aorta.launch.child.elastic import run_elastic
