@@ -135,13 +135,13 @@ def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewher
     draws.write(ranks=RANKS, train=SCRIPT)
     (draws.path / "test_script.py").write_text(SCRIPT_TEST)
     ways = {
-        "fork": ("draws.py", "-k", "draws and venv", "--aorta-environment", "venv"),
+        "fork": ("draws.py", "-k", "not hangs", "--aorta-environment", "venv"),
         "tests": ("test_draws.py",),
         "hang": ("draws.py", "-k", "hangs", "--aorta-timeout", "2"),
-        "launch": ("draws.py", "-k", "draws and gone", "--aorta-environment", "gone"),
-        "spawn": ("draws.py", "-k", "draws", "--aorta-isolation", "spawn", "--aorta-steps", "7"),
-        "none": ("draws.py", "-k", "draws", "--aorta-isolation", "none", "--aorta-seed", "7"),
-        "slots": ("draws.py", "-k", "draws", "--aorta-slots", "2", "--aorta-trials", "2"),
+        "launch": ("draws.py", "-k", "not hangs", "--aorta-environment", "gone"),
+        "spawn": ("draws.py", "-k", "not hangs", "--aorta-isolation", "spawn", "--aorta-steps", "7"),
+        "none": ("draws.py", "-k", "not hangs", "--aorta-isolation", "none", "--aorta-seed", "7"),
+        "slots": ("draws.py", "-k", "not hangs", "--aorta-slots", "2", "--aorta-trials", "2"),
         "ranks": ("ranks.py",),
         "torchrun": ("ranks.py", "--aorta-launcher", "torchrun", "--aorta-nproc", "3"),
         "script": ("test_script.py",),
