@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pytest_aorta.launch.child.script import file_digest
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, under_launcher, world_size
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.probe.redaction import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
@@ -221,7 +221,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         collect=tuple(request.collect),
         resources=_resources(request, hosts),
         watched=tuple(request.ambient),
-        origin=Origin(request.seed, cwd, tuple(request.sys_path)),
+        origin=Origin(request.seed, cwd, tuple(request.sys_path), _rank_seed(record)),
     )
 
 
@@ -241,7 +241,7 @@ def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
 
 def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticOptions) -> None:
     """Whether the trial can start from this pytest process as it has from the one that recorded it."""
-    external = record.elastic is not None and record.elastic.launcher == "external"
+    external = _is_external(record)
     if external and not under_launcher():
         ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
         raise ReplayError(
@@ -256,6 +256,17 @@ def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticO
     if is_multi_node(elastic) and not hosts:
         least = elastic.nnodes[0]
         raise ReplayError(f"this was a trial of several nodes; name their {least} hosts with --aorta-host")
+
+
+def _is_external(record: TrialResult) -> bool:
+    return record.elastic is not None and record.elastic.launcher == "external"
+
+
+def _rank_seed(record: TrialResult) -> int | None:
+    """Of this process, where pytest was a rank itself."""
+    if not _is_external(record):
+        return None
+    return next((rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None), None)
 
 
 def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:

@@ -24,11 +24,13 @@ class Origin:
         seed: of the trial; ``None`` for one from the operating system.
         cwd: working directory.
         sys_path: what to add to ``sys.path``.
+        rank_seed: of this rank, where pytest is a rank itself: each has drawn one of its own.
     """
 
     seed: int | None
     cwd: str
     sys_path: tuple[str, ...]
+    rank_seed: int | None = None
 
 
 @dataclass(frozen=True)

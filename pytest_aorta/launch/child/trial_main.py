@@ -47,7 +47,8 @@ def run(payload: TrialPayload, channel: Channel) -> None:
 
         agree_on_master_port(payload["trial_id"])
         log = EventLogWriter(event_log(Path(payload["folder"]), own_rank()), relay=send)
-        workload_main.use_seed(rank_seed(payload["seed"], own_rank()))
+        given = payload["rank_seed"]
+        workload_main.use_seed(rank_seed(payload["seed"], own_rank()) if given is None else given)
         workload_main.run_workload(payload, log.send)
     else:
         workload_main.use_seed(payload["seed"])

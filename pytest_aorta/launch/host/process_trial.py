@@ -125,6 +125,7 @@ class ProcessTrial:
             "memory": spec.limits.memory,
             "elastic": spec.execution.elastic.to_plain(),
             "seed": self._seed,
+            "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
 
