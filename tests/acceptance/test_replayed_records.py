@@ -98,7 +98,8 @@ def replayed(stage: Stage, elsewhere: Stage, *options: str) -> dict[str, tuple[d
 
 
 def check_same(then: dict[str, Any], now: dict[str, Any]) -> None:
-    assert now["replay_of"]["differences"] == []
+    seeded = then["request"]["seed"] is not None or "python" not in then["env"] or not then["env"]["python"]
+    assert now["replay_of"]["differences"] == ([] if seeded else ["seeds: there are none in the record"])
     assert now["request"] == then["request"]
     assert now["request_fingerprint"] == then["request_fingerprint"]
     assert now["seeds"] == then["seeds"]
@@ -156,3 +157,17 @@ def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewher
     assert {path.partition("/")[0] for path in pairs} == set(ways)
     (failed,) = [then for path, (then, _) in pairs.items() if path.startswith("torchrun/")]
     assert len({json.dumps(rank["seeds"]) for rank in failed["ranks"]}) == 3
+    assert [path for path, (then, _) in pairs.items() if then["request"]["seed"] is None] == [
+        *("launch/draws/trial_0.json", "script/test_script.py_test_script~d8a0d6ea/train/trial_0.json"),
+    ]
+
+
+@pytest.mark.slow
+def test_ranks_of_an_outer_launcher_are_replayed_as_such(draws: Stage, elsewhere: Stage) -> None:
+    draws.write(ranks=RANKS)
+    draws.torchrun(2, "ranks.py")
+
+    elsewhere.torchrun(2, "--aorta-replay", str(draws.results))
+
+    check_same(draws.trial("ranks/trial_0.json"), elsewhere.trial("replay/ranks/local-none/trial_0.json"))
+    assert len(draws.trial("ranks/trial_0.json")["ranks"]) == 2

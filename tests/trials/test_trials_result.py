@@ -17,7 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.events import FailureKind, Phase
-from pytest_aorta.trials.result import ExecutionEnv, ExitStatus, Failure, RankRecord, ResultRecord, TrialResult
+from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.result import (
+    ExecutionEnv,
+    ExitStatus,
+    Failure,
+    RankRecord,
+    ReplayOf,
+    Request,
+    RequestedEnvironment,
+    RequestedWorkload,
+    ResultRecord,
+    TrialResult,
+)
 from pytest_aorta.trials.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "trial_result.schema.json"
@@ -45,6 +58,23 @@ failures = st.builds(
     exit_code=optional_int,
     rank=optional_int,
     stacks=optional_text,
+)
+requests = st.builds(
+    Request,
+    workload=st.builds(RequestedWorkload, name=text, target=text, source_package=text),
+    environment=st.builds(
+        RequestedEnvironment, name=text, venv=optional_text, launcher=st.lists(text, max_size=2), source_package=text
+    ),
+    overlay=st.dictionaries(unicode, text, max_size=2),
+    ambient=st.dictionaries(unicode, optional_text, max_size=2),
+    config=free,
+    elastic=free,
+    seed=optional_int,
+    limits=st.builds(Limits, timeout=st.none() | st.floats(0, 10), memory=optional_int),
+    resources=st.builds(Resources, devices=st.none() | st.tuples(st.integers()), hosts=st.tuples(text)),
+    interpreter=text,
+    cwd=text,
+    sys_path=st.lists(text, max_size=2),
 )
 trial_results = st.builds(
     TrialResult,
@@ -102,6 +132,11 @@ trial_results = st.builds(
     started_at=text,
     host=text,
     request_fingerprint=optional_text,
+    request=st.none() | requests,
+    replay_of=st.none()
+    | st.builds(
+        ReplayOf, file=text, started_at=text, exit_status=st.just("ok"), differences=st.lists(text, max_size=2)
+    ),
     artifacts=st.dictionaries(unicode, text, max_size=2),
 )
 
