@@ -76,6 +76,13 @@ requests = st.builds(
     cwd=text,
     sys_path=st.lists(text, max_size=2),
 )
+replays = st.builds(
+    ReplayOf,
+    file=text,
+    started_at=text,
+    exit_status=st.sampled_from(get_args(ExitStatus)),
+    differences=st.lists(text, max_size=2),
+)
 trial_results = st.builds(
     TrialResult,
     trial_id=text,
