@@ -188,9 +188,9 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
     _check_launch(record, hosts, elastic)
     cwd = request.cwd if os.path.isdir(request.cwd) else os.getcwd()
     environment = request.environment
-    if any(REDACTED in word for word in environment.launcher):
+    if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options)):
         raise ReplayError(
-            f"the launcher prefix of environment {environment.name!r} holds a secret, which is not recorded; run the "
+            f"the command of environment {environment.name!r} holds a secret, which is not recorded; run the "
             f"trial with --aorta-environment {environment.name} instead"
         )
     return TrialSpec(
@@ -201,6 +201,8 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
             venv=environment.venv,
             rocm=environment.rocm,
             launcher=tuple(environment.launcher),
+            enter=environment.enter,
+            engine_options=tuple(environment.engine_options),
             source_package=environment.source_package,
         ),
         mitigations=tuple(record.mitigations_applied),
@@ -293,7 +295,7 @@ def _config(request: Request) -> dict[str, Any]:
     if where.endswith(".py") and not os.path.isfile(where):
         raise ReplayError(f"the file of its workload, {where}, is gone")
     # Another interpreter, or what a launcher leads to, may have modules that are not here.
-    if not where.endswith(".py") and environment.venv is None and not environment.launcher:
+    if not where.endswith(".py") and environment.venv is None and not (environment.launcher or environment.enter):
         top = where.partition(".")[0]
         if not _is_there(top, request.sys_path):
             raise ReplayError(f"the module of its workload, {where}, is not installed for {sys.executable}")

@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a secret in the prefix": (
         {},
         {"environment": {"name": "e", "launcher": ["env", "TOKEN=<redacted>"], "source_package": "x"}},
-        "the launcher prefix of environment 'e' holds a secret, which is not recorded; run the trial with ",
+        "the command of environment 'e' holds a secret, which is not recorded; run the trial with ",
     ),
 }
 

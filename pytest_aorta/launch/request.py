@@ -39,6 +39,8 @@ def request_of(
             venv=environment.venv,
             rocm=environment.rocm,
             launcher=_without_secrets(environment.launcher),
+            enter=environment.enter,
+            engine_options=_without_secrets(environment.engine_options),
             source_package=environment.source_package,
         ),
         environment_index=spec.environment_index,
@@ -58,7 +60,7 @@ def request_of(
         collect=list(spec.collect),
         interpreter=interpreter(environment),
         cwd=inherited.cwd,
-        sys_path=[] if environment.venv is not None else _added(inherited.sys_path),
+        sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
     )
 
 

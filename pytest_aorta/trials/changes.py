@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.trials.differences import changed_files, differences
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
+
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
@@ -22,6 +25,9 @@ _FACTS = (
 #: The state of the repository with the workload's source.
 _GIT = {"root": "git repository", "branch": "git branch", "commit": "git commit", "changed_files": "git: changed files"}
 
+#: Parts of the fingerprint that records have nowhere else.
+_PARTS = ("sources", "data_files", "config", "imposed", "cpus", "nproc")
+
 #: Variables that a launcher sets anew for every trial.
 _OF_A_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
 
@@ -34,9 +40,9 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     lines = list(_request(then, now))
     if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
         lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *_overlay(then), *_overlay(now)})
-    lines += _seeds(then, now)
+    lines += [*_seeds(then, now), *_parts(parts_of(then), parts_of(now))]
     if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
-        lines.append("the fingerprint of the request" + ("" if lines else ": the workload's source has changed"))
+        lines.append("the fingerprint of the request")
     return list(dict.fromkeys(lines))
 
 
@@ -83,6 +89,19 @@ def _packages(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         yield from _one(name, before.get(name), after.get(name))
     if not names:
         yield "installed packages"
+
+
+def _parts(then: Parts, now: Parts) -> Iterator[str]:
+    """What the fingerprint is made of besides."""
+    if then and now:
+        before, after = then.get(IMPORTED_LATER, {}), now.get(IMPORTED_LATER, {})
+        both = before.keys() & after.keys()  # one of them may have ended before an import
+        yield from changed_files({path: before[path] for path in both}, {path: after[path] for path in both})
+        yield from differences({"": "", **_some(then)}, {"": "", **_some(now)})
+
+
+def _some(parts: Parts) -> Parts:
+    return {name: parts[name] for name in _PARTS if name in parts}
 
 
 def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:

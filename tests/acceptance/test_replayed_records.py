@@ -157,9 +157,8 @@ def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewher
     assert {path.partition("/")[0] for path in pairs} == set(ways)
     (failed,) = [then for path, (then, _) in pairs.items() if path.startswith("torchrun/")]
     assert len({json.dumps(rank["seeds"]) for rank in failed["ranks"]}) == 3
-    assert [path for path, (then, _) in pairs.items() if then["request"]["seed"] is None] == [
-        *("launch/draws/trial_0.json", "script/test_script.py_test_script~d8a0d6ea/train/trial_0.json"),
-    ]
+    unseeded = {path.partition("/")[0] for path, (then, _) in pairs.items() if then["request"]["seed"] is None}
+    assert unseeded == {"launch", "script"}
 
 
 @pytest.mark.slow
