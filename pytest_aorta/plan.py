@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
-    a tuple of mitigation sets.
+    a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
     """
 
     workloads: tuple[str, ...] = ()
@@ -57,6 +57,7 @@ class Selection:
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     resources: Resources = field(default_factory=Resources)
+    replays: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 execution=selection.execution,
                 limits=selection.limits,
                 collect=collectors,
+                resources=selection.resources,
             )
             for index in range(selection.trials)
         ]
@@ -139,7 +141,8 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         for mitigation_index, mitigations in enumerate(sets)
     ]
     _check_labels(cells)
-    return cells
+    watched = tuple(sorted({name for cell in cells for name in cell[0].overlay}))
+    return [[replace(spec, watched=watched) for spec in cell] for cell in cells] if watched else cells
 
 
 def _check_labels(cells: list[list[TrialSpec]]) -> None:

@@ -17,7 +17,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
-    from pytest_aorta.launch.replayed import ReplayedTrial
+    from pytest_aorta.launch.resumed import ResumedTrial
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
@@ -108,17 +108,17 @@ class TrialRunner:
             return check_here(spec)
         return self.engine.check(spec, timeout, patience)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ReplayedTrial | None:
+    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ResumedTrial | None:
         """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
 
         ``timeout``: as of ``check``.
         """
         if not self.selection.resume or paths in self._started:
             return None
-        from pytest_aorta.launch.replayed import ReplayedTrial
+        from pytest_aorta.launch.resumed import ResumedTrial
 
         record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
-        return None if record is None else ReplayedTrial(spec, record)
+        return None if record is None else ResumedTrial(spec, record)
 
     def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
         """Why a record is not of the request that ``spec`` is; empty where it is."""

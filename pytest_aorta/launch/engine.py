@@ -186,20 +186,20 @@ class TrialEngine:
             on_start=lambda: trial.begin(on_start),
             on_event=trial.receive,
         )
-        trial.follow(self._session.submit_job(job, urgent=urgent, worker=host))
+        trial.follow(self._session.submit_job(job, urgent=urgent, worker=host), order)
         return trial
 
     def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
         if self._hosts:  # another host inherits from its worker
             return TrialOrder(spec, folder, timeout)
-        now = Inherited.now(self._results)
+        now = Inherited.now(self._results, spec.origin)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
         return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))
 
     def _preparation(self, order: TrialOrder) -> Preparation:
         try:
-            key = zygote_spec(order.spec, order.inherited or Inherited.now()).key()
+            key = zygote_spec(order.spec, order.inherited or Inherited.now(origin=order.spec.origin)).key()
         except EnvironmentUnusable as error:
             key = str(error)  # and the preparation fails with it, on its host
         # How it is launched, and for how long it may be imported, is part of what can go wrong.

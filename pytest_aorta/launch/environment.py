@@ -26,7 +26,7 @@ from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
 from pytest_aorta.runtime.zygotes.zygote_spec import Behind, ZygoteSpec
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import Origin, TrialSpec
 
 #: Variables of pytest that change from item to item.
 _NOT_INHERITED = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
@@ -49,9 +49,11 @@ class Inherited:
     results: str | None = None
 
     @classmethod
-    def now(cls, results: Path | None = None) -> Inherited:
-        """What this process has."""
+    def now(cls, results: Path | None = None, origin: Origin | None = None) -> Inherited:
+        """What this process has; folders are those of the ``origin``, if there is one."""
         folder = None if results is None else str(results.absolute())
+        if origin is not None:
+            return cls(os.environ, origin.cwd, origin.sys_path, folder)
         return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path), folder)
 
 
@@ -65,16 +67,22 @@ def command(environment: Environment) -> tuple[str, ...]:
     Raises:
         EnvironmentUnusable: the venv has no interpreter.
     """
-    python = sys.executable
-    if environment.venv is not None:
-        candidate = Path(environment.venv).expanduser() / "bin" / "python"
-        if not os.access(candidate, os.X_OK):
-            raise EnvironmentUnusable(
-                f"environment {environment.name!r} ({environment.source_package}): no interpreter at {candidate}; "
-                f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
-            )
-        python = str(candidate.absolute())
+    python = interpreter(environment)
+    if environment.venv is not None and not os.access(python, os.X_OK):
+        raise EnvironmentUnusable(
+            f"environment {environment.name!r} ({environment.source_package}): no interpreter at {python}; "
+            f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
+        )
     return (*environment.launcher, python)
+
+
+def interpreter(environment: Environment) -> str:
+    """The path of the interpreter, which need not be there."""
+    if environment.enter and environment.venv is None:
+        return "python3"  # of the image
+    if environment.venv is None:
+        return sys.executable
+    return str((Path(environment.venv).expanduser() / "bin" / "python").absolute())
 
 
 def environ(

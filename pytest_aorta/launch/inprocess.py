@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
@@ -24,7 +26,7 @@ from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
-from pytest_aorta.trials.result import SideBySide, TrialResult
+from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds
 from pytest_aorta.trials.sources import imported_later
 from pytest_aorta.trials.spec import TrialSpec
@@ -92,6 +94,8 @@ class InProcessTrial:
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
         self._environ: dict[str, str] | None = None
+        self._cwd = os.getcwd()
+        self._request: Request | None = None
         self._warned = False
 
     def wait(self, phase: str) -> bool:
@@ -124,15 +128,19 @@ class InProcessTrial:
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             self._environ = dict(os.environ)
+            self._request = request_of(self.spec, Inherited.now(origin=self.spec.origin))
+            if self.spec.origin is not None:
+                os.chdir(self.spec.origin.cwd)
+                sys.path += [path for path in self.spec.origin.sys_path if path not in sys.path]
             os.environ.update(self.spec.overlay)
             self._note_late_variables()
             self._cell = _prepare(self.spec)
             cls = load_class(self.spec.workload.target)
             source = self._cell.info.source
             self._static = collect_static(Path(source) if source else None)
-            self.seen.see({"type": "env", "env": collect_env(self._static, self.spec.overlay).to_dict()})
-            if self.spec.seed is not None:
-                seeds = ProcessSeeds(self.spec.seed)
+            self.seen.see({"type": "env", "env": collect_env(self._static, self.spec.all_watched).to_dict()})
+            if self.spec.given_seed is not None:
+                seeds = ProcessSeeds(self.spec.given_seed)
                 seeds.seed_loaded()
                 self.seen.seeds = seeds.to_plain()
             config = resolve_config(cls, self.spec.overrides, self.spec.steps)
@@ -165,6 +173,8 @@ class InProcessTrial:
                 self._lifecycle.cleanup()
             if self._environ is not None:
                 _restore(self._environ)
+            if self.spec.origin is not None:
+                os.chdir(self._cwd)
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0
             self._record = build_record(
@@ -173,6 +183,7 @@ class InProcessTrial:
                 self._cell,
                 started_at=self._started_at,
                 wall=time.monotonic() - self._start,
+                request=self._request,
                 side_by_side=self._side_by_side,
             )
         return self._record

@@ -13,6 +13,9 @@ from pytest_aorta.trials.spec import TrialSpec
 #: ``launch_mode`` of a script that takes the place of a workload.
 SCRIPT = "script"
 
+#: ``target`` of such a workload; which script, and how it is started, is in the options.
+SCRIPT_TARGET = "pytest_aorta.launch.child.script:run_script"
+
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
 

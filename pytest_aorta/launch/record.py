@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.launch.containers import choose_engine
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.verification import check_claims, overall
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
@@ -24,6 +26,7 @@ from pytest_aorta.trials.result import (
     Failure,
     Imposed,
     RankRecord,
+    Request,
     ResultRecord,
     Seeds,
     SideBySide,
@@ -43,12 +46,14 @@ def build_record(
     stacks: str | None = None,
     imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
     side_by_side: SideBySide | None = None,
+    request: Request | None = None,
 ) -> TrialResult:
     """The complete record of a trial that is over.
 
-    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started.
+    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started. Without a
+    ``request``, it is that of this process for a trial that was not started.
     """
-    request = {} if cell is None else cell.request(spec)
+    parts = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
@@ -79,8 +84,9 @@ def build_record(
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
-        request_fingerprint=fingerprint(request) if request else None,
-        fingerprint_parts=recorded_parts(request, seen.imported_later),
+        request_fingerprint=fingerprint(parts) if parts else None,
+        fingerprint_parts=recorded_parts(parts, seen.imported_later),
+        request=request or request_of(spec, Inherited.now(origin=spec.origin)),
         imposed=imposed,
         side_by_side=side_by_side,
         artifacts=dict(artifacts),

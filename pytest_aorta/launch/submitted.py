@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.external_ranks import report_unstarted
-from pytest_aorta.launch.job_messages import JobEvent, broken_cell
+from pytest_aorta.launch.job_messages import JobEvent, TrialOrder, broken_cell
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.record import build_record, logs_in
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
@@ -69,6 +71,7 @@ class SlotTrial:
         self._ref: TaskRef | None = None
         self._why: str | None = None
         self._submitted_at = utc_now()
+        self._order: TrialOrder | None = None
         self._record: TrialResult | None = None
         #: Called with the list of installed distributions, once for each host and list.
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
@@ -77,9 +80,10 @@ class SlotTrial:
         #: Whether a slot has taken it.
         self.started = False
 
-    def follow(self, ref: TaskRef) -> None:
-        """``ref`` is its task."""
+    def follow(self, ref: TaskRef, order: TrialOrder) -> None:
+        """``ref`` is its task, with ``order`` as its payload."""
         self._ref = ref
+        self._order = order
         ref.when_settled(self._settle)
 
     def begin(self, prepare: Callable[[], None] | None) -> None:
@@ -173,7 +177,16 @@ class SlotTrial:
         if broken is not None and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
             with contextlib.suppress(OSError):
                 report_unstarted(self.folder, own_rank(), failure)
-        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs, stacks=logs.get("stacks"))
+        order = self._order
+        inherited = (None if order is None else order.inherited) or Inherited.now(origin=self.spec.origin)
+        return build_record(
+            self.spec,
+            seen,
+            started_at=self._submitted_at,
+            artifacts=logs,
+            stacks=logs.get("stacks"),
+            request=request_of(self.spec, inherited, timeout=None if order is None else order.timeout),
+        )
 
 
 def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:

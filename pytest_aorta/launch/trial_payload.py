@@ -30,7 +30,8 @@ class PrepareArgument(WorkloadArgument):
 class TrialPayload(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
-    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
+    ``overlay`` holds names of variables; ``rank_seed`` takes the place of a seed that derives from
+    ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
     the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     """
 
@@ -43,5 +44,6 @@ class TrialPayload(WorkloadArgument):
     memory: int | None
     elastic: dict[str, Any]
     seed: int
+    rank_seed: int | None
     launcher_pid: int | None
     base_pid: NotRequired[int | None]

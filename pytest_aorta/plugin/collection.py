@@ -39,17 +39,17 @@ class SelectedTrials(pytest.Collector):
         return items
 
 
-def split_arguments(arguments: list[str], plan: Plan) -> tuple[list[str], set[str]]:
-    """Command line arguments that are paths, and names of trials among them.
+def split_arguments(arguments: list[str], names: Iterable[str], root: str = ROOT) -> tuple[list[str], set[str]]:
+    """Command line arguments that are paths, and ``names`` of trials among them.
 
     A trial may be named by its node id ``aorta::NAME``, as ``::NAME``, or by ``NAME`` alone.
     """
-    beginnings = {spec.item_name.partition("[")[0] for spec in plan.trials}
+    beginnings = {name.partition("[")[0] for name in names}
     paths, chosen = [], set()
     for argument in arguments:
         prefix, separator, name = argument.rpartition("::")
         trial_like = name.partition("[")[0] in beginnings and name.endswith("]")
-        if prefix in (ROOT, "") and (separator or trial_like) and not Path(argument).exists():
+        if prefix in (root, "") and (separator or trial_like) and not Path(argument).exists():
             chosen.add(name)
         else:
             paths.append(argument)
@@ -66,29 +66,38 @@ def select_trials(config: pytest.Config, run: Run) -> None:
         plan = run.plan
     except (RegistryError, PlanError) as error:
         raise pytest.UsageError(str(error)) from None
+    choose(config, run, [spec.item_name for spec in plan.trials])
+
+
+def choose(config: pytest.Config, run: Run, names: list[str], root: str = ROOT) -> None:
+    """Find out which of the trials with these ``names`` are chosen; only they, and given paths, are collected.
+
+    Raises:
+        pytest.UsageError: there is no trial of a name on the command line.
+    """
     decided = decisions_of_controller(config)
     paths: list[str] = []
     run.chosen = set()
     if decided:
         paths, run.chosen = decided["paths"], set(decided["chosen"])
     elif config.args_source is pytest.Config.ArgsSource.ARGS:
-        paths, run.chosen = split_arguments(config.args, plan)
-    unknown = run.chosen - {spec.item_name for spec in plan.trials}
+        paths, run.chosen = split_arguments(config.args, names, root)
+    unknown = run.chosen - set(names)
     if unknown:
-        examples = ", ".join(spec.item_name for spec in plan.trials[:3])
+        examples = ", ".join(names[:3])
         raise pytest.UsageError(f"no such trial: {', '.join(sorted(unknown))}; the plan has {examples}, ...")
     config.args = paths
 
 
 def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> SelectedTrials:
     """The collector of the plan, placed in the directory that pytest was started in, so that its conftest applies."""
-    parent = _directory(session, collected)
+    parent = directory_of(session, collected)
     collector: SelectedTrials = SelectedTrials.from_parent(parent, name=ROOT, nodeid=ROOT)
     collector.plan, collector.chosen = run.plan, run.chosen or set()
     return collector
 
 
-def _directory(session: pytest.Session, collected: list[Any]) -> pytest.Collector:
+def directory_of(session: pytest.Session, collected: list[Any]) -> pytest.Collector:
     """The collector of the current directory: one that has been collected already, or a new chain down to it.
 
     Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that

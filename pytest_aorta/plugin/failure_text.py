@@ -57,6 +57,8 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
     lines += ["", f"trial file: {paths.file_in(results)}", f"run it again: {rerun_line(item)}"]
+    if record.request is not None and record.replay_of is None:
+        lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(paths.file_in(results)))}")
     return printable("\n".join(lines))
 
 

@@ -46,7 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_aorta.plugin.run import run_of
 
         run = run_of(config)
-        if run.selection.workloads:
+        if run.selection.replays:
+            from pytest_aorta.plugin.replays import select_replays
+
+            select_replays(config, run)
+        elif run.selection.workloads:
             from pytest_aorta.plugin.collection import select_trials
 
             select_trials(config, run)
@@ -90,7 +94,13 @@ def pytest_make_collect_report(
     """Add the selected trials to what the session collects."""
     report = yield
     run = current_run(collector.config)
-    if isinstance(collector, pytest.Session) and report.passed and run is not None and run.chosen is not None:
+    if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
+        return report
+    if run.selection.replays:
+        from pytest_aorta.plugin.replays import selected_replays
+
+        report.result.append(selected_replays(collector, report.result))
+    else:
         from pytest_aorta.plugin.collection import selected_trials
 
         report.result.append(selected_trials(collector, report.result, run))
@@ -167,4 +177,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
     run = current_run(config)
     if run is not None:
-        run.runner.close()
+        run.close()

@@ -15,7 +15,7 @@ from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
-from pytest_aorta.registry import WorkloadEntry
+from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.paths import trial_paths
@@ -31,12 +31,27 @@ _KEYWORDS = ("trials", "mitigations", "environments", "timeout")
 
 
 @dataclass(frozen=True)
+class Axes:
+    """Environments and mitigation sets of a marked test."""
+
+    environments: tuple[str, ...] = ()
+    mitigations: tuple[tuple[str, ...], ...] = ()
+
+    def variables(self, registry: Registry) -> set[str]:
+        """Names of the variables that any cell sets."""
+        bundles = [registry.environment(name).env for name in self.environments]
+        bundles += [registry.mitigation(name).env for names in self.mitigations for name in names]
+        return {name for bundle in bundles for name in bundle}
+
+
+@dataclass(frozen=True)
 class Cell:
-    """Parameter of a marked test."""
+    """Parameter of a marked test; ``axes`` are those that its cell is on."""
 
     environment: str
     mitigations: tuple[str, ...]
     index: int
+    axes: Axes = Axes()
 
     @property
     def label(self) -> str:
@@ -51,6 +66,8 @@ class RunTrial:
     def __init__(self, item: pytest.Item, extra_env: Mapping[str, str]) -> None:
         #: The test that starts the trials.
         self.item = item
+        #: Of the test, where its trials are in several cells.
+        self.axes = Axes()
         self._extra_env = extra_env
         self._count = itertools.count()  # a test may start trials on several threads
         item.stash[PAYLOAD] = ReportPayload()
@@ -97,8 +114,9 @@ class RunTrial:
             limits=run.selection.limits if timeout is None else replace(run.selection.limits, timeout=timeout),
         )
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
-        spec = replace(trials_of([entry], selection, run.registry)[0][0], trial_index=index)
-        return self.carry_out(spec)[0]
+        spec = trials_of([entry], selection, run.registry)[0][0]
+        watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
+        return self.carry_out(replace(spec, trial_index=index, watched=tuple(watched)))[0]
 
     @property
     def run(self) -> Run:
@@ -148,6 +166,7 @@ class MarkedTrial:
         self.environment = cell.environment
         self.mitigations = cell.mitigations
         self._run = run
+        run.axes = cell.axes
 
     def __call__(
         self,
@@ -205,7 +224,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     trials = given.get("trials", selection.trials)
     environments = _several(given.get("environments", selection.environments))
     sets = [_names(names) for names in _several(given.get("mitigations", selection.mitigations))]
-    cells = [Cell(environment, names, i) for i in range(trials) for environment in environments for names in sets]
+    axes = Axes(environments, tuple(sets))
+    cells = [Cell(environment, names, i, axes) for i in range(trials) for environment in environments for names in sets]
     metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
 
 

@@ -144,6 +144,12 @@ def _name(text: str) -> str:
     return text.strip()
 
 
+def _trial_file(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("the path of a trial file, or of a folder with some")
+    return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
@@ -238,6 +244,7 @@ OPTIONS = (
         repeat=True,
     ),
     Option("seed", _seed, "N", "random generators of trial i start equally in every cell, and in every such run"),
+    Option("replay", _trial_file, "FILE", "run the trial of this file again; of a folder, all", repeat=True),
     Option(
         "order",
         _choice("interleaved", "grouped", "random"),
@@ -309,6 +316,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         **given(workloads="workload", environments="environment"),
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),
+        replays=tuple(config.invocation_params.dir / text for text in values["aorta_replay"] or ()),
         registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
         execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed")),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),

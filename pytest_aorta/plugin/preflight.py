@@ -40,6 +40,10 @@ def check_trials(session: pytest.Session) -> None:
         check_slots(config)
         check_devices(run_of(config).selection)
         check_nodes(config)
+    run = run_of(config) if mentioned else None
+    if run is not None and run.selection.replays:  # what prevents a replay is in its record
+        check_writable(run.results)
+        return
     specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
     if config.getoption("setuponly", False) or not (mentioned or specs):
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from pytest_aorta.plan import Plan, Selection, make_plan
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher
+from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
@@ -22,6 +23,7 @@ from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.replay import Replay
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -42,6 +44,9 @@ class Run:
         self.prefetcher = Prefetcher(self.runner.find, partial(self.runner.start, urgent=False), self.results)
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
         self.chosen: set[str] | None = None
+        #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
+        self.replays: list[Replay] = []
+        self.further_runners: dict[Hashable, TrialRunner] = {}
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
@@ -60,6 +65,11 @@ class Run:
         plan = make_plan(self.selection, self.registry)
         self.runner.add_plan(plan)
         return plan
+
+    def close(self) -> None:
+        """End all processes."""
+        for runner in (self.runner, *self.further_runners.values()):
+            runner.close()
 
     def launch(
         self, item: pytest.Item, spec: TrialSpec, paths: TrialPaths, extra_env: Mapping[str, str]
@@ -103,6 +113,8 @@ def run_of(config: pytest.Config) -> Run:
     if RUN not in config.stash:
         try:
             selection = read_selection(config)
+            if selection.replays:
+                selection = replay_selection(config, selection)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
         config.stash[RUN] = Run(config, selection, decisions_of_controller(config).get("stamp"))

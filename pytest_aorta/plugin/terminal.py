@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.replay_text import replay_lines
 from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Summary:
         self._beside = SideBySideLines(run.selection.resources)
         #: How many trials had a result already.
         self._resumed = 0
+        self._replays: list[str] = []
         #: Why other earlier results were not kept, and how many.
         self._not_kept: Counter[str] = Counter()
 
@@ -59,6 +61,8 @@ class Summary:
         """Count a trial."""
         result = trial.result
         self._resumed += trial.resumed
+        if result.get("replay_of"):
+            self._replays += replay_lines(result, self._run.config.invocation_params.dir)
         if trial.not_kept:
             self._not_kept[_listed(trial.not_kept)] += 1
         if not trial.resumed:
@@ -85,6 +89,8 @@ class Summary:
             terminal.write_line(line)
         for line in self._warnings():
             terminal.write_line(line, yellow=True)
+        for line in self._replays:
+            terminal.write_line(line)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
                 f"{found.restarted} of {workload} {cell}"
@@ -145,6 +151,8 @@ def _listed(reasons: list[str]) -> str:
 
 def header(run: Run) -> str:
     """The one line of the header."""
+    if run.replays:
+        return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import math
 import os
@@ -13,7 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.script import TARGET
+from pytest_aorta.launch.child.script import file_digest
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.marked_tests import in_a_process
 from pytest_aorta.plugin.torchrun_result import TorchrunResult
@@ -77,7 +77,7 @@ class RunTorchrun:
         what, source, words = self._find(words, folder, (env or {}).get("PYTHONPATH"))
         entry = WorkloadEntry(
             name=what["module"] if "module" in what else Path(what["script"]).stem,
-            target=TARGET,
+            target=SCRIPT_TARGET,
             source_package=f"file:{source}",
         )
         options = {
@@ -87,7 +87,7 @@ class RunTorchrun:
             "max_restarts": max_restarts,
             "cwd": str(folder),
             "source": source,
-            "digest": _digest(source),
+            "digest": file_digest(source),
         }
         run = self._run.run
         selection = replace(
@@ -173,14 +173,6 @@ def _spec(name: str, places: Sequence[str] | None, path: list[str]) -> ModuleSpe
 def _from_finders(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     found = (finder.find_spec(name, places) for finder in sys.meta_path)
     return next((spec for spec in found if spec is not None), None)
-
-
-def _digest(source: str | None) -> str:
-    """Of what the fingerprint of a trial takes for its workload's source."""
-    try:
-        return hashlib.sha256(b"" if source is None else Path(source).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _word(argument: Any) -> str:

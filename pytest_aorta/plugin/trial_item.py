@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
+
+Item = TypeVar("Item", bound="TrialItem")
 
 
 class TrialItem(GeneratedFunction):
@@ -55,13 +57,17 @@ class TrialItem(GeneratedFunction):
         # Registered after the fixtures, so the trial is over before they are torn down.
         self.addfinalizer(self._finish)
         try:
-            prefetch(self.session, run)
-            self.running = run.launch(self, self.spec, self.paths, extra_env)
+            self.running = self.launch(run, extra_env)
         except Exception as error:
             if not self.stash[PAYLOAD].trials:
                 self._keep_unstarted(run, error)
             raise
         self._wait("setup")
+
+    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+        """Start the trial, and ahead of their items those that may be."""
+        prefetch(self.session, run)
+        return run.launch(self, self.spec, self.paths, extra_env)
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""
@@ -73,7 +79,11 @@ class TrialItem(GeneratedFunction):
         if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
             run.runner.store.retire(self.paths)
         self.stash[PAYLOAD] = ReportPayload()
-        run.keep(self, self.paths, lost_record(self.spec, lost))
+        run.keep(self, self.paths, self.completed(lost_record(self.spec, lost)))
+
+    def completed(self, record: TrialResult) -> TrialResult:
+        """The record of a trial that could not be started, with all that this item knows of it."""
+        return record
 
     def runtest(self) -> None:
         """Wait for the end of ``run()``."""
@@ -152,19 +162,31 @@ def items_of(parent: pytest.Collector, plan: Plan) -> Iterator[TrialItem]:
     """The items of a plan, in its order."""
     sibling: TrialItem | None = None
     for spec in plan.trials:
-        item: TrialItem = TrialItem.of(parent, spec.item_name, _use_fixtures, sibling)
-        item.spec, item.paths, item.running = spec, plan.paths(spec), None
-        item.add_marker(pytest.mark.aorta)
-        item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
-        # At construction, so that even the report of a crashed worker's last item says which trial it was.
-        item.user_properties += [
-            ("aorta_trial_id", spec.trial_id),
-            ("aorta_workload", spec.workload.name),
-            ("aorta_environment", spec.environment.name),
-            ("aorta_mitigations", "+".join(spec.mitigations)),
-        ]
-        sibling = item
-        yield item
+        sibling = item_of(TrialItem, parent, spec.item_name, spec, plan.paths(spec), sibling)
+        yield sibling
+
+
+def item_of(
+    kind: type[Item],
+    parent: pytest.Collector,
+    name: str,
+    spec: TrialSpec,
+    paths: TrialPaths,
+    sibling: TrialItem | None,
+) -> Item:
+    """One item; ``sibling`` is another one of the same parent."""
+    item: Item = kind.of(parent, name, _use_fixtures, sibling)
+    item.spec, item.paths, item.running = spec, paths, None
+    item.add_marker(pytest.mark.aorta)
+    item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
+    # At construction, so that even the report of a crashed worker's last item says which trial it was.
+    item.user_properties += [
+        ("aorta_trial_id", spec.trial_id),
+        ("aorta_workload", spec.workload.name),
+        ("aorta_environment", spec.environment.name),
+        ("aorta_mitigations", "+".join(spec.mitigations)),
+    ]
+    return item
 
 
 def prefetch(session: pytest.Session, run: Run) -> None:
@@ -175,7 +197,7 @@ def prefetch(session: pytest.Session, run: Run) -> None:
     installed = installed_modules(session.config)
     queued = []
     for item in session.items:
-        if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none":
+        if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none" or item.spec.origin is not None:
             continue
         code = next(user_code(item, installed), None)
         if code is not None:

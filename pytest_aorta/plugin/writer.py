@@ -76,6 +76,9 @@ class TrialWriter:
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""
         base, _, name = nodeid.rpartition("::")
+        for replay in self.run.replays:
+            if replay.nodeid == nodeid:
+                return replay.spec, replay.paths
         for plan in self._plans_of(base):
             for spec in plan.trials:
                 if spec.item_name == name:

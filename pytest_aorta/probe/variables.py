@@ -64,17 +64,20 @@ def _devices(value: str) -> str:
 def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()) -> dict[str, str]:
     """The variables of ``environ`` that go into a trial's file, sorted by name.
 
-    Recorded as they are: those named in ``overlay``, because the user asked for them by name. Recorded when they look
-    harmless: members of ``FAMILIES`` and ``NAMES``. A name that says it is a secret is left out; a value that holds one
-    (``redis://user:password@host``, ``A_TOKEN=...``) is replaced by ``REDACTED``. Nothing else is recorded.
+    Recorded are those named in ``overlay``, because the user asked for them by name, and members of ``FAMILIES`` and
+    ``NAMES``. The value of a secret, by its name or because it holds one (``redis://user:password@host``,
+    ``A_TOKEN=...``), is replaced by ``REDACTED``; of the families, a name that says it is a secret is left out. Nothing
+    else is recorded.
     """
     named = frozenset(overlay)
     found: dict[str, str] = {}
     # Over the names, not the items: os.environ decodes each value that is looked at, and this runs in every trial.
     for name in environ:
-        if name in named:
-            found[printable(name)] = printable(environ[name])
-        elif (name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name):
-            value = environ[name]
-            found[printable(name)] = REDACTED if has_secret(value) else printable(value)
+        if name in named or ((name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name)):
+            found[printable(name)] = shown_value(name, environ[name])
     return dict(sorted(found.items()))
+
+
+def shown_value(name: str, value: str) -> str:
+    """The value of a variable as text, or ``REDACTED`` for a secret."""
+    return REDACTED if is_secret_name(name) or has_secret(value) else printable(value)

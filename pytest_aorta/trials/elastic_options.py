@@ -50,6 +50,9 @@ class ElasticOptions:
 
 DEFAULTS = ElasticOptions()
 
+#: Options that select nodes, and have no influence on the outcome.
+PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
+
 
 def parse_elastic(key: str, text: str) -> Any:
     """The value of one option, from its text.

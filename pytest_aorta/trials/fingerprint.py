@@ -15,16 +15,13 @@ from pytest_aorta.probe.plain import plain
 from pytest_aorta.probe.redaction import REDACTED
 from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.elastic_options import DEFAULTS
+from pytest_aorta.trials.elastic_options import DEFAULTS, PLACES
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
 
 Parts = dict[str, Any]
-
-#: Options of the agent that select nodes, and have no influence on the outcome.
-_PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
 
 #: Parts that a record has under names of their own.
 _ELSEWHERE = ("config", "mitigations", "trial")
@@ -123,7 +120,7 @@ def fingerprint_parts(
         **surroundings,
     }
     if execution.elastic != DEFAULTS:
-        parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
+        parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(PLACES)}
     return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
 
 

@@ -16,8 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from pytest_aorta.registry.types import Engine
 from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
 from pytest_aorta.trials.events import AttemptReason, FailureKind, GroupStateName, Phase
+from pytest_aorta.trials.execution import Isolation, Launcher, Resources
+from pytest_aorta.trials.limits import Limits
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
@@ -222,6 +225,70 @@ class Elastic(_Record):
     launcher_variables: dict[str, str] = Field(default_factory=dict)
 
 
+class RequestedWorkload(_Record):
+    """Where the class of a workload is: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
+
+    name: str
+    target: str
+    source_package: str
+
+
+class RequestedEnvironment(_Record):
+    """An environment without its variables, which are in the overlay; ``launcher`` is its prefix."""
+
+    name: str
+    docker: str | None = None
+    venv: str | None = None
+    rocm: str | None = None
+    launcher: list[str] = Field(default_factory=list)
+    enter: bool | Engine = False
+    engine_options: list[str] = Field(default_factory=list)
+    source_package: str
+
+
+class Request(_Record):
+    """All that is needed to run a trial again, besides the cell and index of its record.
+
+    ``overlay``: the variables that were set for it; ``ambient``: the values that each variable which any cell of the
+    plan sets would have without, ``None`` where it is not set. A value that is a secret is ``<redacted>`` in both.
+    ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
+    this trial, from which those of its generators derive, ``None`` where it was given none. ``limits``: ``timeout`` is
+    the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
+    run. ``interpreter``, ``cwd`` and ``sys_path``: of the trial's process; the latter beyond the interpreter's own.
+    """
+
+    workload: RequestedWorkload
+    environment: RequestedEnvironment
+    environment_index: int = 0
+    mitigation_index: int = 0
+    overlay: dict[str, str] = Field(default_factory=dict)
+    ambient: dict[str, str | None] = Field(default_factory=dict)
+    config: Free = Field(default_factory=dict)
+    steps: int | None = None
+    isolation: Isolation = "fork"
+    launcher: Launcher = "auto"
+    nproc: int | None = None
+    elastic: Free = Field(default_factory=dict)
+    run_seed: int | None = None
+    seed: int | None = None
+    limits: Limits = Limits()
+    resources: Resources = Resources()
+    collect: list[str] = Field(default_factory=list)
+    interpreter: str
+    cwd: str
+    sys_path: list[str] = Field(default_factory=list)
+
+
+class ReplayOf(_Record):
+    """The record that a trial was run again from: its file, how that trial ended, and in words what differs now."""
+
+    file: str
+    started_at: str
+    exit_status: ExitStatus
+    request_fingerprint: str | None = None
+    differences: list[str] = Field(default_factory=list)
+
+
 class TrialResult(_Record):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
@@ -253,6 +320,8 @@ class TrialResult(_Record):
     started_at: str | None = None
     host: str | None = None
     request_fingerprint: str | None = None
+    request: Request | None = None
+    replay_of: ReplayOf | None = None
     fingerprint_parts: Free = Field(default_factory=dict)
     imposed: Imposed = Imposed()
     side_by_side: SideBySide | None = None

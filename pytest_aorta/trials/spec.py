@@ -7,10 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.seeding import derived_seed
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a replayed trial has of its record, and any other of the process that asks for it.
+
+    Attributes:
+        seed: of the trial; ``None`` for one from the operating system.
+        cwd: working directory.
+        sys_path: what to add to ``sys.path``.
+        rank_seed: of this rank, where pytest is a rank itself: each has drawn one of its own.
+    """
+
+    seed: int | None
+    cwd: str
+    sys_path: tuple[str, ...]
+    rank_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,9 @@ class TrialSpec:
         execution: how its processes are started.
         limits: of time, memory and logs.
         collect: names of collectors.
+        resources: of the run.
+        watched: names of the variables that any cell of the plan sets.
+        origin: of a replayed trial.
     """
 
     workload: WorkloadEntry
@@ -44,11 +64,24 @@ class TrialSpec:
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     collect: tuple[str, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    watched: tuple[str, ...] = ()
+    origin: Origin | None = None
 
     @property
     def seed(self) -> int | None:
-        """Of its random generators; ``None`` for one from the operating system."""
+        """Of its random generators, as requested; ``None`` for one from the operating system."""
         return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
+
+    @property
+    def given_seed(self) -> int | None:
+        """The seed as requested, else that of the record that is replayed."""
+        return self.origin.seed if self.seed is None and self.origin is not None else self.seed
+
+    @property
+    def all_watched(self) -> list[str]:
+        """The variables that are recorded whatever they are called, sorted."""
+        return sorted({*self.watched, *self.overlay})
 
     @property
     def trial_id(self) -> str:

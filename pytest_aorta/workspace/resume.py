@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
 #: Statuses that depend on the workload; with any other, a trial is run again.
-REPLAYABLE = ("ok", "workload_failed", "timeout")
+KEPT = ("ok", "workload_failed", "timeout")
 
 
 def read_record(file: Path) -> TrialResult | None:
@@ -30,7 +30,7 @@ def read_record(file: Path) -> TrialResult | None:
 
 def reasons_against(record: TrialResult) -> list[str]:
     """Why a record cannot stand for any trial; empty where it may."""
-    if record.exit_status not in REPLAYABLE:
+    if record.exit_status not in KEPT:
         return [f"{record.exit_status}, which says nothing about the workload"]
     return [] if record.request_fingerprint is not None else ["its request was not recorded"]
 

@@ -23,7 +23,7 @@ from support.processes import MARK
 from support.stage import Stage
 
 from pytest_aorta import TrialResult
-from pytest_aorta.workspace.resume import REPLAYABLE, read_record
+from pytest_aorta.workspace.resume import KEPT, read_record
 
 TRIALS = 20
 
@@ -102,7 +102,7 @@ class Round:
         return {
             index: next(self.results.glob(f"*/trial_{index}.json")).read_bytes()
             for index, record in self.records().items()
-            if record.exit_status in REPLAYABLE
+            if record.exit_status in KEPT
         }
 
     def pytest(self, *options: str, hit: bool) -> None:
@@ -252,7 +252,7 @@ def storm(it: Round) -> None:
         assert {index: then[index] for index in good} == {index: runs[index] for index in good}, "one has run again"
     records = it.records()
     assert sorted(records) == list(range(TRIALS))
-    assert {record.exit_status for record in records.values()} <= set(REPLAYABLE)
+    assert {record.exit_status for record in records.values()} <= set(KEPT)
     assert len(list(it.results.glob("*/trial_*.json"))) == TRIALS
     assert list(it.results.glob("*/.trial_*")) == []
     assert {index for index, record in records.items() if record.exit_status == "ok"} <= set(it.runs())

@@ -61,7 +61,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
         *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
         *("--aorta-stall-timeout", "0.5", "--aorta-grace", "0", "--aorta-memory", "1.5G", "--aorta-log-limit", "4k"),
-        *("--aorta-resume", "--aorta-own-cores"),
+        *("--aorta-resume", "--aorta-own-cores", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
         *("--aorta-slots", "3", "--aorta-devices", "0,2-3", "--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
@@ -82,6 +82,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         registry_files=(Path("/a.json"),),
         execution=Execution(isolation="spawn", launcher="torchrun", nproc=2),
         limits=Limits(timeout=1.5, stall_timeout=0.5, grace=0.0, memory=3 * 2**29, log_limit=4096),
+        replays=(Path("/results/trial_0.json"),),
         resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7"), own_cores=True),
     )
 
@@ -104,6 +105,7 @@ GIVEN = {
     "isolation": ("spawn", "none", "fork"),
     "nproc": ("2", "3", "4"),
     "seed": ("0", "1", "2"),
+    "replay": ("a.json", "results", "c.json"),
     "elastic": ("max_restarts=1", "nnodes=1:2", "tee=0:3,1:1"),
     "launcher": ("elastic", "torchrun", "external"),
     "order": ("grouped", "random", "interleaved"),
@@ -344,6 +346,7 @@ VALID = {
     "slots": "a whole number of at least 1, or auto",
     "own-cores": "true or false",
     "devices": "a list such as 0-3 or 0,2-4, or none",
+    "replay": "the path of a trial file, or of a folder with some",
     "resume": "true or false",
     "seed": "a whole number of at least 0",
     "extra-env": "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores",

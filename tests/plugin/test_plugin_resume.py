@@ -148,7 +148,7 @@ def test_ranks_show_as_they_did(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_every_rank_of_a_launcher_replays_what_rank_0_has_written(stage: Stage) -> None:
+def test_every_rank_of_a_launcher_shows_what_rank_0_has_written(stage: Stage) -> None:
     stage.write(
         ranks="""
         import os

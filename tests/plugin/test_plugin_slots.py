@@ -156,7 +156,7 @@ def test_reports_look_as_without(faulty: Stage) -> None:
         [
             next(line for line in lines(several) if ", 4 slots, " in line),
             "results: results",
-            *(line for line in different if line.startswith(("trial file: ", "run it again: "))),
+            *(line for line in different if line.startswith(("trial file: ", "run it again: ", "with the same"))),
         ]
     )
     faulty.results = faulty.path / "alone"

@@ -17,7 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.events import FailureKind, Phase
-from pytest_aorta.trials.result import ExecutionEnv, ExitStatus, Failure, RankRecord, ResultRecord, TrialResult
+from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.result import (
+    ExecutionEnv,
+    ExitStatus,
+    Failure,
+    RankRecord,
+    ReplayOf,
+    Request,
+    RequestedEnvironment,
+    RequestedWorkload,
+    ResultRecord,
+    TrialResult,
+)
 from pytest_aorta.trials.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "trial_result.schema.json"
@@ -60,6 +73,30 @@ def agreeing(exit_status: ExitStatus, failure: Failure | None, result: ResultRec
     return TrialResult(exit_status=exit_status, failure=failure, result=result, **fields)
 
 
+requests = st.builds(
+    Request,
+    workload=st.builds(RequestedWorkload, name=text, target=text, source_package=text),
+    environment=st.builds(
+        RequestedEnvironment, name=text, venv=optional_text, launcher=st.lists(text, max_size=2), source_package=text
+    ),
+    overlay=st.dictionaries(unicode, text, max_size=2),
+    ambient=st.dictionaries(unicode, optional_text, max_size=2),
+    config=free,
+    elastic=free,
+    seed=optional_int,
+    limits=st.builds(Limits, timeout=st.none() | st.floats(0, 10), memory=optional_int),
+    resources=st.builds(Resources, devices=st.none() | st.tuples(st.integers()), hosts=st.tuples(text)),
+    interpreter=text,
+    cwd=text,
+    sys_path=st.lists(text, max_size=2),
+)
+replays = st.builds(
+    ReplayOf,
+    file=text,
+    started_at=text,
+    exit_status=st.sampled_from(get_args(ExitStatus)),
+    differences=st.lists(text, max_size=2),
+)
 trial_results = st.builds(
     agreeing,
     trial_id=text,
@@ -118,6 +155,11 @@ trial_results = st.builds(
     started_at=optional_text,
     host=optional_text,
     request_fingerprint=optional_text,
+    request=st.none() | requests,
+    replay_of=st.none()
+    | st.builds(
+        ReplayOf, file=text, started_at=text, exit_status=st.just("ok"), differences=st.lists(text, max_size=2)
+    ),
     artifacts=st.dictionaries(unicode, text, max_size=2),
 )
 
@@ -216,6 +258,8 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "cell",
             "trial_index",
             "request_fingerprint",
+            "request",
+            "replay_of",
             "seeds",
             "failure",
             "warnings",

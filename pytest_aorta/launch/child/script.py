@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -22,13 +23,18 @@ from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.events import RankData, ResultData, Send
 
-#: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
-TARGET = "pytest_aorta.launch.child.script:run_script"
-
 _ORDER = "torchrun.json"
 _LOGS = "torchrun"
 
 _static: StaticEnv | None = None
+
+
+def file_digest(source: str | None) -> str:
+    """Of what the fingerprint of a trial takes for the source of its script."""
+    try:
+        return hashlib.sha256(b"" if source is None else Path(source).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def prepare_script(argument: PrepareArgument) -> dict[str, Any]:

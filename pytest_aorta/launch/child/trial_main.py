@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_aorta.launch.child import script, workload_main
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.trials.seeding import rank_seed
@@ -18,13 +18,13 @@ from pytest_aorta.trials.steps import step_file
 
 def load(argument: PrepareArgument) -> None:
     """Import the workload; a script is imported by its ranks."""
-    if argument["target"] != script.TARGET:
+    if argument["target"] != SCRIPT_TARGET:
         workload_main.load(argument, argument["seed"])
 
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
-    if argument["target"] == script.TARGET:
+    if argument["target"] == SCRIPT_TARGET:
         return script.prepare_script(argument)
     description = workload_main.prepare(argument)
     if description["launch_mode"] == "distributed":
@@ -39,7 +39,7 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
-    if payload["target"] == script.TARGET:
+    if payload["target"] == SCRIPT_TARGET:
         script.run_script(payload, send)
     elif mode == "elastic":
         from pytest_aorta.launch.child.elastic import run_elastic
@@ -55,7 +55,8 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         agree_on_master_port(payload["trial_id"])
         folder, rank = Path(payload["folder"]), own_rank()
         log = EventLogWriter(event_log(folder, rank), relay=send)
-        workload_main.use_seed(rank_seed(payload["seed"], rank))
+        given = payload["rank_seed"]
+        workload_main.use_seed(rank_seed(payload["seed"], rank) if given is None else given)
         workload_main.run_workload(payload, log.send, step_file(folder, rank))
     else:
         workload_main.use_seed(payload["seed"])

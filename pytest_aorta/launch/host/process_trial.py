@@ -15,8 +15,9 @@ from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
-from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
@@ -29,7 +30,7 @@ from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
-from pytest_aorta.trials.result import Imposed, SideBySide, TrialResult
+from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -52,7 +53,7 @@ class ProcessTrial:
         self.stuck: list[str] = []
         self._folder = folder
         self._zygotes = zygotes
-        self._seed = random_seed() if spec.seed is None else spec.seed
+        self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
@@ -71,7 +72,13 @@ class ProcessTrial:
         self._overdue: float | None = None
         self._logs = LogLimit(folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
+        self._request: Request | None = None
         self._record: TrialResult | None = None
+
+    @property
+    def _given_seed(self) -> int | None:
+        """The seed for the record: nothing seeds the ranks of a script."""
+        return None if self.spec.workload.target == SCRIPT_TARGET else self._seed
 
     def start(self, inherited: Inherited, allocation: Allocation, timeout: float | None = None) -> None:
         """Hand the trial to a zygote. Never raises for what is the trial's own fault.
@@ -82,6 +89,7 @@ class ProcessTrial:
             timeout: deadline in seconds that overrides the spec's; counts for an import, and again from its end.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._request = request_of(self.spec, inherited, seed=self._given_seed, timeout=timeout)
         self._imposed = allocation.imposed(inherited.variables, self.spec.overlay)
         self._side_by_side = allocation.side_by_side
         self._import_limits = start_limits(self.spec, timeout)
@@ -147,7 +155,7 @@ class ProcessTrial:
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
-            "overlay": sorted(spec.overlay),
+            "overlay": spec.all_watched,
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
@@ -156,6 +164,7 @@ class ProcessTrial:
             "memory": spec.limits.memory,
             "elastic": spec.execution.elastic.to_plain(),
             "seed": self._seed,
+            "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
 
@@ -318,6 +327,7 @@ class ProcessTrial:
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
+            request=self._request,
             imposed=self._imposed,
             side_by_side=self._side_by_side,
         )

@@ -6,7 +6,7 @@ from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 
-class ReplayedTrial:
+class ResumedTrial:
     """Ends every phase as the record has it; the record gets the name that the trial has in this plan."""
 
     resumed = True

@@ -1,0 +1,97 @@
+"""The ``request`` section of a record: what a trial was asked to be, so that it can be run again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from pytest_aorta.launch.environment import Inherited, interpreter
+from pytest_aorta.probe.plain import printable
+from pytest_aorta.probe.redaction import redacted_command_line
+from pytest_aorta.probe.variables import shown_value
+from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.trials.conversion import to_plain
+from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
+from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.result import Request, RequestedEnvironment, RequestedWorkload
+from pytest_aorta.trials.spec import TrialSpec
+
+
+def request_of(
+    spec: TrialSpec, inherited: Inherited, *, seed: int | None = None, timeout: float | None = None
+) -> Request:
+    """The request for a trial, without the values of secrets.
+
+    Args:
+        spec: the trial.
+        inherited: what it has of the process that asks for it.
+        seed: that it was given, where the spec has none.
+        timeout: deadline in seconds that overrides the spec's.
+    """
+    workload, environment, execution = spec.workload, spec.environment, spec.execution
+    return Request(
+        workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
+        environment=RequestedEnvironment(
+            name=environment.name,
+            docker=environment.docker,
+            venv=environment.venv,
+            rocm=environment.rocm,
+            launcher=_without_secrets(environment.launcher),
+            enter=environment.enter,
+            engine_options=_without_secrets(environment.engine_options),
+            source_package=environment.source_package,
+        ),
+        environment_index=spec.environment_index,
+        mitigation_index=spec.mitigation_index,
+        overlay={printable(name): shown_value(name, value) for name, value in spec.overlay.items()},
+        ambient={printable(name): _ambient(name, inherited) for name in spec.all_watched},
+        config=to_plain(dict(spec.overrides)),
+        steps=spec.steps,
+        isolation=execution.isolation,
+        launcher=execution.launcher,
+        nproc=execution.nproc,
+        elastic=_changed(execution.elastic),
+        run_seed=execution.seed,
+        seed=spec.given_seed if seed is None else seed,
+        limits=spec.limits if timeout is None else replace(spec.limits, timeout=timeout),
+        resources=_shown(spec.resources),
+        collect=list(spec.collect),
+        interpreter=interpreter(environment),
+        cwd=inherited.cwd,
+        sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
+    )
+
+
+def _without_secrets(words: tuple[str, ...]) -> list[str]:
+    line = " ".join(words)
+    redacted = redacted_command_line(line)
+    return list(words) if redacted == line else redacted.split(" ")
+
+
+def _ambient(name: str, inherited: Inherited) -> str | None:
+    value = inherited.variables.get(name)
+    return None if value is None else shown_value(name, value)
+
+
+def _changed(elastic: ElasticOptions) -> dict[str, object]:
+    if elastic == DEFAULTS:
+        return {}
+    defaults = DEFAULTS.to_plain()
+    return {name: to_plain(value) for name, value in elastic.to_plain().items() if value != defaults[name]}
+
+
+def _shown(resources: Resources) -> Resources:
+    return replace(resources, hosts=tuple(map(without_values, resources.hosts))) if resources.hosts else resources
+
+
+def _added(sys_path: tuple[str, ...]) -> list[str]:
+    """Folders beyond those of the interpreter itself, which another one has elsewhere."""
+    return list(_beyond(sys_path, (sys.prefix, sys.base_prefix)))
+
+
+@lru_cache(maxsize=8)
+def _beyond(sys_path: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    own = set(map(Path, prefixes))
+    return tuple(path for path in sys_path if own.isdisjoint([Path(path), *Path(path).parents]))

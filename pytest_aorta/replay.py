@@ -1,0 +1,315 @@
+"""Trials that are run again from their records: files to specs."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from pytest_aorta.launch.child.script import file_digest
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
+from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.changes import changes
+from pytest_aorta.trials.elastic_options import PLACES, ElasticOptions, elastic_options
+from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
+from pytest_aorta.trials.spec import Origin, TrialSpec
+from pytest_aorta.workspace.paths import TrialPaths
+
+#: Folder of the results of replays, and node id of their collector.
+REPLAY = "replay"
+
+_TRIAL_FILE = re.compile(r"trial_\d+\.json")
+
+
+class ReplayError(ValueError):
+    """A record that cannot be replayed; the message names its file."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A trial that is run again.
+
+    Attributes:
+        file: of its record.
+        record: how it went then.
+        spec: as the record has it.
+        number: among several replays of this name, from 1.
+    """
+
+    file: Path
+    record: TrialResult
+    spec: TrialSpec
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of its item."""
+        return f"{self.spec.item_name[:-1]}{self._suffix}]"
+
+    @property
+    def nodeid(self) -> str:
+        """Of its item."""
+        return f"{REPLAY}::{self.name}"
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.number == 1 else f"~{self.number}"
+
+    @property
+    def paths(self) -> TrialPaths:
+        """Beside the results of other trials, so that the record that it is run from stays where it is."""
+        folder = PurePosixPath(REPLAY, identifier(self.spec.workload.name), identifier(self.spec.cell) + self._suffix)
+        return TrialPaths(folder / f"trial_{self.spec.trial_index}.json")
+
+    @property
+    def secrets(self) -> list[str]:
+        """Names of the variables whose values the record does not have."""
+        return [name for name, value in _request(self.record).overlay.items() if value == REDACTED]
+
+    def compared(self, now: TrialResult) -> TrialResult:
+        """The record of the replay, with what differs from the one that it was run from."""
+        then = self.record
+        replay_of = ReplayOf(
+            file=str(self.file),
+            started_at=then.started_at,
+            exit_status=then.exit_status,
+            request_fingerprint=then.request_fingerprint,
+            differences=changes(then, now),
+        )
+        return now.model_copy(update={"replay_of": replay_of})
+
+
+def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> list[Replay]:
+    """The replays of all records in ``files``, and in those of them that are folders.
+
+    Args:
+        files: trial files, and folders of them; the history and replays in a folder are left out.
+        variables: values of the variables that records do not have, because they are secrets.
+        hosts: execnet specifications, where the trials are to run on other hosts than this.
+
+    Raises:
+        ReplayError: what is no record, or cannot be run again; all of them, one per line.
+    """
+    found: dict[Path, TrialResult] = {}
+    problems = []
+    for given in files:
+        try:
+            found.update(_records(given))
+        except ReplayError as error:
+            problems.append(str(error))
+    replays: list[Replay] = []
+    names: Counter[str] = Counter()
+    for file, record in found.items():
+        try:
+            spec = spec_of(record, variables, hosts)
+        except ReplayError as error:
+            problems.append(f"{file}: {error}")
+            continue
+        names[spec.item_name] += 1
+        replays.append(Replay(file, record, spec, names[spec.item_name]))
+    if problems:
+        raise ReplayError("\n".join(problems))
+    return replays
+
+
+def _records(given: Path) -> dict[Path, TrialResult]:
+    if not given.is_dir():
+        return {given.absolute(): read_record(given)}
+    files = [file for file in sorted(given.rglob("trial_*.json")) if _is_trial(file.relative_to(given))]
+    records = {file.absolute(): read_record(file) for file in files}
+    chosen = {file: record for file, record in records.items() if record.replay_of is None}
+    if not chosen:
+        raise ReplayError(f"{given}: there is no trial file in this folder")
+    return chosen
+
+
+def _is_trial(relative: Path) -> bool:
+    hidden = any(part.startswith(".") for part in relative.parts)
+    return _TRIAL_FILE.fullmatch(relative.name) is not None and not hidden
+
+
+def read_record(file: Path) -> TrialResult:
+    """The record in a file, which has a request.
+
+    Raises:
+        ReplayError: it has none, or is no record.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReplayError(f"{file}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReplayError(f"{file}: no record of a trial: it is not JSON: {error}") from None
+    if not isinstance(content, dict) or not {"schema_version", "trial_id"} <= content.keys():
+        raise ReplayError(f"{file}: no record of a trial, which has a schema_version and a trial_id")
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise ReplayError(
+            f"{file}: has schema_version {content['schema_version']!r}; this release of pytest-aorta reads "
+            f"{SCHEMA_VERSION!r}"
+        )
+    if content.get("request") is None:
+        raise ReplayError(
+            f"{file}: has no section `request`, which says how the trial was run; an earlier release wrote it"
+        )
+    try:
+        return TrialResult.from_dict(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReplayError(f"{file}: no record of a trial: {where}: {first['msg']}") from None
+
+
+def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> TrialSpec:
+    """The trial that a record is of.
+
+    Args:
+        record: with a request.
+        variables: values of secrets, which it does not have.
+        hosts: as of ``find_replays``.
+
+    Raises:
+        ReplayError: it cannot be run again here.
+    """
+    request = _request(record)
+    elastic = _elastic(request, hosts)
+    _check_launch(record, hosts, elastic)
+    cwd = request.cwd if os.path.isdir(request.cwd) else os.getcwd()
+    environment = request.environment
+    if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options)):
+        raise ReplayError(
+            f"the command of environment {environment.name!r} holds a secret, which is not recorded; run the "
+            f"trial with --aorta-environment {environment.name} instead"
+        )
+    return TrialSpec(
+        workload=WorkloadEntry(request.workload.name, request.workload.target, request.workload.source_package),
+        environment=Environment(
+            name=environment.name,
+            docker=environment.docker,
+            venv=environment.venv,
+            rocm=environment.rocm,
+            launcher=tuple(environment.launcher),
+            enter=environment.enter,
+            engine_options=tuple(environment.engine_options),
+            source_package=environment.source_package,
+        ),
+        mitigations=tuple(record.mitigations_applied),
+        overlay=_overlay(request, variables),
+        environment_index=request.environment_index,
+        mitigation_index=request.mitigation_index,
+        trial_index=record.trial_index,
+        overrides=_config(request),
+        steps=request.steps,
+        execution=Execution(
+            isolation=request.isolation,
+            launcher=request.launcher,
+            nproc=request.nproc,
+            elastic=elastic,
+            seed=request.run_seed,
+        ),
+        limits=request.limits,
+        collect=tuple(request.collect),
+        resources=_resources(request, hosts),
+        watched=tuple(request.ambient),
+        origin=Origin(request.seed, cwd, tuple(request.sys_path), _rank_seed(record)),
+    )
+
+
+def _request(record: TrialResult) -> Request:
+    assert record.request is not None  # read_record
+    return record.request
+
+
+def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
+    """Options of the agent; where hosts are given, they decide on the nodes and their rendezvous."""
+    given = {name: value for name, value in request.elastic.items() if not (hosts and name in PLACES)}
+    try:
+        return elastic_options(given)
+    except ValueError as error:
+        raise ReplayError(f"request.elastic: {error}") from None
+
+
+def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticOptions) -> None:
+    """Whether the trial can start from this pytest process as it has from the one that recorded it."""
+    external = _is_external(record)
+    if external and not under_launcher():
+        ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
+        raise ReplayError(
+            "pytest was a rank of an outer launcher; start it as one: "
+            f"torchrun --nproc_per_node={ranks} -m pytest --aorta-replay FILE"
+        )
+    if not external and under_launcher() and world_size() > 1:
+        raise ReplayError(
+            "pytest is a rank of an outer launcher (RANK and WORLD_SIZE are set), which it was not when this was "
+            "recorded; start it without"
+        )
+    if is_multi_node(elastic) and not hosts:
+        least = elastic.nnodes[0]
+        raise ReplayError(f"this was a trial of several nodes; name their {least} hosts with --aorta-host")
+
+
+def _is_external(record: TrialResult) -> bool:
+    return record.elastic is not None and record.elastic.launcher == "external"
+
+
+def _rank_seed(record: TrialResult) -> int | None:
+    """Of this process, where pytest was a rank itself."""
+    if not _is_external(record):
+        return None
+    return next((rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None), None)
+
+
+def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:
+    __tracebackhide__ = True  # pytest would show the variables
+    secrets = [name for name, value in request.overlay.items() if value == REDACTED]
+    missing = [name for name in secrets if name not in variables]
+    if missing:
+        raise ReplayError(
+            f"the value of {', '.join(missing)} is a secret, which is not recorded; give it with "
+            + " ".join(f"--aorta-extra-env {name}=..." for name in missing)
+        )
+    return {**request.overlay, **{name: variables[name] for name in secrets}}
+
+
+def _config(request: Request) -> dict[str, Any]:
+    """Options of the workload, as given; for a script, with its digest as it is now."""
+    target, environment = request.workload.target, request.environment
+    where = target.rpartition(":")[0]
+    if target == SCRIPT_TARGET:
+        source = request.config.get("source")
+        if source is not None and not os.path.isfile(source):
+            raise ReplayError(f"the script {source} is gone")
+        return {**request.config, "digest": file_digest(source)}
+    if where.endswith(".py") and not os.path.isfile(where):
+        raise ReplayError(f"the file of its workload, {where}, is gone")
+    # Another interpreter, or what a launcher leads to, may have modules that are not here.
+    if not where.endswith(".py") and environment.venv is None and not (environment.launcher or environment.enter):
+        top = where.partition(".")[0]
+        if not _is_there(top, request.sys_path):
+            raise ReplayError(f"the module of its workload, {where}, is not installed for {sys.executable}")
+    return dict(request.config)
+
+
+def _is_there(top: str, added: Sequence[str]) -> bool:
+    """Whether there is a module; nothing is imported."""
+    if importlib.machinery.PathFinder.find_spec(top, [*added, *sys.path]) is not None:
+        return True
+    # A finder of an editable install knows what no path leads to.
+    return any(finder.find_spec(top, None) is not None for finder in sys.meta_path)
+
+
+def _resources(request: Request, hosts: tuple[str, ...]) -> Resources:
+    """As recorded, but on the hosts that are named now: those of the record may need what it does not have."""
+    return replace(request.resources, hosts=hosts)

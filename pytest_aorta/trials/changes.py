@@ -1,0 +1,138 @@
+"""What differs around two trials of one request, in words: ``torch 2.12.0 -> 2.13.0``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.trials.differences import changed_files, differences
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.result import TrialResult
+
+#: Facts of the snapshots that are compared where both have them: section, key, and what it is called.
+_FACTS = (
+    ("host", "kernel", "kernel"),
+    ("host", "cpu_model", "CPU"),
+    ("python", "version", "Python"),
+    ("torch", "version", "torch"),
+    ("torch", "git_version", "commit of torch"),
+    ("torch", "cuda", "CUDA of torch"),
+    ("torch", "hip", "HIP of torch"),
+)
+
+#: The state of the repository with the workload's source.
+_GIT = {"root": "git repository", "branch": "git branch", "commit": "git commit", "changed_files": "git: changed files"}
+
+#: Parts of the fingerprint that records have nowhere else.
+_PARTS = ("sources", "data_files", "config", "imposed", "cpus", "nproc")
+
+#: Variables that a launcher sets anew for every trial.
+_OF_A_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+
+#: Longest value that is shown.
+_LONGEST = 60
+
+
+def changes(then: TrialResult, now: TrialResult) -> list[str]:
+    """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
+    lines = list(_request(then, now))
+    if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
+        lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *_overlay(then), *_overlay(now)})
+    lines += [*_seeds(then, now), *_parts(parts_of(then), parts_of(now))]
+    if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
+        lines.append("the fingerprint of the request")
+    return list(dict.fromkeys(lines))
+
+
+def _request(then: TrialResult, now: TrialResult) -> Iterator[str]:
+    yield from _one("host", then.host, now.host)
+    if then.request is not None and now.request is not None:
+        yield from _one("interpreter", then.request.interpreter, now.request.interpreter)
+        yield from _one("working directory", then.request.cwd, now.request.cwd)
+        yield from _each(then.request.ambient, now.request.ambient)
+
+
+def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]) -> Iterator[str]:
+    for section, key, what in _FACTS:
+        one, two = ((env.get(section) or {}).get(key) for env in (then, now))
+        if one is not None and two is not None:
+            yield from _one(what, one, two)
+    for key, what in _GIT.items():
+        one, two = ((env.get("git") or {}).get(key) for env in (then, now))
+        yield from _one(what, one, two)
+    yield from _one("GPU drivers", _drivers(then), _drivers(now))
+    yield from _packages(then.get("packages") or {}, now.get("packages") or {})
+    variables, others = ({**env.get("env_vars", {})} for env in (then, now))
+    names = [name for name in {**variables, **others} if name not in ignored]
+    yield from _each({name: variables.get(name) for name in names}, {name: others.get(name) for name in names})
+
+
+def _drivers(env: Mapping[str, Any]) -> str | None:
+    """Of the vendors that the host has, with the number of their devices."""
+    found = []
+    for vendor in ("nvidia", "amd"):
+        facts = (env.get("accelerator") or {}).get(vendor)
+        if facts:
+            devices = [device.get("name") for device in facts.get("devices") or []]
+            found.append(f"{vendor} {facts.get('driver_version')} with {', '.join(map(str, devices)) or 'no device'}")
+    return "; ".join(found) or None
+
+
+def _packages(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    if then.get("digest") == now.get("digest"):
+        return
+    before, after = then.get("versions", {}), now.get("versions", {})
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in names:
+        yield from _one(name, before.get(name), after.get(name))
+    if not names:
+        yield "installed packages"
+
+
+def _parts(then: Parts, now: Parts) -> Iterator[str]:
+    """What the fingerprint is made of besides."""
+    if then and now:
+        before, after = then.get(IMPORTED_LATER, {}), now.get(IMPORTED_LATER, {})
+        both = before.keys() & after.keys()  # one of them may have ended before an import
+        yield from changed_files({path: before[path] for path in both}, {path: after[path] for path in both})
+        yield from differences({"": "", **_some(then)}, {"": "", **_some(now)})
+
+
+def _some(parts: Parts) -> Parts:
+    return {name: parts[name] for name in _PARTS if name in parts}
+
+
+def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
+    """Of the process, or of each rank."""
+    if then.seeds is None and not any(rank.seeds for rank in then.ranks):
+        if then.env.get("python"):  # else it had not come to them
+            yield "seeds: there are none in the record"
+        return
+    pairs = [("seeds", then.seeds, now.seeds)]
+    others = {rank.rank: rank.seeds for rank in now.ranks}
+    pairs += [(f"seeds of rank {rank.rank}", rank.seeds, others.get(rank.rank)) for rank in then.ranks]
+    for what, one, two in pairs:
+        if one is not None and two is not None and one != two:
+            same = one.seed == two.seed
+            yield f"{what} {one.seed} -> {two.seed}" if not same else f"{what}: other generators were seeded"
+
+
+def _overlay(record: TrialResult) -> Mapping[str, Any]:
+    return {} if record.request is None else {**record.request.ambient, **record.request.overlay}
+
+
+def _each(then: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
+    for name in sorted(then.keys() & now.keys()):
+        yield from _one(name, then[name], now[name], nothing="unset")
+
+
+def _one(what: str, then: Any, now: Any, nothing: str = "none") -> Iterator[str]:
+    if then != now:
+        yield f"{what} {_shown(then, nothing)} -> {_shown(now, nothing)}"
+
+
+def _shown(value: Any, nothing: str) -> str:
+    text = nothing if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
