@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -26,6 +27,9 @@ class ZygoteSpec:
         warm_up: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
             will touch. After a fork, the first touch of a page costs about a microsecond, and a task's start is
             hundreds of them; this way they are over before the task comes. Must have no other effect.
+        extend: ``module:function``, called once in a branch that is started with an ``extension``, a JSON value, with
+            that value. What it imports is there for the tasks of this branch only. It returns a JSON mapping of what
+            it refuses to do, empty for nothing; otherwise the branch does not serve.
     """
 
     command: tuple[str, ...]
@@ -37,9 +41,14 @@ class ZygoteSpec:
     cwd: str
     fresh: bool = False
     warm_up: str | None = None
+    extend: str | None = None
 
     def key(self) -> str:
         """Digest of all fields."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         fields = [
             self.command,
             sorted(self.environ.items()),
@@ -50,5 +59,6 @@ class ZygoteSpec:
             self.cwd,
             self.fresh,
             self.warm_up,
+            self.extend,
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()
