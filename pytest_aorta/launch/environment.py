@@ -103,6 +103,7 @@ def zygote_spec(
         "steps": spec.steps,
         "launcher": spec.execution.launcher,
         "seed": fresh_seed,
+        "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
     }
     return ZygoteSpec(
         command=command(spec.environment),
@@ -114,4 +115,5 @@ def zygote_spec(
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
         warm_up="pytest_aorta.launch.child.workload_main:warm_up",
+        extend="pytest_aorta.launch.child.workload_main:extend",
     )

@@ -167,6 +167,8 @@ class TrialResult(_Record):
     exit_status: ExitStatus
     failure: Failure | None = None
     seeds: Seeds | None = None
+    preloaded: list[str] = Field(default_factory=list)
+    not_preloaded: str | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
     elastic: Elastic | None = None
     phases_sec: dict[str, Float] = Field(default_factory=dict)

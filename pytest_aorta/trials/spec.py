@@ -96,4 +96,6 @@ class TrialSpec:
             request["memory"] = memory
         if self.seed is not None:
             request["seed"] = self.seed
+        if execution.preloaded:  # what the first trial imports changes nothing that the others see
+            request["preload"] = list(execution.preloaded)
         return hashlib.sha256(canonical_json(request).encode()).hexdigest()

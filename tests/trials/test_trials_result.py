@@ -201,6 +201,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "trial_index",
             "request_fingerprint",
             "seeds",
+            *("preloaded", "not_preloaded"),
             "failure",
             "ranks",
             "elastic",

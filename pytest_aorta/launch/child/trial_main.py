@@ -19,7 +19,7 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
     if argument["target"] == script.TARGET:
         return script.prepare_script(argument)
-    description = workload_main.prepare(argument, argument["seed"])
+    description = workload_main.prepare(argument, argument["seed"], argument["preload"])
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description

@@ -6,12 +6,14 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.launch.child.lazy_imports import LazyImports
+from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.config import resolve_config
@@ -21,23 +23,33 @@ from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
 
 
-def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change."""
+def prepare(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> dict[str, Any]:
+    """Import ``modules`` and the workload, and describe it; take the snapshot of what will not change."""
     global _static, _seeds
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    preload_as_asked(modules)
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
     return description
+
+
+def extend(extension: Extension) -> Refused:
+    """Import what a trial has imported, for those that will be forked from this process."""
+    global _static
+    refused = preload_on_cores(extension["modules"], extension["cores"])
+    if not refused and _static is not None:
+        _static = refreshed(_static)
+    return refused
 
 
 def warm_up(argument: WorkloadArgument) -> None:
@@ -67,9 +79,16 @@ def run_workload(
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
-    succeeded = Lifecycle(cls, config.value, send).run_all(
-        on_error, after_run=lambda: send({"type": "env_end", "end": collect_end(_static).to_dict()})
-    )
+    watch = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
+    if watch is not None:
+        watch.start()
+
+    def after_run() -> None:
+        if watch is not None:
+            watch.end()
+        send({"type": "env_end", "end": collect_end(_static).to_dict()})
+
+    succeeded = Lifecycle(cls, config.value, send).run_all(on_error, after_run)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()

@@ -7,14 +7,18 @@ import threading
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
+from pytest_aorta.launch.host.preloads import Preloads
 from pytest_aorta.launch.launch_mode import resolve_launch
+from pytest_aorta.launch.trial_payload import Extension
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
+from pytest_aorta.runtime.zygotes.branch import EXTENSION_TIMEOUT
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_error import ExtensionFailed, ZygoteError, ZygoteUnwanted
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Zygotes kept warm per slot.
@@ -30,6 +34,7 @@ class CellZygotes:
         self._infos: dict[str, WorkloadInfo] = {}
         self._broken: dict[str, ZygoteError] = {}
         self._unforkable: set[str] = set()
+        self._preloads = Preloads()
         self._lock = threading.Lock()
         #: Warnings, and whether each has been taken.
         self._warnings: dict[str, bool] = {}
@@ -85,18 +90,55 @@ class CellZygotes:
     def _needs_fresh(self, spec: TrialSpec, key: str) -> bool:
         return spec.execution.isolation == "spawn" or key in self._unforkable
 
-    def acquire(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int) -> Server:
+    def acquire(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int, timeout: float | None = None
+    ) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.
+
+        What a trial has imported within its ``timeout`` in seconds has as long to be imported in advance.
 
         Raises:
             ZygoteError: there is none.
         """
         wanted = _specification(spec, inherited, allocation)
-        if not self._needs_fresh(spec, wanted.key()):
-            return self._pool.acquire(wanted)
+        key = wanted.key()
+        if not self._needs_fresh(spec, key):
+            limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
+            return self._acquire_preloaded(wanted, key, allocation, limit)
         zygote = Zygote(_specification(spec, inherited, allocation, seed))
         zygote.wait_ready()
         return zygote
+
+    def _acquire_preloaded(self, wanted: ZygoteSpec, key: str, allocation: Allocation, limit: float) -> Server:
+        modules = self._preloads.known(key).modules
+        while modules:
+            cores = None if allocation.cores is None else sorted(allocation.cores)
+            extension: Extension = {"modules": list(modules), "cores": cores}
+            try:
+                return self._pool.acquire(wanted, extension, limit)
+            except ExtensionFailed as failed:
+                why = failed.refused.get("why", str(failed))
+                modules = self._preloads.refuse(key, modules, failed.refused.get("module"), why)
+            except ZygoteUnwanted:
+                break
+        return self._pool.acquire(wanted)
+
+    def watches(self, spec: TrialSpec, server: Server) -> bool:
+        """Whether a trial on this server is to show what could be imported in advance for the next ones."""
+        auto = spec.execution.preload == "auto" and not server.spec.fresh
+        return auto and not self._preloads.known(server.spec.key()).complete
+
+    def learn_imports(self, server: Server, seen: Observed, *, forked: bool) -> None:
+        """Take in what a trial on this server has imported, and note in ``seen`` what was imported for it."""
+        if server.spec.fresh or not forked:
+            return
+        key = server.spec.key()
+        extension: Extension | None = server.extension
+        before = [] if extension is None else extension["modules"]
+        seen.preloaded = [*server.spec.argument["preload"], *before]
+        if seen.imported or seen.imports_over:
+            self._preloads.learn(key, before, seen.imported, seen.imports_over, seen.not_preloaded)
+        seen.not_preloaded = self._preloads.known(key).note
 
     def release(self, server: Server) -> None:
         """Give back a server when the trial is over."""

@@ -81,10 +81,10 @@ class ProcessTrial:
             self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed)
+            self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, self.seen.timeout)
             logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
             self._task = self._server.submit(
-                self._payload(cell), **logs, cores=allocation.cores, descriptors=allocation.descriptors
+                self._payload(cell, self._server), **logs, cores=allocation.cores, descriptors=allocation.descriptors
             )
         except ZygoteError as error:
             self._lose(error)
@@ -102,7 +102,7 @@ class ProcessTrial:
         """The distributions that are installed where it runs, once its cell is prepared."""
         return None if self._cell is None else self._cell.info.packages
 
-    def _payload(self, cell: PreparedCell) -> TrialPayload:
+    def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,
@@ -118,7 +118,15 @@ class ProcessTrial:
             "elastic": spec.execution.elastic.to_plain(),
             "seed": self._seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
+            # A launcher gives its ranks variables that their imports could see.
+            "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
         }
+
+    def _is_forked(self) -> bool:
+        """Whether what its zygote has imported is there in the processes that run the workload."""
+        assert self._cell is not None
+        mode = self._cell.plan.mode
+        return mode != "torchrun" and (mode != "elastic" or self.spec.execution.elastic.start_method == "fork")
 
     def _start_clock(self) -> None:
         self.seen.phases_sec["launch"] = time.monotonic() - self._start
@@ -160,6 +168,7 @@ class ProcessTrial:
                 pass
             if self._server is not None:
                 server, self._server = self._server, None
+                self._zygotes.learn_imports(server, self.seen, forked=self._is_forked())
                 self._zygotes.release(server)
             self._record = self._build()
         return self._record
