@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +16,59 @@ from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_co
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
+from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
+#: Those that the workload's import has found.
+_variables: dict[str, str] = {}
+#: Digests of the source files that were imported when the workload was prepared.
+_sources: Mapping[str, str] = {}
+#: Digests of those that were imported in advance, for the trials that are forked afterwards.
+_sources_in_advance: Mapping[str, str] = {}
+_class: type[Any] | None = None
 
 
-def prepare(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> dict[str, Any]:
-    """Import ``modules`` and the workload, and describe it; take the snapshot of what will not change."""
-    global _static, _seeds
+def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
+    """Import ``modules`` and the workload, whose generators get this seed."""
+    global _seeds, _variables
+    _variables = variables_now()
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
     preload_as_asked(modules)
-    description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    load_class(argument["target"])
+
+
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe the workload that was loaded; take the snapshot of what will not change."""
+    global _static, _sources, _class
+    _class = load_class(argument["target"])
+    description = describe(_class, argument["overrides"], argument["steps"])
+    assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
+    description["surroundings"] = surroundings(_static, _variables)
+    _sources = description["sources"]
     return description
 
 
 def extend(extension: Extension) -> Refused:
     """Import what a trial has imported, for those that will be forked from this process."""
-    global _static
+    global _static, _sources_in_advance
     refused = preload_on_cores(extension["modules"], extension["cores"])
-    if not refused and _static is not None:
+    if not refused and _static is not None and _class is not None:
+        _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
     return refused
 
@@ -86,7 +107,9 @@ def run_workload(
     def after_run() -> None:
         if watch is not None:
             watch.end()
-        send({"type": "env_end", "end": collect_end(_static).to_dict()})
+        later = imported_later(cls, None if _static is None else _static.modules, _sources)
+        later = {**_sources_in_advance, **later}
+        send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
 
     succeeded = Lifecycle(cls, config.value, send).run_all(on_error, after_run)
     send({"type": "lived", "at": time.time()})

@@ -60,7 +60,7 @@ def test_what_a_branch_is_prepared_with_is_there_for_its_tasks_only(nursery: Nur
     with pool_of(1) as pool:
         spec = nursery.extensible(SOURCE)
         root = pool.acquire(spec)
-        first, second = pool.acquire(spec, "one"), pool.acquire(spec, "two")
+        first, second = pool.acquire(spec, extension="one"), pool.acquire(spec, extension="two")
 
         assert [nursery.run(server).told for server in (root, first, second, first)] == [
             *([[]], [["one"]], [["two"]], [["one"]]),
@@ -70,11 +70,11 @@ def test_what_a_branch_is_prepared_with_is_there_for_its_tasks_only(nursery: Nur
 def test_an_unused_branch_serves_again_whoever_wants_the_same(nursery: Nursery) -> None:
     with pool_of(1) as pool:
         spec = nursery.extensible(SOURCE)
-        first = pool.acquire(spec, "one")
+        first = pool.acquire(spec, extension="one")
         pool.release(first)
 
-        assert pool.acquire(spec, "two") is not first
-        assert pool.acquire(spec, "one") is first
+        assert pool.acquire(spec, extension="two") is not first
+        assert pool.acquire(spec, extension="one") is first
 
 
 FAILURES = {
@@ -93,7 +93,7 @@ def test_a_failure_is_told_and_the_zygote_goes_on(nursery: Nursery, how: str, sa
     with pool_of(1) as pool:
         spec = nursery.extensible(SOURCE)
         with pytest.raises(ExtensionFailed, match=said) as caught:
-            pool.acquire(spec, how, limit=0.3 if how == "hangs" else 60)
+            pool.acquire(spec, extension=how, extension_limit=0.3 if how == "hangs" else 60)
 
         assert dict(caught.value.refused) == ({"module": "refuses"} if how == "refuses" else {})
         server = pool.acquire(spec)
