@@ -209,7 +209,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         overlay=_overlay(request, variables),
         environment_index=request.environment_index,
         mitigation_index=request.mitigation_index,
-        trial_index=record.trial_index,
+        trial_index=record.trial_index or 0,
         overrides=_config(request),
         steps=request.steps,
         execution=Execution(

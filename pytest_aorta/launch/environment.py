@@ -195,6 +195,7 @@ def zygote_spec(
         "steps": spec.steps,
         "launcher": spec.execution.launcher,
         "seed": fresh_seed,
+        "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
     }
     imposed = {**threads, **devices, **spec.overlay}
     if environment.enter:
@@ -216,6 +217,7 @@ def zygote_spec(
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
         warm_up="pytest_aorta.launch.child.workload_main:warm_up",
+        extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
         behind=behind,
     )

@@ -80,6 +80,8 @@ def build_record(
         warnings=warnings_of(seen),
         elastic=None if mode == "single" else _elastic(spec, seen, mode),
         seeds=None if seen.seeds is None or seen.ranks else Seeds.model_validate(seen.seeds),
+        preloaded=seen.preloaded,
+        not_preloaded=seen.not_preloaded,
         ranks=[RankRecord.model_validate(record) for record in seen.ranks],
         phases_sec=seen.phases_sec,
         started_at=started_at,

@@ -20,11 +20,27 @@ class WorkloadArgument(TypedDict):
 class PrepareArgument(WorkloadArgument):
     """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
 
-    ``seed`` is that of the trial, where each trial imports the workload in a process of its own.
+    ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
+    modules to import before the workload.
     """
 
     launcher: str
     seed: int | None
+    preload: list[str]
+
+
+class Extension(TypedDict):
+    """For ``launch.child.workload_main.extend``: modules to import, in order, on the ``cores`` of a slot."""
+
+    modules: list[str]
+    cores: list[int] | None
+
+
+class Refused(TypedDict, total=False):
+    """The first module of an ``Extension`` that must not be imported in advance, and why. Empty if all can be."""
+
+    module: str
+    why: str
 
 
 class TrialPayload(WorkloadArgument):
@@ -33,6 +49,7 @@ class TrialPayload(WorkloadArgument):
     ``overlay`` holds names of variables; ``rank_seed`` takes the place of a seed that derives from
     ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
     the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    ``watch_imports``: report what the workload imports that its zygote could have imported before.
     """
 
     overlay: list[str]
@@ -46,4 +63,5 @@ class TrialPayload(WorkloadArgument):
     seed: int
     rank_seed: int | None
     launcher_pid: int | None
+    watch_imports: bool
     base_pid: NotRequired[int | None]

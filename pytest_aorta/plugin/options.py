@@ -174,6 +174,18 @@ def _pairs(text: str) -> dict[str, str]:
     return pairs
 
 
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _preload(text: str) -> str | tuple[str, ...]:
+    if text.strip() in ("auto", "none"):
+        return text.strip()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(map(_MODULE.fullmatch, names)) or {"auto", "none"} & {*names}:
+        raise ValueError("auto, none, or names of modules separated by commas, such as torch,numpy")
+    return names
+
+
 def _key_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -218,6 +230,13 @@ OPTIONS = (
         "HOW",
         "fork: a fresh fork of a prepared process (default); spawn: a fresh interpreter per trial; "
         "none: in this process, for --pdb",
+    ),
+    Option(
+        "preload",
+        _preload,
+        "HOW",
+        "imported once for all trials of a cell: auto (default): what its first trial imports from installed packages; "
+        "none; or modules such as torch,numpy, before the workload",
     ),
     Option("slots", _slots, "N", "trials at a time in one pytest process: a number, or auto (default 1)"),
     Option("own-cores", _switch, "", "give trials that run side by side cores of their own, and no more threads"),
@@ -318,7 +337,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         config=dict(values["aorta_config"] or ()),
         replays=tuple(config.invocation_params.dir / text for text in values["aorta_replay"] or ()),
         registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
-        execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed")),
+        execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed", "preload")),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
         resources=Resources(
             **given("slots", "devices", "own_cores"),

@@ -31,7 +31,11 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     Args:
         source: a file or folder of the workload, for the state of its git repository.
     """
-    static = gather_static(source)
+    return refreshed(gather_static(source))
+
+
+def refreshed(static: StaticEnv) -> StaticEnv:
+    """The same for a process that has imported more since, and for its forks."""
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
     collect_end(static, over=False)

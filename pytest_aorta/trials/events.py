@@ -135,6 +135,20 @@ class EnvEndEvent(TypedDict):
     sources: NotRequired[dict[str, str]]
 
 
+class ImportedEvent(TypedDict):
+    """The workload has imported a module of an installed distribution that its zygote could have imported before."""
+
+    type: Literal["imported"]
+    module: str
+
+
+class ImportsOverEvent(TypedDict):
+    """No more of these will follow: ``run()`` is over, or ``note`` says what the zygote must not import, and why."""
+
+    type: Literal["imports_over"]
+    note: str | None
+
+
 class GroupEvent(TypedDict):
     """The worker group has changed its state. ``at``: seconds of ``time.time()``."""
 
@@ -199,6 +213,8 @@ TrialEvent = (
     | ProgressEvent
     | EnvEvent
     | EnvEndEvent
+    | ImportedEvent
+    | ImportsOverEvent
     | GroupEvent
     | AttemptEvent
     | RanksEvent

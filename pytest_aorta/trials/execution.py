@@ -10,6 +10,9 @@ from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
 Isolation = Literal["fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external"]
 
+#: ``auto``: what the first trial of a cell imports; ``none``: nothing; or names of modules.
+Preload = Literal["auto", "none"] | tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -21,6 +24,7 @@ class Execution:
         nproc: number of ranks, ``None`` for the workload's minimum.
         elastic: options of the agent that starts the ranks.
         seed: of the random generators: trial i of every cell gets the same ones. ``None`` for other ones each time.
+        preload: modules that are imported once for all trials of a cell, instead of once per trial; with ``fork`` only.
     """
 
     isolation: Isolation = "fork"
@@ -28,6 +32,12 @@ class Execution:
     nproc: int | None = None
     elastic: ElasticOptions = DEFAULTS
     seed: int | None = None
+    preload: Preload = "auto"
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Modules that are imported before the workload, in the process that its trials are forked from."""
+        return self.preload if isinstance(self.preload, tuple) and self.isolation == "fork" else ()
 
 
 @dataclass(frozen=True)

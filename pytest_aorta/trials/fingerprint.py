@@ -113,6 +113,7 @@ def fingerprint_parts(
         "launcher": execution.launcher,
         "nproc": nproc,
         "isolation": execution.isolation,
+        "preload": list(execution.preloaded),  # what the first trial imports changes nothing that the others see
         "trial": spec.trial_index,
         "memory": spec.limits.memory,
         "seed": spec.seed,

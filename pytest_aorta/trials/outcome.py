@@ -49,6 +49,10 @@ class Observed:
         imported_later: digests of the source files that were imported after the cell was prepared.
         result: what ``run()`` returned.
         failures: failures that the trial reported, by phase.
+        preloaded: modules that were imported for this trial in advance.
+        imported: modules that it has imported itself, and its zygote could have imported in advance.
+        imports_over: whether these are all.
+        not_preloaded: what else it has imported, or would have, and why that must not be imported in advance.
         ranks: records of the ranks of a distributed trial.
         states: of the worker group.
         attempts: those that were followed by another one.
@@ -75,6 +79,10 @@ class Observed:
     seeds: SeedsData | None = None
     result: ResultData | None = None
     failures: dict[Phase, FailureData] = field(default_factory=dict)
+    preloaded: list[str] = field(default_factory=list)
+    imported: list[str] = field(default_factory=list)
+    imports_over: bool = False
+    not_preloaded: str | None = None
     ranks: list[RankData] = field(default_factory=list)
     states: list[GroupEvent] = field(default_factory=list)
     attempts: list[AttemptEvent] = field(default_factory=list)
@@ -127,6 +135,10 @@ class Observed:
         elif event["type"] == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
             self.imported_later = event.get("sources", {})
+        elif event["type"] == "imported":
+            self.imported.append(event["module"])
+        elif event["type"] == "imports_over":
+            self.imports_over, self.not_preloaded = True, event["note"]
         elif event["type"] == "group":
             self.states.append(event)
         elif event["type"] == "attempt":

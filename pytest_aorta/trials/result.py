@@ -283,7 +283,7 @@ class ReplayOf(_Record):
     """The record that a trial was run again from: its file, how that trial ended, and in words what differs now."""
 
     file: str
-    started_at: str
+    started_at: str | None
     exit_status: ExitStatus
     request_fingerprint: str | None = None
     differences: list[str] = Field(default_factory=list)
@@ -314,6 +314,8 @@ class TrialResult(_Record):
     failure: Failure | None = None
     warnings: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
+    preloaded: list[str] = Field(default_factory=list)
+    not_preloaded: str | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
     elastic: Elastic | None = None
     phases_sec: dict[str, Time] = Field(default_factory=dict)

@@ -117,6 +117,13 @@ GENERATORS = {
 }
 
 
+def generator_state(name: str) -> list[Any]:
+    """The state of the generator of a module that is loaded, as plain values that can be compared."""
+    state = getattr(sys.modules[name], GENERATORS[name].get_state)()
+    parts = state if isinstance(state, tuple) else (state,)
+    return [part.tolist() if hasattr(part, "tolist") else part for part in parts]
+
+
 class ProcessSeeds:
     """The seeds of this process's generators; one instance per process and per fork.
 
@@ -156,6 +163,17 @@ class ProcessSeeds:
             generator, module = GENERATORS[name], sys.modules[name]
             if not generator.descends(module, seed):
                 self.kept[name] = getattr(module, generator.get_state)()
+
+    def is_fresh(self, name: str) -> bool:
+        """Whether the generator of a module has the state that it was given, or has been given none."""
+        if name not in self.given:
+            return True
+        generator, module, state = GENERATORS[name], sys.modules[name], generator_state(name)
+        exact = getattr(module, generator.get_state)()
+        generator.seed(module, self.given[name])
+        fresh = generator_state(name) == state
+        getattr(module, generator.set_state)(exact)
+        return fresh
 
     def to_plain(self) -> SeedsData:
         """For the record; seeds of generators that are not loaded yet are those that they will get."""

@@ -79,6 +79,20 @@ def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
+def test_every_fault_after_an_import_in_advance(stage: Stage) -> None:
+    found = run(stage, "LazyFaulty", OTHERS, "--aorta-timeout", "50", "--aorta-memory", "1G")
+    assert mistakes(found) == []
+    assert [trial["preloaded"] for trial in found.values()] == [[], *[["numpy"]] * (len(found) - 1)]
+
+
+@pytest.mark.slow
+def test_every_hang_after_an_import_in_advance(stage: Stage) -> None:
+    found = run(stage, "LazyFaulty", HANGS, "--aorta-slots", "3", "--aorta-timeout", "5")
+    assert mistakes(found) == []
+    assert [trial["preloaded"] for trial in found.values()][9:] == [["numpy"]] * (len(found) - 9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.

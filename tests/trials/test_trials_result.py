@@ -261,6 +261,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "request",
             "replay_of",
             "seeds",
+            *("preloaded", "not_preloaded"),
             "failure",
             "warnings",
             "ranks",

@@ -19,7 +19,7 @@ from pytest_aorta.trials.steps import step_file
 def load(argument: PrepareArgument) -> None:
     """Import the workload; a script is imported by its ranks."""
     if argument["target"] != SCRIPT_TARGET:
-        workload_main.load(argument, argument["seed"])
+        workload_main.load(argument, argument["seed"], argument["preload"])
 
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.launch.child.lazy_imports import LazyImports
+from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
@@ -23,7 +25,7 @@ from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
@@ -31,21 +33,26 @@ _seeds: ProcessSeeds | None = None
 _variables: dict[str, str] = {}
 #: Digests of the source files that were imported when the workload was prepared.
 _sources: Mapping[str, str] = {}
+#: Digests of those that were imported in advance, for the trials that are forked afterwards.
+_sources_in_advance: Mapping[str, str] = {}
+_class: type[Any] | None = None
 
 
-def load(argument: WorkloadArgument, seed: int | None = None) -> None:
-    """Import the workload, whose generators get this seed."""
+def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
+    """Import ``modules`` and the workload, whose generators get this seed."""
     global _seeds, _variables
     _variables = variables_now()
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    preload_as_asked(modules)
     load_class(argument["target"])
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources
-    description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    global _static, _sources, _class
+    _class = load_class(argument["target"])
+    description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
@@ -54,6 +61,16 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
     return description
+
+
+def extend(extension: Extension) -> Refused:
+    """Import what a trial has imported, for those that will be forked from this process."""
+    global _static, _sources_in_advance
+    refused = preload_on_cores(extension["modules"], extension["cores"])
+    if not refused and _static is not None and _class is not None:
+        _sources_in_advance = imported_later(_class, _static.modules, _sources)
+        _static = refreshed(_static)
+    return refused
 
 
 def warm_up(argument: WorkloadArgument) -> None:
@@ -83,9 +100,15 @@ def run_workload(
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"])
+    watch = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
+    if watch is not None:
+        watch.start()
 
     def after_run() -> None:
+        if watch is not None:
+            watch.end()
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
+        later = {**_sources_in_advance, **later}
         send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
 
     succeeded = Lifecycle(cls, config.value, send, steps).run_all(on_error, after_run)

@@ -9,15 +9,18 @@ from collections import OrderedDict
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.held_process import HeldProcess
+from pytest_aorta.launch.host.preloads import Preloads
 from pytest_aorta.launch.launch_mode import LaunchModeError, resolve_launch
+from pytest_aorta.launch.trial_payload import Extension
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.runtime.zygotes.branch import Branch
+from pytest_aorta.runtime.zygotes.branch import EXTENSION_TIMEOUT, Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_error import ExtensionFailed, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
 from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -35,6 +38,7 @@ class CellZygotes:
         self._infos: dict[str, WorkloadInfo] = {}
         self._broken: dict[str, ZygoteError] = {}
         self._unforkable: set[str] = set()
+        self._preloads = Preloads()
         #: Those that wait for the first trial of their cell, and those that still import.
         self._held: OrderedDict[str, tuple[int, HeldProcess]] = OrderedDict()
         self._importing: list[tuple[str, HeldProcess]] = []
@@ -166,15 +170,52 @@ class CellZygotes:
     ) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.
 
+        What a trial has imported within its ``timeout`` in seconds has as long to be imported in advance.
+
         Raises:
             ZygoteError: there is none.
         """
         wanted = _specification(spec, inherited, allocation)
         if spec.execution.isolation != "spawn" and _key(spec, wanted) not in self._unforkable:
-            return self._pool.acquire(wanted, start_limits(spec, timeout))
+            extension_limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
+            return self._acquire_preloaded(wanted, allocation, start_limits(spec, timeout), extension_limit)
         zygote = Zygote(_specification(spec, inherited, allocation, seed))
         zygote.wait_ready()
         return zygote
+
+    def _acquire_preloaded(
+        self, wanted: ZygoteSpec, allocation: Allocation, limits: StartLimits, extension_limit: float
+    ) -> Server:
+        key = wanted.key()
+        modules = self._preloads.known(key).modules
+        while modules:
+            cores = None if allocation.cores is None else sorted(allocation.cores)
+            extension: Extension = {"modules": list(modules), "cores": cores}
+            try:
+                return self._pool.acquire(wanted, limits, extension, extension_limit)
+            except ExtensionFailed as failed:
+                why = failed.refused.get("why", str(failed))
+                modules = self._preloads.refuse(key, modules, failed.refused.get("module"), why)
+            except ZygoteUnwanted:
+                break
+        return self._pool.acquire(wanted, limits)
+
+    def watches(self, spec: TrialSpec, server: Server) -> bool:
+        """Whether a trial on this server is to show what could be imported in advance for the next ones."""
+        auto = spec.execution.preload == "auto" and not server.spec.fresh
+        return auto and not self._preloads.known(server.spec.key()).complete
+
+    def learn_imports(self, server: Server, seen: Observed, *, forked: bool) -> None:
+        """Take in what a trial on this server has imported, and note in ``seen`` what was imported for it."""
+        if server.spec.fresh or not forked:
+            return
+        key = server.spec.key()
+        extension: Extension | None = server.extension
+        before = [] if extension is None else extension["modules"]
+        seen.preloaded = [*server.spec.argument["preload"], *before]
+        if seen.imported or seen.imports_over:
+            self._preloads.learn(key, before, seen.imported, seen.imports_over, seen.not_preloaded)
+        seen.not_preloaded = self._preloads.known(key).note
 
     def take_import(self, server: Server) -> tuple[float, float] | None:
         """For the first trial from a zygote: the seconds that its import took, and when that ended."""

@@ -116,7 +116,7 @@ class ProcessTrial:
         given, self._seed = self._seed, held[0]
         try:
             self._task = held[1].resume(
-                self._payload(cell), self._log_files(), allocation.cores, allocation.descriptors
+                self._payload(cell, held[1].server), self._log_files(), allocation.cores, allocation.descriptors
             )
         except OSError:  # it has died since
             held[1].close()
@@ -130,7 +130,10 @@ class ProcessTrial:
     def _submit(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation, timeout: float | None) -> None:
         self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, timeout)
         self._task = self._server.submit(
-            self._payload(cell), **self._log_files(), cores=allocation.cores, descriptors=allocation.descriptors
+            self._payload(cell, self._server),
+            **self._log_files(),
+            cores=allocation.cores,
+            descriptors=allocation.descriptors,
         )
         if self._server.spec.fresh:
             self.seen.phase = "import"
@@ -149,7 +152,7 @@ class ProcessTrial:
         """The distributions that are installed where it runs, once its cell is prepared."""
         return None if self._cell is None else self._cell.info.packages
 
-    def _payload(self, cell: PreparedCell) -> TrialPayload:
+    def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
         spec = self.spec
         return {
             "target": spec.workload.target,
@@ -166,7 +169,16 @@ class ProcessTrial:
             "seed": self._seed,
             "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
+            # A launcher gives its ranks variables that their imports could see.
+            "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
         }
+
+    def _is_forked(self) -> bool:
+        """Whether what its zygote has imported is there in the processes that run the workload."""
+        if self._cell is None:
+            return False
+        mode = self._cell.plan.mode
+        return mode != "torchrun" and (mode != "elastic" or self.spec.execution.elastic.start_method == "fork")
 
     def _limit_import(self, seconds: float) -> None:
         self._import_limit = seconds
@@ -217,6 +229,7 @@ class ProcessTrial:
                 pass
             if self._server is not None:
                 server, self._server = self._server, None
+                self._zygotes.learn_imports(server, self.seen, forked=self._is_forked())
                 self._zygotes.release(server)
             self._record = self._build()
         return self._record

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import cast
+from typing import Any, cast
 
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.process_tags import new_tag
 from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task_messages import BranchFate
+from pytest_aorta.runtime.zygotes.task_messages import BranchFate, ExtensionReport
 from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygotes.zygote_error import ExtensionFailed, ZygoteError, ZygoteUnwanted, exit_text
 
 #: Seconds that the zygote may take to fork; it does nothing else while it ends a task that resists.
 _FORK_TIMEOUT = 60.0
@@ -18,9 +18,14 @@ _FORK_TIMEOUT = 60.0
 #: Seconds that the zygote may take to notice a branch's death and to end what the branch has left.
 _FATE_TIMEOUT = 10.0
 
+#: Seconds that preparing a branch further may take.
+EXTENSION_TIMEOUT = 60.0
 
-def start_branch(zygote: Zygote) -> Branch:
+
+def start_branch(zygote: Zygote, extension: Any = None) -> Branch:
     """Another process that serves tasks of the zygote's specification, forked from it; from any thread.
+
+    With an ``extension``, a JSON value for ``spec.extend``, it serves after ``wait_extended``.
 
     Raises:
         ZygoteError: the zygote is gone, or cannot be forked any more.
@@ -29,7 +34,7 @@ def start_branch(zygote: Zygote) -> Branch:
     zygote.wait_ready()
     if zygote.spec.fresh or zygote.against_forking:
         raise ValueError("a zygote that prepares nothing, or must not be forked, has no branches")
-    branch = Branch(zygote)
+    branch = Branch(zygote, extension)
     branch.wait_ready()
     return branch
 
@@ -40,9 +45,11 @@ class Branch(Server):
     The branch itself answers on its control channel; the zygote, whose child it is, reports its fate on another one.
     """
 
-    def __init__(self, zygote: Zygote) -> None:
+    def __init__(self, zygote: Zygote, extension: Any = None) -> None:
         super().__init__()
         self.zygote = zygote
+        self.extension = extension
+        self.extending = extension is not None
         self.tag = new_tag()
         self.spec = zygote.spec
         self.info = zygote.info
@@ -54,7 +61,7 @@ class Branch(Server):
         self.control, control = Channel.pair()
         self._fate, fate = Channel.pair()
         # The zygote's own thread may be sending at the same time, hence all in one piece.
-        zygote.order({"op": "branch", "tag": self.tag}, [control.fileno(), fate.fileno()])
+        zygote.order({"op": "branch", "tag": self.tag, "extension": extension}, [control.fileno(), fate.fileno()])
         control.close()
         fate.close()
 
@@ -76,6 +83,39 @@ class Branch(Server):
             self.close()
             raise error
         self.pid = message["pid"]
+
+    def wait_extended(self, limit: float = EXTENSION_TIMEOUT) -> None:
+        """Block until prepared further, at most ``limit`` seconds; closes it when that fails.
+
+        Raises:
+            ExtensionFailed: it raised, crashed, did not end in time, or has made forks unsafe.
+            ZygoteUnwanted: it was ended meanwhile.
+            ZygoteError: the zygote is gone.
+        """
+        report: ExtensionReport | None = {}
+        try:
+            if self.control.poll(limit):
+                report = cast("ExtensionReport | None", self.control.receive())
+            self._take_extension(report, limit)
+        except BaseException:
+            self.close()
+            raise
+        self.extending = False
+
+    def _take_extension(self, report: ExtensionReport | None, limit: float) -> None:
+        if report is None:
+            if self._ending:
+                raise ZygoteUnwanted("it was closed while it was prepared")
+            died = self.death()
+            raise ExtensionFailed(str(died).partition("\n")[0]) if self.zygote.alive() else died
+        if not report:
+            raise ExtensionFailed(f"not done after {limit:g} s")
+        if report["type"] == "failed":
+            raise ExtensionFailed(f"{report['error']['type']}: {report['error']['message']}", error=report["error"])
+        if report["refused"] or report["against_forking"]:
+            failed = ExtensionFailed(", ".join(report["against_forking"]) or "refused")
+            failed.refused = report["refused"]
+            raise failed
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -107,7 +147,8 @@ class Branch(Server):
     def end(self, grace: float = 10.0) -> None:
         """End the branch and whatever it runs, from any thread."""
         self.hang_up()
-        if self._learn_fate(grace) in (None, {}):
+        # While it is prepared, it does not read its channel.
+        if self._learn_fate(0.2 if self.extending else grace) in (None, {}):
             self.sweep()
         self.zygote.branch_tags.discard(self.tag)
 

@@ -35,7 +35,7 @@ def reasons_against_forking() -> list[str]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         reasons.append("initialised a GPU")
-    elif devices := _open_gpu_devices():
+    elif devices := open_gpu_devices():
         reasons.append(f"opened {', '.join(devices)}")
     return reasons
 
@@ -54,7 +54,8 @@ def _openblas_threads() -> int:
     )
 
 
-def _open_gpu_devices() -> list[str]:
+def open_gpu_devices() -> list[str]:
+    """Files of GPU drivers that this process has open."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:

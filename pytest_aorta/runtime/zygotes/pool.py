@@ -7,8 +7,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Any
 
-from pytest_aorta.runtime.zygotes.branch import start_branch
+from pytest_aorta.runtime.zygotes.branch import EXTENSION_TIMEOUT, Branch, start_branch
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
@@ -63,8 +64,17 @@ class ZygotePool:
         self._lent: dict[Server, _Entry] = {}
         self._closed = False
 
-    def acquire(self, spec: ZygoteSpec, limits: StartLimits = StartLimits()) -> Server:  # noqa: B008  (frozen)
+    def acquire(
+        self,
+        spec: ZygoteSpec,
+        limits: StartLimits = StartLimits(),  # noqa: B008  (frozen)
+        extension: Any = None,
+        extension_limit: float = EXTENSION_TIMEOUT,
+    ) -> Server:
         """A server of tasks of ``spec``, for the caller alone until it is released.
+
+        With an ``extension``: a branch that has been prepared further with it, so that the zygote stays as it was. This
+        may take ``extension_limit`` seconds.
 
         Its zygote is started when there is none, and branched when all are in use. One that must not be forked is only
         asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it. A
@@ -74,10 +84,18 @@ class ZygotePool:
         Raises:
             ZygoteTimeout: its start took too long.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error), or is gone.
+            ExtensionFailed: it cannot be prepared further.
         """
         entry, surplus = self._join(spec)
         try:
-            return self._take(entry) if surplus is None else self._start(entry, spec, limits, surplus)
+            if surplus is not None:
+                root = self._start(entry, spec, limits, surplus)
+                if extension is None or root.against_forking:
+                    return root
+                with self._lock:
+                    del self._lent[root]
+                    entry.idle.append(root)
+            return self._take(entry, extension, extension_limit)
         except BaseException:
             with self._lock:
                 entry.users -= 1
@@ -140,7 +158,7 @@ class ZygotePool:
         if entry.root is not None:
             entry.root.close()
 
-    def _take(self, entry: _Entry) -> Server:
+    def _take(self, entry: _Entry, extension: Any, limit: float) -> Server:
         try:
             root = entry.started.result()
         except ZygoteError as error:
@@ -150,26 +168,35 @@ class ZygotePool:
                 self._check_open()
                 entry.users -= 1
             return root
-        server = self._take_idle(entry)
-        if server is None:
-            server = start_branch(root)
-            with self._lock:
-                self._lent[server] = entry
-        return server
+        server = self._take_idle(entry, extension)
+        return self._branch(entry, root, extension, limit) if server is None else server
 
-    def _take_idle(self, entry: _Entry) -> Server | None:
-        """An unused server of the entry; those that have died meanwhile are closed."""
+    def _branch(self, entry: _Entry, root: Zygote, extension: Any, limit: float) -> Branch:
+        branch = start_branch(root, extension)
+        with self._lock:
+            self._lent[branch] = entry  # so that ``close`` can end it
+        if extension is not None:
+            try:
+                branch.wait_extended(limit)
+            except BaseException:
+                with self._lock:
+                    self._lent.pop(branch, None)
+                raise
+        return branch
+
+    def _take_idle(self, entry: _Entry, extension: Any) -> Server | None:
+        """An unused server of the entry, prepared like that; those that have died meanwhile are closed."""
         server: Server | None = None
         dead: list[Server] = []
         with self._lock:
             self._check_open()
-            while server is None and entry.idle:
-                candidate = entry.idle.pop()
+            for candidate in [it for it in reversed(entry.idle) if it.extension == extension]:
+                entry.idle.remove(candidate)
                 if candidate.alive():
                     server = candidate
                     self._lent[server] = entry
-                else:
-                    dead.append(candidate)
+                    break
+                dead.append(candidate)
         _close(dead)
         return server
 
@@ -205,16 +232,23 @@ class ZygotePool:
         _close([server, *others])
 
     def abandon(self, spec: ZygoteSpec) -> None:
-        """One caller that waits in ``acquire`` does not want it any more; once none does, its start is ended."""
+        """One caller that waits in ``acquire`` does not want it any more; once none does, its start is ended.
+
+        Branches that are being prepared further are ended at once: those who wait for one can do without it.
+        """
         with self._lock:
             entry = self._entries.get(spec.key())
-            if entry is None or entry.started.done():
+            if entry is None:
                 return
-            entry.gave_up += 1
-            root = entry.root if entry.unwanted else None
-        if root is not None:
-            root.hang_up()
-            root.end()
+            unwanted: list[Server] = []
+            if not entry.started.done():
+                entry.gave_up += 1
+                unwanted += [entry.root] if entry.unwanted and entry.root is not None else []
+            else:
+                unwanted += [it for it, its in self._lent.items() if its is entry and it.extending]
+        for server in unwanted:
+            server.hang_up()
+            server.end()
 
     def _make_room(self) -> list[Server]:
         surplus = len(self._entries) - self.limit + 1

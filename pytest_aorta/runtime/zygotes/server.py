@@ -49,6 +49,8 @@ class Server(ABC):
         spec: what it was started from.
         info: what its preparation returned.
         against_forking: why it cannot serve tasks: it may not be forked.
+        extension: what it was prepared with besides its specification; ``None`` for nothing.
+        extending: whether that is going on.
         control: carries orders to it, and reports from it.
         tag: of it and its descendants; see ``process_tags``.
     """
@@ -56,10 +58,14 @@ class Server(ABC):
     spec: ZygoteSpec
     info: dict[str, Any]
     against_forking: list[str]
+    extension: Any
+    extending: bool
     control: Channel
     tag: str
 
     def __init__(self) -> None:
+        self.extension = None
+        self.extending = False
         self.announced: list[tuple[int, Channel]] = []
         self._task: Task | None = None
         self._ending = False

@@ -21,6 +21,7 @@ class PrepareOrder(TypedDict):
     sys_path: list[str]
     fresh: bool
     warm_up: str | None
+    extend: str | None
     load: str | None
 
 
@@ -43,10 +44,11 @@ class ChildOrder(TypedDict):
 
 
 class BranchOrder(TypedDict):
-    """Fork a branch; the descriptors of its two channels follow."""
+    """Fork a branch, and prepare it further if there is an ``extension``; descriptors of its two channels follow."""
 
     op: Literal["branch"]
     tag: str
+    extension: Any
 
 
 class KillOrder(TypedDict):
@@ -80,6 +82,15 @@ class TaskEnd(TypedDict):
     swept: list[str]
     unkillable: list[str]
     at: float
+
+
+class ExtensionReport(TypedDict, total=False):
+    """A branch is prepared further, unless there was an exception, or something ``refused``, or ``against_forking``."""
+
+    type: Literal["extended", "failed"]
+    error: dict[str, str]
+    refused: dict[str, Any]
+    against_forking: list[str]
 
 
 class BranchFate(TypedDict, total=False):

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
+from pytest_aorta.runtime.zygotes.extension import extend
 from pytest_aorta.runtime.zygotes.server_children import ServerChildren, report_fate
 from pytest_aorta.runtime.zygotes.task_main import task_main
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, ServerOrder, Standby, TaskEnd
@@ -88,7 +89,7 @@ class TaskServer:
             children.ended.pop(order["pid"], None)
             self.fork_standby()
         elif order["op"] == "branch":
-            self.fork_branch(order["tag"])
+            self.fork_branch(order["tag"], order["extension"])
         elif order["op"] == "kill" and order["pid"] == children.running:
             process_tree.request_stacks(children.task_members())
             alive = self.end_task(order["grace"])
@@ -116,7 +117,7 @@ class TaskServer:
         self.control.send(report, [ours.fileno()])
         ours.close()
 
-    def fork_branch(self, tag: str) -> None:
+    def fork_branch(self, tag: str, extension: Any) -> None:
         """Fork another process that serves, on a channel that follows the order."""
         control_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
         if control_fd is None or fate_fd is None:
@@ -133,7 +134,7 @@ class TaskServer:
             try:
                 self.leave_behind()
                 fate.close()
-                branch_main(control, zygote, tag, self.prepared, self.run)
+                branch_main(control, zygote, tag, self.prepared, self.run, extension)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -202,7 +203,12 @@ class TaskServer:
 
 
 def branch_main(
-    control: Channel, zygote: int, tag: str, prepared: PrepareOrder, run: Callable[..., Any] | None
+    control: Channel,
+    zygote: int,
+    tag: str,
+    prepared: PrepareOrder,
+    run: Callable[..., Any] | None,
+    extension: Any,
 ) -> None:
     """Serve as a branch of process ``zygote``; never returns."""
     process_tree.die_with_parent(zygote)
@@ -211,4 +217,6 @@ def branch_main(
     process_tags.change_tag(tag)
     with contextlib.suppress(OSError):  # the loop will notice
         control.send({"type": "branch", "pid": os.getpid()})
+    if extension is not None:
+        extend(control, prepared["extend"], extension)
     TaskServer(control, prepared, run).serve()

@@ -113,6 +113,7 @@ class Zygote(Server):
             "sys_path": list(spec.sys_path),
             "fresh": spec.fresh,
             "warm_up": spec.warm_up,
+            "extend": spec.extend,
             "load": spec.load,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices

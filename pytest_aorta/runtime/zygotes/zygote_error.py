@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 #: What a zygote was doing when it failed: being started, or preparing.
 StartPhase = Literal["launch", "import"]
@@ -37,6 +38,16 @@ class ZygoteError(Exception):
     def again(self) -> ZygoteError:
         """The same for another thread, which must not share a traceback."""
         return type(self)(str(self), phase=self.phase, error=self.error, returncode=self.returncode)
+
+
+class ExtensionFailed(ZygoteError):
+    """A branch could not be prepared further; its zygote is as it was.
+
+    Attributes:
+        refused: what the function returned that was to do it, if it did.
+    """
+
+    refused: Mapping[str, Any] = MappingProxyType({})
 
 
 class ZygoteTimeout(ZygoteError):

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 #: Seconds that a zygote may take to get ready.
@@ -62,6 +63,9 @@ class ZygoteSpec:
         load: ``module:function``, called with ``argument`` before ``prepare``, to import what is not ours: its time is
             measured, and limited by ``StartLimits``.
         behind: about the prefix, where ``command`` has one.
+        extend: ``module:function``, called once in a branch that is started with an ``extension``, a JSON value, with
+            that value. What it imports is there for the tasks of this branch only. It returns a JSON mapping of what
+            it refuses to do, empty for nothing; otherwise the branch does not serve.
     """
 
     command: tuple[str, ...]
@@ -73,6 +77,7 @@ class ZygoteSpec:
     cwd: str
     fresh: bool = False
     warm_up: str | None = None
+    extend: str | None = None
     load: str | None = None
     behind: Behind = field(default_factory=Behind)
 
@@ -88,6 +93,10 @@ class ZygoteSpec:
 
     def key(self) -> str:
         """Digest of all fields."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         fields = [
             self.command,
             sorted(self.environ.items()),
@@ -98,6 +107,7 @@ class ZygoteSpec:
             self.cwd,
             self.fresh,
             self.warm_up,
+            self.extend,
             self.load,
             [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]

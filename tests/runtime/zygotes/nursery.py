@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ class Nursery:
             **fields,
         }
         return ZygoteSpec(**given)
+
+    def extensible(self, source: str) -> ZygoteSpec:
+        """For a module with ``extend(extension)`` as well."""
+        spec = self.spec(source)
+        return replace(spec, extend=f"{spec.run.partition(':')[0]}:extend")
 
     def start(self, source: str, **fields: Any) -> Zygote:
         """A zygote that may not be ready yet."""

@@ -1,0 +1,193 @@
+"""What trials import themselves is imported once for all of them, where that changes nothing that they see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage, text
+
+LAZY = """
+import os
+import sys
+
+class Lazy:
+    default_config = {"before": "pass"}
+
+    def __init__(self, config): self.config = config
+
+    def setup(self):
+        exec(self.config["before"])
+        self.early = "slow" in sys.modules
+        import slow
+        self.importer = slow.pid
+
+    def run(self):
+        import helper
+        from slow import part
+        return {"passed": True, "metrics": {
+            "own": self.importer == os.getpid(), "early": self.early, "seen": part.seen, "argv": sys.argv[1:],
+        }}
+"""
+
+PACKAGE = {
+    "slow/__init__.py": "import os; pid = os.getpid(); open('imports', 'a').write('x')",
+    "slow/part.py": "import os; seen = os.environ.get('SEEN')",
+    "other.py": "pid = 0",
+}
+
+
+@pytest.fixture
+def lazy(stage: Stage) -> Stage:
+    """With a workload that imports an installed package in ``setup()``, and more of it in ``run()``."""
+    stage.write(lazy=LAZY, helper="import other")
+    install(stage, PACKAGE)
+    return stage
+
+
+def install(stage: Stage, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        stage.write_file(f"site/{name}", source)
+    stage.write_file("site/slow-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+    stage.write_file("site/slow-1.0.dist-info/top_level.txt", "slow\nother\n")
+
+
+def run(stage: Stage, *options: str, trials: int = 4, **env: str) -> list[dict[str, Any]]:
+    """Records of trials that are all ok."""
+    variables = {"PYTHONPATH": str(stage.path / "site"), **env}
+    result = stage.run("lazy.py", "--aorta-trials", str(trials), *options, env=variables)
+    assert result.ret == 0
+    return [stage.trial(f"Lazy/trial_{index}.json") for index in range(trials)]
+
+
+def imports(stage: Stage) -> int:
+    """How often the package was imported."""
+    return len(Path(stage.path / "imports").read_text())
+
+
+def own(records: list[dict[str, Any]]) -> list[bool]:
+    """Of each trial: whether it has imported the package itself."""
+    return [record["result"]["metrics"]["own"] for record in records]
+
+
+def test_what_the_first_trial_imports_is_there_for_the_others(lazy: Stage) -> None:
+    records = run(lazy)
+
+    assert own(records) == [True, False, False, False]
+    assert imports(lazy) == 2
+    assert [record["preloaded"] for record in records] == [[], *[["slow", "other", "slow.part"]] * 3]
+    assert [record["not_preloaded"] for record in records] == [None] * 4
+    counts = [record["env"]["end"]["modules"] for record in records]
+    assert counts == [counts[0]] * 4
+
+
+def test_nothing_is_imported_in_advance_when_something_it_could_see_has_been_changed(lazy: Stage) -> None:
+    records = run(lazy, "--aorta-config", "before=os.environ['SEEN'] = 'late'")
+
+    assert own(records) == [True] * 4
+    assert imports(lazy) == 4
+    assert [record["result"]["metrics"]["seen"] for record in records] == ["late"] * 4
+    assert [record["preloaded"] for record in records] == [[]] * 4
+    note = "slow: os.environ had been changed before it was imported"
+    assert [record["not_preloaded"] for record in records] == [note] * 4
+
+
+def test_what_would_make_forks_unsafe_is_not_imported_in_advance(lazy: Stage) -> None:
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True, name='bg').start()"
+    install(lazy, {"slow/part.py": f"seen = None\n{thread}"})
+    records = run(lazy)
+
+    assert own(records) == [True, False, False, False]
+    assert [record["preloaded"] for record in records] == [[], *[["slow", "other"]] * 3]
+    notes = {record["not_preloaded"] for record in records[1:]}
+    assert notes == {"slow.part: its import in advance started Python threads: bg"}
+
+
+def test_an_import_that_fails_in_advance_is_left_to_the_trials(lazy: Stage) -> None:
+    # Not in a process whose log is that of a trial.
+    source = "import os\nassert os.readlink('/proc/self/fd/1').endswith('stdout.log')\nseen = None"
+    install(lazy, {"other.py": source})
+    records = run(lazy)
+
+    assert own(records) == [True, False, False, False]
+    assert [record["preloaded"] for record in records] == [[], *[["slow"]] * 3]
+    assert records[3]["not_preloaded"] == "other: its import in advance raises AssertionError: "
+
+
+def test_with_none_every_trial_imports_for_itself(lazy: Stage) -> None:
+    records = run(lazy, "--aorta-preload", "none")
+
+    assert own(records) == [True] * 4
+    assert [record["not_preloaded"] for record in records] == [None] * 4
+
+
+def test_modules_that_are_named_are_imported_before_the_workload(lazy: Stage) -> None:
+    records = run(lazy, "--aorta-preload", "slow", trials=2)
+    asked = [record["request_fingerprint"] for record in records]
+
+    assert own(records) == [False] * 2
+    assert [record["result"]["metrics"]["early"] for record in records] == [True] * 2
+    assert [record["preloaded"] for record in records] == [["slow"]] * 2
+    assert not {*asked} & {record["request_fingerprint"] for record in run(lazy, trials=2)}
+
+
+def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Stage) -> None:
+    result = lazy.run("lazy.py", "--aorta-preload", "slowe")
+
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    said = "--aorta-preload slowe: its import in advance raises ModuleNotFoundError: No module named 'slowe'"
+    assert said in text(result)
+    assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
+
+
+def test_an_interpreter_of_its_own_imports_for_itself(lazy: Stage) -> None:
+    for preload in ("auto", "slow"):
+        records = run(lazy, "--aorta-isolation", "spawn", "--aorta-preload", preload, trials=2)
+
+        assert own(records) == [True] * 2
+        assert [record["preloaded"] for record in records] == [[]] * 2
+
+
+def test_every_slot_imports_once(lazy: Stage) -> None:
+    records = run(lazy, "--aorta-slots", "2", trials=8)
+
+    assert own(records).count(True) <= 2
+    assert imports(lazy) <= 4
+
+
+TORCH = """
+class Lazy:
+    def __init__(self, config): self.config = config
+    def setup(self):
+        import torch
+        if self.config.get("optimizer"):
+            torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    def run(self):
+        import random, torch
+        return {"passed": True, "metrics": {"drawn": [torch.initial_seed(), random.getrandbits(60)]}}
+"""
+
+
+def drawn(records: list[dict[str, Any]]) -> list[list[int]]:
+    return [record["result"]["metrics"]["drawn"] for record in records]
+
+
+def test_torch_is_there_and_every_trial_has_seeds_of_its_own(stage: Stage) -> None:
+    stage.write(lazy=TORCH)
+    records = run(stage, trials=3)
+
+    assert [record["preloaded"] for record in records] == [[], ["torch"], ["torch"]]
+    assert len({number for numbers in drawn(records) for number in numbers}) == 6
+    assert [first for first, _ in drawn(records)] == [record["seeds"]["generators"]["torch"] for record in records]
+
+
+@pytest.mark.slow
+def test_random_numbers_are_those_that_they_would_be_without(stage: Stage) -> None:
+    stage.write(lazy=TORCH)
+    options = ("--aorta-seed", "7", "--aorta-config", "optimizer=1")
+    records = run(stage, *options)
+    plain = run(stage, *options, "--aorta-preload", "none")
+
+    assert [record["preloaded"] for record in records] == [[], *[["torch", "torch._dynamo"]] * 3]
+    assert drawn(records) == drawn(plain)
