@@ -212,5 +212,6 @@ def zygote_spec(
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
         warm_up="pytest_aorta.launch.child.workload_main:warm_up",
+        load="pytest_aorta.launch.child.trial_main:load",
         behind=behind,
     )

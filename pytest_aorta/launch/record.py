@@ -15,8 +15,19 @@ from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.registry import Environment
 from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
+from pytest_aorta.trials.result import (
+    Elastic,
+    ExecutionEnv,
+    Failure,
+    Imposed,
+    RankRecord,
+    ResultRecord,
+    Seeds,
+    SideBySide,
+    TrialResult,
+)
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -29,8 +40,11 @@ def build_record(
     wall: float = 0.0,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
+    imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
+    side_by_side: SideBySide | None = None,
 ) -> TrialResult:
     """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
+    request = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
@@ -60,7 +74,10 @@ def build_record(
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
-        request_fingerprint=None if cell is None else cell.fingerprint(spec),
+        request_fingerprint=fingerprint(request) if request else None,
+        fingerprint_parts=recorded_parts(request, seen.imported_later),
+        imposed=imposed,
+        side_by_side=side_by_side,
         artifacts=dict(artifacts),
     )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
+
 if TYPE_CHECKING:
     import pytest
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.execution import Resources
 
 _COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+
+#: Reasons that are shown for a result that was not kept.
+_MOST_REASONS = 6
 
 
 @dataclass
@@ -38,13 +43,20 @@ class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._cells: dict[tuple[str, str], CellSummary] = {}
+        self._beside = SideBySideLines(run.selection.resources)
         #: How many trials had a result already.
         self._resumed = 0
+        #: Why other earlier results were not kept, and how many.
+        self._not_kept: Counter[str] = Counter()
 
     def add(self, trial: FinishedTrial) -> None:
         """Count a trial."""
         result = trial.result
         self._resumed += trial.resumed
+        if trial.not_kept:
+            self._not_kept[_listed(trial.not_kept)] += 1
+        if not trial.resumed:
+            self._beside.add(result)
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
@@ -76,6 +88,10 @@ class Summary:
         if self._run.selection.resume:
             total = sum(cell.statuses.total() for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
+            for why, number in self._not_kept.items():
+                terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
+        for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
+            terminal.write_line(line)
         if self._run.held_by:
             code = ", ".join(self._run.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
@@ -98,6 +114,11 @@ class Summary:
             ).rstrip()
             for row in rows
         ]
+
+
+def _listed(reasons: list[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
 
 
 def header(run: Run) -> str:
@@ -127,11 +148,6 @@ def _resources(resources: Resources) -> str:
         names = not resources.hosts and are_named_only(find_devices())
         found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
     return "".join(f", {text}" for text in found)
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:

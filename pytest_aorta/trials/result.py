@@ -115,6 +115,31 @@ class Seeds(_Record):
     kept: list[str] = Field(default_factory=list)
 
 
+class Imposed(_Record):
+    """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
+
+    ``threads``: computing threads of each process; ``cpus``: those that it may run on; ``devices``: ids of those that
+    it may see, empty where all were hidden; ``variables``: by which, where nothing else has set them.
+    """
+
+    threads: int | None = None
+    cpus: list[int] | None = None
+    devices: list[int] | None = None
+    variables: dict[str, str] = Field(default_factory=dict)
+
+
+class SideBySide(_Record):
+    """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
+
+    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known.
+    """
+
+    slots: int = 1
+    workers: int = 1
+    hosts: int = 1
+    cores: int | None = None
+
+
 class RankRecord(_Record):
     """One process of a distributed trial."""
 
@@ -188,6 +213,9 @@ class TrialResult(_Record):
     started_at: str
     host: str
     request_fingerprint: str | None = None
+    fingerprint_parts: Free = Field(default_factory=dict)
+    imposed: Imposed = Imposed()
+    side_by_side: SideBySide | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
 
     @property

@@ -137,6 +137,9 @@ RECORD: dict[str, Any] = {
     "started_at": "2026-01-02T03:04:05.678+00:00",
     "host": "node7",
     "request_fingerprint": "ab" * 32,
+    "fingerprint_parts": {"sources": {"w.py": "cd" * 8}, "nproc": 2},
+    "imposed": {"threads": 1, "cpus": [0], "devices": None, "variables": {"OMP_NUM_THREADS": "1"}},
+    "side_by_side": {"slots": 2, "workers": 1, "hosts": 1, "cores": 2},
     "artifacts": {"stdout": "trial_0/stdout.log"},
 }
 

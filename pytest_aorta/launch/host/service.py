@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,8 @@ from pytest_aorta.launch.job_messages import (
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext
@@ -40,13 +41,13 @@ class HostOptions:
     """Options of a ``HostService``.
 
     Attributes:
-        slots: trials at a time.
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        resources: of the run, without the specifications of its hosts.
+        hosts: number of hosts of the run.
         node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
     """
 
-    slots: int
-    devices: tuple[int, ...] | None
+    resources: Resources
+    hosts: int = 1
     node_port: int | None = None
 
 
@@ -54,8 +55,8 @@ class HostService:
     """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
 
     def __init__(self, options: HostOptions) -> None:
-        self.allocator = Allocator(options.devices)
-        self.zygotes = CellZygotes(options.slots)
+        self.allocator = Allocator(options.resources, options.hosts)
+        self.zygotes = CellZygotes(options.resources.slots)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self.ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that jobs have emitted.
@@ -110,6 +111,8 @@ class CellBroken(Exception):
             "error": lost.error,
             "returncode": lost.returncode,
         }
+        if isinstance(error, ZygoteTimeout):
+            self.details["hang"] = {"limit": error.limit, "stacks": error.stacks, "output": error.output}
 
 
 def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
@@ -125,9 +128,12 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     try:
         with service.allocator.allocate(job, 1) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            cell = service.zygotes.prepare(spec, inherited, allocation)
+            cell = service.zygotes.prepare(spec, inherited, allocation, order.timeout)
+            if allocation.device_ids:  # it may use what it has no lease for any more
+                service.zygotes.close_held(spec, inherited, allocation)
         service.allocator.check_need(spec.workload.name, cell.plan.nproc)
         service.ranks[spec.workload.name] = cell.plan.nproc
+        cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
     except Exception as error:
         raise CellBroken(error) from error
     return cell.to_plain()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from pytest_aorta._version import __version__
-from pytest_aorta.runtime.zygotes import process_tags
+from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
 from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD, PrefixSocket
 from pytest_aorta.runtime.zygotes.server import Server
@@ -22,11 +22,12 @@ from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
 from pytest_aorta.runtime.zygotes.zygote_error import (
     StartPhase,
     ZygoteError,
+    ZygoteTimeout,
     code_behind_prefix,
     exit_text,
     prefix_text,
 )
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
 
 #: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
 _BOOTSTRAP = (
@@ -34,8 +35,8 @@ _BOOTSTRAP = (
     "from pytest_aorta.runtime.zygotes.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
-#: Seconds that a zygote may take to prepare, which includes importing what its tasks need.
-STARTUP_TIMEOUT = 300.0
+#: Bytes of its output that an error quotes, and of the stacks in it.
+_OUTPUT, _STACKS = 4000, 2**18
 
 #: Seconds that the process may take to end once its channel has closed.
 _LINGER = 5.0
@@ -48,9 +49,6 @@ _STOP_TIMEOUT = 10.0
 
 #: What runs behind a prefix.
 _ENTRY = Path(__file__).with_name("prefix_entry.py")
-
-#: Bytes of its output that an error quotes.
-_OUTPUT = 4000
 
 
 class Zygote(Server):
@@ -65,6 +63,9 @@ class Zygote(Server):
         self.info = {}
         self.against_forking = []
         self.tag = process_tags.new_tag()
+        #: Seconds that ``ZygoteSpec.load`` took, and when it had ended (``time.monotonic()``).
+        self.load_sec: float | None = None
+        self.loaded_at = 0.0
         self._ready = False
         #: Tags of its branches, as long as processes of theirs may be left.
         self.branch_tags: set[str] = set()
@@ -112,6 +113,7 @@ class Zygote(Server):
             "sys_path": list(spec.sys_path),
             "fresh": spec.fresh,
             "warm_up": spec.warm_up,
+            "load": spec.load,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
             ours.send(order)
@@ -128,18 +130,24 @@ class Zygote(Server):
     def _with_tag(self, words: Sequence[str]) -> list[str]:
         return [word.replace(TAG_WORD, self.tag) for word in words]
 
-    def wait_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
+    def wait_ready(self, limits: StartLimits = StartLimits()) -> None:  # noqa: B008  (frozen)
         """Block until prepared.
 
         Raises:
+            ZygoteTimeout: it took longer to prepare than it may, and was ended.
             ZygoteError: it could not be started or prepared; ``phase`` is ``launch`` or ``import``.
         """
         if self._ready:
             return
         phase: StartPhase = "launch"
-        give_up = time.monotonic() + timeout
-        while (report := self._start_report(give_up, timeout, phase))["type"] == "preparing":
-            phase = "import"
+        limit, overall = limits.total, time.monotonic() + limits.total
+        give_up = overall
+        while (report := self._start_report(phase, give_up, limit, limits.grace))["type"] not in ("failed", "ready"):
+            phase, limit, give_up = "import", limits.total, overall
+            if report["type"] == "loading" and limits.load is not None:
+                limit, give_up = limits.load, time.monotonic() + limits.load
+            elif report["type"] == "loaded":
+                self.load_sec, self.loaded_at = report["sec"], time.monotonic()
         if report["type"] == "failed":
             self.close()
             error = report["error"]
@@ -154,14 +162,30 @@ class Zygote(Server):
         self.info = report["info"]
         self.against_forking = report["against_forking"]
 
-    def _start_report(self, give_up: float, timeout: float, phase: StartPhase) -> StartReport:
+    def _start_report(self, phase: StartPhase, give_up: float, limit: float, grace: float) -> StartReport:
         if not self._poll(max(0.0, give_up - time.monotonic())):
+            if phase == "launch":
+                self.close()
+                raise ZygoteError(f"{self._name}not ready after {limit:g} s\n{self.output()}")
+            output = self.output()
+            stacks = self._end_import(grace)
             self.close()
-            raise ZygoteError(f"{self._name}not ready after {timeout:g} s\n{self.output()}", phase=phase)
+            raise ZygoteTimeout(limit, stacks=stacks, output=output)
         report = self.control.receive()
         if report is None:
             raise self._failed_start(phase)
         return cast(StartReport, report)
+
+    def _end_import(self, grace: float) -> str:
+        """End all processes of an import that hangs; their stacks."""
+        family = process_tree.Family(lambda: [self._process.pid, *process_tags.tagged_processes(self.tag)])
+        with self._log_lock:
+            written = 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
+        process_tree.request_stacks(family.members())
+        with self._log_lock:
+            stacks = b"" if self._log.closed else os.pread(self._log.fileno(), _STACKS, written)
+        process_tree.end_all(family.members, self._process.poll, grace, hurry=lambda: self._ending)
+        return stacks.decode(errors="replace")
 
     def _poll(self, timeout: float) -> bool:
         """Whether a report can be read, or none will come. What connects meanwhile is let in."""

@@ -39,6 +39,26 @@ class ZygoteError(Exception):
         return type(self)(str(self), phase=self.phase, error=self.error, returncode=self.returncode)
 
 
+class ZygoteTimeout(ZygoteError):
+    """Its start took longer than it may, and was ended.
+
+    Attributes:
+        limit: the seconds that have passed.
+        stacks: of the processes that were ended, as ``faulthandler`` writes them.
+        output: the end of what they had written.
+    """
+
+    def __init__(self, limit: float, *, stacks: str, output: str) -> None:
+        super().__init__(f"not ready after {limit:g} s\n{output}", phase="import")
+        self.limit = limit
+        self.stacks = stacks
+        self.output = output
+
+    def again(self) -> ZygoteTimeout:
+        """The same for another thread, which must not share a traceback."""
+        return type(self)(self.limit, stacks=self.stacks, output=self.output)
+
+
 class ZygoteUnwanted(ZygoteError):
     """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
 

@@ -18,6 +18,7 @@ from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.runtime.zygotes.preparation import prepare
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
 from pytest_aorta.runtime.zygotes.task_server import TaskServer
 
@@ -38,16 +39,20 @@ def main(fd: int, parent: int) -> None:
         control.kill_when_closed(True)
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
+    stacks = os.dup(2)
+    faulthandler.register(process_tree.STACK_SIGNAL, file=stacks, all_threads=True)  # ... and that of a hang, too
     _report(control, {"type": "preparing"})
     try:
         if not order["fresh"]:
-            info = import_target(order["prepare"])(order["argument"])
+            info = prepare(order, control.send)
             against = reasons_against_forking()
         else:
             info, against = {}, []
     except BaseException as error:
         _report(control, {"type": "failed", "error": describe_exception(error)})
         os._exit(0)
+    faulthandler.unregister(process_tree.STACK_SIGNAL)  # tasks have files of their own, or give no stacks
+    os.close(stacks)
     gc.collect()
     gc.freeze()  # the collector would otherwise touch, and so copy, every page of a forked child
     # Before this process reports that it is ready: the thread that has started it may end then, which the kernel would

@@ -8,6 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+#: Seconds that a zygote may take to get ready.
+STARTUP_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class StartLimits:
+    """How long the start of a zygote may take.
+
+    Attributes:
+        load: seconds for ``ZygoteSpec.load``; ``None`` for no limit of its own.
+        grace: seconds between SIGTERM and SIGKILL when it takes longer.
+        total: seconds for everything.
+    """
+
+    load: float | None = None
+    grace: float = 0.0
+    total: float = STARTUP_TIMEOUT
+
 
 @dataclass(frozen=True)
 class Behind:
@@ -32,7 +50,7 @@ class ZygoteSpec:
         command: launcher prefix and interpreter.
         environ: the complete environment of the process.
         prepare: ``module:function``, called once with ``argument``; returns a JSON mapping.
-        argument: JSON value for ``prepare``.
+        argument: JSON value for ``load`` and ``prepare``.
         run: ``module:function``, called in every child as ``run(payload, channel)``. The channel leads to the
             submitter of the task, and carries messages both ways.
         sys_path: entries appended to the child's ``sys.path`` where missing.
@@ -41,6 +59,8 @@ class ZygoteSpec:
         warm_up: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
             will touch. After a fork, the first touch of a page costs about a microsecond, and a task's start is
             hundreds of them; this way they are over before the task comes. Must have no other effect.
+        load: ``module:function``, called with ``argument`` before ``prepare``, to import what is not ours: its time is
+            measured, and limited by ``StartLimits``.
         behind: about the prefix, where ``command`` has one.
     """
 
@@ -53,6 +73,7 @@ class ZygoteSpec:
     cwd: str
     fresh: bool = False
     warm_up: str | None = None
+    load: str | None = None
     behind: Behind = field(default_factory=Behind)
 
     @property
@@ -77,6 +98,7 @@ class ZygoteSpec:
             self.cwd,
             self.fresh,
             self.warm_up,
+            self.load,
             [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()

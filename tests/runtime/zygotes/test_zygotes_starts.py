@@ -20,7 +20,7 @@ from support.processes import wait_until
 import pytest_aorta
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
-from pytest_aorta.runtime.zygotes.zygote_spec import Behind, ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_spec import Behind, StartLimits, ZygoteSpec
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_an_import_that_takes_too_long_is_ended(nursery: Nursery) -> None:
     wait_until((nursery.path / "begun").exists, "the import")
 
     with pytest.raises(ZygoteError, match=r"^not ready after 0\.1 s\nloading") as caught:
-        zygote.wait_ready(timeout=0.1)
+        zygote.wait_ready(StartLimits(total=0.1))
 
     assert caught.value.phase == "import"
     assert nursery.alive() == []
@@ -424,6 +424,7 @@ CHANGED: dict[str, Any] = {
     "cwd": "/other",
     "fresh": True,
     "warm_up": "other:warm_up",
+    "load": "other:load",
     "behind": Behind({"A": "1"}),
 }
 
