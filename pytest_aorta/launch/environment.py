@@ -131,7 +131,10 @@ def container_command(
         folders.append(inherited.results)
     file = spec.workload.target.rpartition(":")[0]
     if file.endswith(".py"):
-        folders.append(str(Path(file).parent))
+        folder = Path(file).parent
+        while (folder / "__init__.py").is_file():  # it is imported by its dotted name
+            folder = folder.parent
+        folders.append(str(folder))
     prefix = run_command(
         *found,
         environment.docker,
@@ -205,7 +208,8 @@ def zygote_spec(
     else:
         words = command(environment)
         variables = environ(environment, spec.overlay, inherited.variables, threads, devices)
-        behind = Behind({name: variables[name] for name in imposed})
+        own = imposed if environment.venv is None else {*imposed, "VIRTUAL_ENV"}
+        behind = Behind({name: variables[name] for name in own})
         sys_path = () if environment.venv is not None else inherited.sys_path
     return ZygoteSpec(
         command=words,

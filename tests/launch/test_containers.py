@@ -23,18 +23,18 @@ from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
 
 USER = Caller(1000, 100, "me")
 ROOT = Caller(0, 0, "root")
-PROJECT = [Mount("/work/a,b", "/work/a,b"), Mount("/lib/x", "/opt/x", writable=False)]
+PROJECT = [Mount("/project/a,b", "/project/a,b"), Mount("/lib/x", "/opt/x", writable=False)]
 
 
 def line(engine: Engine, caller: Caller = USER, **changes: Any) -> str:
-    settings: dict[str, Any] = {"mounts": PROJECT[1:], "cwd": "/work", "caller": caller, **changes}
+    settings: dict[str, Any] = {"mounts": PROJECT[1:], "cwd": "/project", "caller": caller, **changes}
     return " ".join(run_command(engine, f"/usr/bin/{engine}", "lab/x:1", **settings))
 
 
 def test_docker() -> None:
     assert line("docker", options=("--shm-size=8g",)) == (
         f"/usr/bin/docker run --rm --name=pytest-aorta-{TAG_WORD} --pull=never --network=host --ipc=host "
-        "--user=1000:100 --security-opt=label=disable --workdir=/work "
+        "--user=1000:100 --security-opt=label=disable --workdir=/project "
         "--env=HOME=/tmp --env=USER=me --env=LOGNAME=me "
         "--mount=type=bind,source=/lib/x,target=/opt/x,readonly --shm-size=8g lab/x:1"
     )
@@ -47,12 +47,12 @@ def test_podman_keeps_the_user_where_it_has_no_root() -> None:
 
 
 def test_a_path_with_a_comma_stays_one_field() -> None:
-    assert '--mount=type=bind,"source=/work/a,b","target=/work/a,b" ' in line("docker", mounts=PROJECT[:1])
+    assert '--mount=type=bind,"source=/project/a,b","target=/project/a,b" ' in line("docker", mounts=PROJECT[:1])
 
 
 def test_apptainer_gets_nothing_of_this_host_but_the_mounts() -> None:
     assert line("apptainer") == (
-        "/usr/bin/apptainer exec --cleanenv --no-home --pwd=/work --bind=/lib/x:/opt/x:ro lab/x:1"
+        "/usr/bin/apptainer exec --cleanenv --no-home --pwd=/project --bind=/lib/x:/opt/x:ro lab/x:1"
     )
     assert line("singularity").startswith("/usr/bin/singularity exec --cleanenv ")
 
@@ -99,13 +99,13 @@ def test_a_container_is_ended_by_its_name_where_it_has_one() -> None:
 
 
 def test_folders_in_one_another_are_mounted_once() -> None:
-    assert outermost(["/work/p/results", "/work/p", "/work/pp", "/", "/work/p/"]) == ["/work/p", "/work/pp"]
+    assert outermost(["/home/p/results", "/home/p", "/home/pp", "/", "/home/p/"]) == ["/home/p", "/home/pp"]
 
 
 def test_a_trial_gets_its_folders_and_the_packages() -> None:
-    assert mounts(["/work"], {"aorta_workloads": "/src/workloads"}) == [
-        Mount("/work", "/work"),
-        Mount("/src/workloads", "/opt/pytest-aorta/aorta_workloads", writable=False),
+    assert mounts(["/project"], {"aorta_workloads": "/src/projectloads"}) == [
+        Mount("/project", "/project"),
+        Mount("/src/projectloads", "/opt/pytest-aorta/aorta_workloads", writable=False),
     ]
 
 
