@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class RowKey:
+    """What keeps the trials of a test apart from others of the same workload, environment and mitigations.
+
+    Attributes:
+        test: node id of the test, without what says which trial of a marked test it is; empty for a trial of a plan.
+        options: of the trial, as the test gave them, for the table.
+        digest: of all that decides the trial's outcome, but its index.
+    """
+
+    test: str = ""
+    options: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class FinishedTrial:
     """A trial that is over.
 
@@ -23,16 +38,20 @@ class FinishedTrial:
         path: of its file, relative to the results directory.
         result: its record as plain data.
         resumed: whether the file has this record already.
+        row: of the table, besides workload and cell.
     """
 
     path: str
     result: dict[str, Any]
     resumed: bool = False
+    row: RowKey = RowKey()
 
     @classmethod
-    def of(cls, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> FinishedTrial:
+    def of(
+        cls, paths: TrialPaths, record: TrialResult, resumed: bool = False, row: RowKey | None = None
+    ) -> FinishedTrial:
         """From the trial's record."""
-        return cls(str(paths.file), record.to_dict(), resumed)
+        return cls(str(paths.file), record.to_dict(), resumed, row or RowKey())
 
 
 @dataclass
@@ -58,7 +77,7 @@ class ReportPayload:
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
     """The trials of a plain payload."""
-    return [FinishedTrial(**record) for record in json.loads(payload["records"])]
+    return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()

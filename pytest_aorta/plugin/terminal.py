@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plugin.report_payload import FinishedTrial
+    from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.execution import Resources
 
-_COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+_NAMES = ("test", "workload", "cell", "options")
+
+_COLUMNS = (*_NAMES, "trials", "ok", "failed", "timeout", "infra", "median step ms")
 
 
 @dataclass
@@ -34,7 +36,9 @@ class Summary:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._cells: dict[tuple[str, str], CellSummary] = {}
+        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
+        #: Earlier records that were removed from the history.
+        self.pruned = 0
         #: How many trials had a result already.
         self._resumed = 0
 
@@ -42,7 +46,7 @@ class Summary:
         """Count a trial."""
         result = trial.result
         self._resumed += trial.resumed
-        cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
+        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
@@ -56,8 +60,8 @@ class Summary:
             terminal.write_line(line)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
-                f"{found.restarted} of {workload} {cell}"
-                for (workload, cell), found in self._cells.items()
+                " ".join(filter(None, (f"{found.restarted} of", row.test, workload, cell, row.options)))
+                for (row, workload, cell), found in self._cells.items()
                 if found.restarted
             )
             terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
@@ -67,25 +71,37 @@ class Summary:
         if self._run.held_by:
             code = ", ".join(self._run.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
+        if self.pruned:
+            kept = self._run.selection.history
+            gone = counted(self.pruned, "earlier record")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (--aorta-history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")
 
     def _table(self) -> list[str]:
         rows: list[tuple[str, ...]] = [_COLUMNS]
-        for (workload, cell), found in self._cells.items():
+        alike: Counter[tuple[str, ...]] = Counter()
+        for (row, workload, cell), found in self._cells.items():
+            # Values of variables are not shown, and long texts are cut.
+            alike[row.test, workload, cell, row.options] += 1
+            number = alike[row.test, workload, cell, row.options]
+            options = f"{row.options} #{number}".strip() if number > 1 else row.options
             counts = found.statuses
             numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
             median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            rows.append((workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(
-                text.ljust(width) if index < 2 else text.rjust(width)
-                for index, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+            rows.append(
+                (row.test, workload, cell, options, *map(str, numbers), str(counts["infrastructure_failed"]), median)
+            )
+        # Only tests have names of their own, and options that differ from row to row.
+        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        aligned = [_aligned(column, left=column[0] in _NAMES) for column in columns]
+        return ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
+
+
+def _aligned(column: tuple[str, ...], *, left: bool) -> list[str]:
+    width = max(map(len, column))
+    return [text.ljust(width) if left else text.rjust(width) for text in column]
 
 
 def header(run: Run) -> str:
