@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,27 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
 
+T = TypeVar("T")
 Group = TypeVar("Group", Execution, Limits, Resources)
 
 
+def _without_arguments(cls: type[T]) -> type[T]:
+    """Have errors of ``__init__`` raised without its frame: pytest would show the variables."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: T, *arguments: Any, **keywords: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            init(self, *arguments, **keywords)
+        except RequestError as error:
+            raise error.with_traceback(None) from None
+
+    cls.__init__ = checked  # type: ignore[method-assign,assignment]
+    return cls
+
+
+@_without_arguments
 @dataclass(frozen=True)
 class RunRequest:
     """N trials of one cell. Names are resolved through the registry.

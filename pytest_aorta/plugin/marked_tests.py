@@ -19,7 +19,7 @@ from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
-from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
@@ -135,7 +135,10 @@ class RunTrial:
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
-        run.runner.check(spec)
+        try:
+            run.runner.check(spec)
+        except RequestError as error:
+            raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
         paths = self._next_paths(spec)
         row = RowKey(self.test, options, _digest_of(spec))
         if anew:
@@ -256,11 +259,9 @@ def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
         problem = _problem(marker)
         if problem is not None:
             _refuse(metafunc, f"@pytest.mark.aorta {problem}")
-        try:
-            if "environments" in marker.kwargs or "mitigations" in marker.kwargs:
-                _check_names(run.registry, marker.kwargs, "trials=")
-        except RequestError as error:
-            _refuse(metafunc, f"@pytest.mark.aorta: {error}")
+        problem = _name_problem(run, marker.kwargs, "trials=")
+        if problem is not None:
+            _refuse(metafunc, f"@pytest.mark.aorta: {problem}")
         given.update(marker.kwargs)
     if "trials" in given:
         given["trials"] = valid.positive_int(given["trials"])
@@ -272,11 +273,10 @@ def parametrize(metafunc: pytest.Metafunc, given: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
     run = run_of(metafunc.config)
     selection: Selection = run.selection
-    axes = {name: getattr(selection, name) for name in ("environments", "mitigations") if name not in given}
-    try:
-        _check_names(run.registry, axes, "--aorta-trials")
-    except RequestError as error:  # of an option
-        _refuse(metafunc, str(error))
+    options = {name: getattr(selection, name) for name in ("environments", "mitigations") if name not in given}
+    problem = _name_problem(run, options, "--aorta-trials")
+    if problem is not None:
+        _refuse(metafunc, problem)
     trials = given.get("trials", selection.trials)
     environments = _several(given.get("environments", selection.environments))
     sets = [_names(names) for names in _several(given.get("mitigations", selection.mitigations))]
@@ -289,15 +289,19 @@ def _refuse(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
     pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
 
 
-def _check_names(registry: Registry, axes: Mapping[str, Any], more: str) -> None:
-    """Raise ``RequestError`` for names that do not exist, or are there twice; ``more`` is what gives more trials."""
+def _name_problem(run: Run, axes: Mapping[str, Any], more: str) -> str | None:
+    """What is wrong with names that do not exist, or are there twice; ``more`` is what gives more trials."""
     environments = _several(axes.get("environments", ()))
     sets = [_names(names) for names in _several(axes.get("mitigations", ()))]
-    for environment in environments:
-        registry.environment(environment)
-    for name in itertools.chain.from_iterable(sets):
-        registry.mitigation(name)
-    check_axes(environments, sets, more)
+    try:
+        for environment in environments:
+            run.registry.environment(environment)
+        for name in itertools.chain.from_iterable(sets):
+            run.registry.mitigation(name)
+        check_axes(environments, sets, more)
+    except RequestError as error:
+        return str(error)
+    return None
 
 
 def _problem(marker: pytest.Mark) -> str | None:

@@ -269,6 +269,7 @@ def test_unknown_name_in_a_marker_is_an_error_of_the_collection(
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
     result.stdout.no_fnmatch_line("*marked_tests.py*")
+    result.stdout.no_fnmatch_line("During handling *")
 
 
 def test_so_is_one_in_an_option_that_a_marked_test_follows(echo: Stage) -> None:
