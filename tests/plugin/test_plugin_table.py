@@ -36,7 +36,7 @@ def rows(lines: list[str]) -> list[list[str]]:
 
 def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
     echo.write(test_it=TESTS)
-    result = echo.run_here("test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2")
+    result = echo.run("test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2")
     result.assert_outcomes(passed=2 + 6 + 4 + 1)
     first, *found = rows(result.outlines)
     assert first[:4] == ["test", "workload", "cell", "options"]
