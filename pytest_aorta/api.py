@@ -99,7 +99,7 @@ READERS: Mapping[type, Mapping[str, valid.Reader]] = {
         "launcher": valid.launcher,
         "nproc": valid.optional(valid.positive_int),
         "elastic": valid.elastic,
-        "seed": valid.optional(valid.seed),
+        "seed": valid.optional(valid.whole),
     },
     Limits: {
         "timeout": valid.optional(valid.seconds),

@@ -98,8 +98,8 @@ def positive_int(value: Any) -> int:
     return number
 
 
-def seed(value: Any) -> int:
-    """Of the random generators; also a trial's index."""
+def whole(value: Any) -> int:
+    """Of seeds, and of a trial's index."""
     number = _whole(value, 0)
     if number is None:
         raise ValueError("a whole number of at least 0")

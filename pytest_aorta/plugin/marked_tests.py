@@ -112,7 +112,7 @@ class RunTrial:
             limits=run.selection.limits if timeout is None else replace(run.selection.limits, timeout=timeout),
         )
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
-        index = valid.taken(valid.seed, index, "index")
+        index = valid.taken(valid.whole, index, "index")
         spec = replace(trials_of([entry], selection, run.registry)[0][0], trial_index=index)
         return self.carry_out(spec, options_text(steps, config, extra_env or {}))[0]
 

@@ -121,7 +121,7 @@ OPTIONS = (
         "an option of the agent that starts the ranks, such as max_restarts=1; repeat",
         repeat=True,
     ),
-    Option("seed", valid.seed, "N", "random generators of trial i start equally in every cell, and in every such run"),
+    Option("seed", valid.whole, "N", "random generators of trial i start equally in every cell, and in every such run"),
     Option(
         "order",
         valid.order,
