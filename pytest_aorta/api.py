@@ -112,6 +112,9 @@ READERS: Mapping[type, Mapping[str, valid.Reader]] = {
         "slots": valid.slots,
         "devices": valid.optional(valid.devices),
         "hosts": lambda value: valid.hosts(value, "Resources.hosts"),
+        "own_cores": valid.switch,
+        "workers": valid.positive_int,
+        "worker": valid.whole,
     },
 }
 

@@ -44,6 +44,11 @@ def _alone(spell: Spelling, name: str) -> str:
 def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
     """Refuse several slots or hosts where another tool runs trials side by side already."""
     resources = selection.resources
+    if resources.own_cores and selection.execution.isolation == "none":
+        raise RequestError(
+            f"{_alone(spell, 'own-cores')} and {spell('isolation', 'none')}: "
+            "a trial in pytest's own process has that process's cores"
+        )
     if resources.total_slots == 1 and not resources.hosts:
         return
     option = _alone(spell, "host") if resources.hosts else spell("slots", resources.slots)

@@ -48,12 +48,16 @@ REFUSED = {
     "memory": (["0", "8X"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "log-limit": (["-1", "x"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "slots": (["0", "many"], "a whole number of at least 1, or auto"),
+    "own-cores": (["maybe"], "true or false"),
     "devices": (["0,0", "3-1", "gpu"], "a list such as 0-3 or 0,2-4, or none"),
     "host": (["", "telnet=x", "popen//speed=9", "99999*popen"], ""),
 }
 
 #: Fields that are spelled otherwise than their options.
 SPELLED = {"config_overrides": "config", "registry_files": "registry-file", "hosts": "host"}
+
+#: Fields that pytest-xdist decides, and no option.
+NO_OPTION = ("workers", "worker")
 
 GROUPS: dict[type, str] = {Execution: "execution", Limits: "limits", Resources: "resources"}
 
@@ -80,6 +84,7 @@ ODD: dict[str, list[Any]] = {
     "memory": [True, 0, 1.5e9, 2**63],
     "log-limit": [None, 0],
     "slots": [None, 0, 1.5, True],
+    "own-cores": [None, 1],
     "devices": [(0, 0), (-1,), ("gpu",), 3, (True,), (1.0,)],
 }
 
@@ -89,7 +94,7 @@ def fields() -> list[tuple[type, str, str]]:
     found = []
     for kind in (RunRequest, *GROUPS):
         for field in dataclasses.fields(kind):
-            if kind is not RunRequest or field.name not in GROUPS.values():
+            if field.name not in NO_OPTION and (kind is not RunRequest or field.name not in GROUPS.values()):
                 found.append((kind, field.name, SPELLED.get(field.name, field.name.replace("_", "-"))))
     return found
 

@@ -135,15 +135,16 @@ class RunTrial:
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
+        deadline = timeout or deadline_of(self.item, spec)
         try:
-            run.runner.check(spec)
+            run.runner.check(spec, deadline)
         except RequestError as error:
             raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
         paths = self._next_paths(spec)
         row = RowKey(self.test, options, _digest_of(spec))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.runner.start(spec, paths, timeout or deadline_of(self.item, spec))
+            running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
             running = run.launch(self.item, spec, paths, self._extra_env)
         try:

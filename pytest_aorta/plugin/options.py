@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
     import pytest
@@ -84,7 +84,7 @@ OPTIONS = (
     Option("results-dir", valid.name, "DIR", "where results go (default results)"),
     Option("resume", valid.switch, "", "run only the trials that have no result of this very request yet"),
     Option("history", valid.history, "N", "earlier records that are kept of each trial: a number, or all (default 10)"),
-    Option("timeout", valid.seconds, "SEC", "deadline of a trial, all its phases and its exit included"),
+    Option("timeout", valid.seconds, "SEC", "deadline of a trial, from constructor to exit, and of its import"),
     Option(
         "stall-timeout", valid.seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"
     ),
@@ -99,6 +99,7 @@ OPTIONS = (
         "none: in this process, for --pdb",
     ),
     Option("slots", valid.slots, "N", "trials at a time in one pytest process: a number, or auto (default 1)"),
+    Option("own-cores", valid.switch, "", "give trials that run side by side cores of their own, and no more threads"),
     Option("devices", valid.devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
     Option(
         "host",
@@ -174,6 +175,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     from pytest_aorta.trials.limits import Limits
 
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
+    worker, workers = worker_of_workers(config)
     base = config.inipath.parent if config.inipath is not None else config.invocation_params.dir
     if values["aorta_slots"] == 0:
         values["aorta_slots"] = _automatic_slots(config, values["aorta_devices"])
@@ -197,7 +199,12 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
         execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed")),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
-        resources=Resources(**given("slots", "devices"), hosts=_hosts(values["aorta_host"] or ())),
+        resources=Resources(
+            **given("slots", "devices", "own_cores"),
+            hosts=_hosts(values["aorta_host"] or ()),
+            workers=workers,
+            worker=worker,
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.collection import plan_of_file
+from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.run import Run, run_of
@@ -22,6 +23,9 @@ from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.trials.spec import TrialSpec
 
 P = ParamSpec("P")
+
+#: Seconds that an import may hold up the trials of other slots.
+_PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
@@ -44,8 +48,8 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     from pytest_aorta.plugin import terminal, writer  # noqa: F401
 
-    for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
-        refuse(run.runner.check, spec)
+    for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
+        refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
     for plan in _plans(run):
         run.runner.store.settle(plan.flat_cells)
 
@@ -67,12 +71,13 @@ def option_text(name: str, value: object) -> str:
     return f"--aorta-{name} {value}"
 
 
-def _specs_of_items(session: pytest.Session) -> list[TrialSpec]:
+def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
+    """With the deadline of each."""
     items = session.items if hasattr(session, "items") else []
-    return [item.spec for item in items if isinstance(item, TrialItem)]
+    return [(item.spec, deadline_of(item, item.spec)) for item in items if isinstance(item, TrialItem)]
 
 
-def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
+def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | None]]:
     """What an xdist controller checks: it has no items, and the check costs it an import of the workload.
 
     So it checks only where an option that can be wrong was given.
@@ -84,7 +89,7 @@ def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
     run = run_of(config)
     chosen = run.selection
     can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
-    return list(run.plan.trials) if chosen.workloads and can_be_wrong else []
+    return [(spec, None) for spec in run.plan.trials] if chosen.workloads and can_be_wrong else []
 
 
 def _plans(run: Run) -> list[Plan]:

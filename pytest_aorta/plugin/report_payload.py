@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
@@ -38,20 +38,27 @@ class FinishedTrial:
         path: of its file, relative to the results directory.
         result: its record as plain data.
         resumed: whether the file has this record already.
+        not_kept: why an earlier result did not stand for it.
         row: of the table, besides workload and cell.
     """
 
     path: str
     result: dict[str, Any]
     resumed: bool = False
+    not_kept: list[str] = field(default_factory=list)
     row: RowKey = RowKey()
 
     @classmethod
     def of(
-        cls, paths: TrialPaths, record: TrialResult, resumed: bool = False, row: RowKey | None = None
+        cls,
+        paths: TrialPaths,
+        record: TrialResult,
+        resumed: bool = False,
+        not_kept: Iterable[str] = (),
+        row: RowKey | None = None,
     ) -> FinishedTrial:
         """From the trial's record."""
-        return cls(str(paths.file), record.to_dict(), resumed, row or RowKey())
+        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 
 @dataclass
