@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_aorta.plan import Selection, make_plan
+from pytest_aorta import option_values as valid
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.plan import Selection, check_variables, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.trial_runner import TrialRunner
-from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.execution import Execution, Resources, automatic_slots
 from pytest_aorta.trials.limits import Limits
+from pytest_aorta.workspace.history import KEPT_RECORDS
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
 
+T = TypeVar("T")
+Group = TypeVar("Group", Execution, Limits, Resources)
+
+
+def _without_arguments(cls: type[T]) -> type[T]:
+    """Have errors of ``__init__`` raised without its frame: pytest would show the variables."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: T, *arguments: Any, **keywords: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            init(self, *arguments, **keywords)
+        except RequestError as error:
+            raise error.with_traceback(None) from None
+
+    cls.__init__ = checked  # type: ignore[method-assign,assignment]
+    return cls
+
+
+@_without_arguments
 @dataclass(frozen=True)
 class RunRequest:
-    """N trials of one cell. Names are resolved through the registry."""
+    """N trials of one cell. Names are resolved through the registry.
+
+    Every field takes what its option takes: a value, or a text as on the command line (``memory="8G"``).
+
+    Raises:
+        RequestError: a field has a value that it cannot take; names field, value, and what would be valid.
+    """
 
     workload: str
     trials: int
@@ -32,11 +62,87 @@ class RunRequest:
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     results_dir: Path = Path("results")
     resume: bool = False
+    history: int = KEPT_RECORDS
     collect: tuple[str, ...] = ()
     registry_files: tuple[Path, ...] = ()
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)
     resources: Resources = field(default_factory=Resources)
+
+    def __post_init__(self) -> None:
+        __tracebackhide__ = True  # pytest would show the variables
+        for name, read in READERS[RunRequest].items():
+            object.__setattr__(self, name, valid.taken(read, getattr(self, name), f"RunRequest.{name}"))
+        object.__setattr__(self, "extra_env", _variables(self.extra_env))
+        object.__setattr__(self, "execution", _group("execution", Execution, self.execution))
+        object.__setattr__(self, "limits", _group("limits", Limits, self.limits))
+        object.__setattr__(self, "resources", _group("resources", Resources, self.resources))
+
+
+#: What each field takes; those that are not here are groups of others, and variables.
+READERS: Mapping[type, Mapping[str, valid.Reader]] = {
+    RunRequest: {
+        "workload": valid.name,
+        "trials": valid.positive_int,
+        "environment": valid.name,
+        "mitigations": valid.names,
+        "steps": valid.optional(valid.positive_int),
+        "config_overrides": valid.options,
+        "results_dir": valid.folder,
+        "resume": valid.switch,
+        "history": valid.history,
+        "collect": valid.names_or_none,
+        "registry_files": valid.files,
+    },
+    Execution: {
+        "isolation": valid.isolation,
+        "launcher": valid.launcher,
+        "nproc": valid.optional(valid.positive_int),
+        "elastic": valid.elastic,
+        "seed": valid.optional(valid.whole),
+        "preload": valid.preload,
+    },
+    Limits: {
+        "timeout": valid.optional(valid.seconds),
+        "stall_timeout": valid.optional(valid.seconds),
+        "grace": valid.grace,
+        "memory": valid.optional(valid.size),
+        "log_limit": valid.size,
+    },
+    Resources: {
+        "slots": valid.slots,
+        "devices": valid.optional(valid.devices),
+        "hosts": lambda value: valid.hosts(value, "Resources.hosts"),
+        "own_cores": valid.switch,
+        "workers": valid.positive_int,
+        "worker": valid.whole,
+    },
+}
+
+
+def _group(field: str, kind: type[Group], given: object) -> Group:
+    """A checked copy of a group of fields."""
+    if not isinstance(given, kind):
+        raise RequestError(f"RunRequest.{field}: {valid.shown(given)} is not valid; expected {kind.__name__}(...)")
+    changes = {
+        name: valid.taken(read, getattr(given, name), f"{kind.__name__}.{name}") for name, read in READERS[kind].items()
+    }
+    if changes.get("slots") == 0:
+        changes["slots"] = automatic_slots(changes["devices"])
+    return replace(given, **changes)
+
+
+def _variables(given: object) -> Mapping[str, str]:
+    """Variables from a mapping or a text. No message shows a value."""
+    __tracebackhide__ = True
+    source = "RunRequest.extra_env"
+    if not isinstance(given, str):
+        check_variables(source, given)
+        return given  # type: ignore[return-value]  # checked
+    try:
+        return valid.pairs(given)
+    except ValueError as error:
+        raise RequestError(f"{source}: {valid.shown_pairs(given)} is not valid; expected {error}") from None
 
 
 def run_trials(request: RunRequest) -> list[TrialResult]:
@@ -46,34 +152,38 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     trial that has a result of this very request is not run again.
 
     Raises:
-        RegistryError: an unknown name.
-        PlanError, ConfigError, LaunchModeError, EngineUnusable: what prevents every trial.
-        ValueError: an option of the elastic agent has no valid value, or ``hosts`` holds what names no host.
+        RequestError: what prevents every trial, before any has started. Its subclasses say more: ``RegistryError`` (an
+            unknown name), ``PlanError``, ``ConfigError`` (an option of the workload), ``LaunchModeError``,
+            ``EngineUnusable`` (a host).
     """
-    execution, resources = request.execution, request.resources
+    __tracebackhide__ = True  # pytest would show the variables
     selection = Selection(
         workloads=(request.workload,),
         trials=request.trials,
         environments=(request.environment,),
-        mitigations=(tuple(request.mitigations),),
+        mitigations=(request.mitigations,),
         extra_env=request.extra_env,
         steps=request.steps,
         config=request.config_overrides,
         collect=request.collect,
         results_dir=request.results_dir,
         resume=request.resume,
+        history=request.history,
         registry_files=request.registry_files,
-        execution=replace(execution, elastic=elastic_options(execution.elastic.to_plain())),
+        execution=request.execution,
         limits=request.limits,
-        resources=replace(resources, hosts=tuple(expand_specs(resources.hosts)) if resources.hosts else ()),
+        resources=request.resources,
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
-    runner = TrialRunner(selection, Path(request.results_dir))
+    check_resources(selection, _spelled)
+    runner = TrialRunner(selection, request.results_dir)
     runner.add_plan(plan)
     planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []
     try:
         runner.check(plan.trials[0])
+        check_writable(request.results_dir, f"RunRequest.results_dir={str(request.results_dir)!r}")
+        runner.store.settle(plan.flat_cells)
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [runner.find(spec, paths) for spec, paths in planned]
         started = [
@@ -91,4 +201,10 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
                 runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
     finally:
         runner.close()
+    runner.store.prune(request.history)
     return records
+
+
+def _spelled(name: str, value: object) -> str:
+    """An option as a field."""
+    return f"{name}={value}"

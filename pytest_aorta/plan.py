@@ -12,11 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 Order = Literal["interleaved", "grouped", "random"]
@@ -30,7 +33,7 @@ _LAUNCHER_OWNED = re.compile(
 )
 
 
-class PlanError(ValueError):
+class PlanError(RequestError):
     """A selection that no plan can be made of."""
 
 
@@ -52,6 +55,7 @@ class Selection:
     collect: tuple[str, ...] = ()
     results_dir: Path = Path("results")
     resume: bool = False
+    history: int = KEPT_RECORDS
     order: Order = "interleaved"
     registry_files: tuple[Path, ...] = ()
     execution: Execution = field(default_factory=Execution)
@@ -84,10 +88,16 @@ class Plan:
                 labels.append(spec.cell)
         return found
 
+    @cached_property
+    def flat_cells(self) -> dict[str, str | None]:
+        """Workload to its only cell, whose files lie in the workload's own folder; ``None`` where it has several."""
+        return {workload: labels[0] if len(labels) == 1 else None for workload, labels in self.cells.items()}
+
     def paths(self, spec: TrialSpec) -> TrialPaths:
         """Where a trial's file lies below the results directory."""
-        several = len(self.cells[spec.workload.name]) > 1
-        return trial_paths(spec.workload.name, spec.cell if several else None, spec.trial_index)
+        if self.flat_cells[spec.workload.name] is None:
+            return trial_paths(spec.workload.name, spec.cell, spec.trial_index)
+        return replace(trial_paths(spec.workload.name, None, spec.trial_index), cell=spec.cell)
 
 
 def make_plan(selection: Selection, registry: Registry) -> Plan:
@@ -108,14 +118,8 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
     sets = [[registry.mitigation(name) for name in names] for names in selection.mitigations]
-    for what, names in (
-        ("environment", selection.environments),
-        ("mitigation set", [",".join(names) for names in selection.mitigations]),
-        ("workload", [entry.name for entry in entries]),
-    ):
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise PlanError(f"{what} {twice[0]!r} is given twice; for more trials use --aorta-trials")
+    refuse_repeated("workload", [entry.name for entry in entries])
+    check_axes(selection.environments, selection.mitigations)
     collectors = tuple(registry.collector(name) for name in selection.collect)
     cells = [
         [
@@ -143,6 +147,19 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     _check_labels(cells)
     watched = tuple(sorted({name for cell in cells for name in cell[0].overlay}))
     return [[replace(spec, watched=watched) for spec in cell] for cell in cells] if watched else cells
+
+
+def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:
+    """Raise ``PlanError`` where one is given twice; ``more`` is what gives more trials."""
+    refuse_repeated("environment", environments, more)
+    refuse_repeated("mitigation set", [",".join(names) for names in mitigations], more)
+
+
+def refuse_repeated(what: str, names: Sequence[str], more: str = "--aorta-trials") -> None:
+    """Raise ``PlanError`` where a name is there twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise PlanError(f"{what} {twice[0]!r} is given twice; for more trials use {more}")
 
 
 def _check_labels(cells: list[list[TrialSpec]]) -> None:
@@ -187,6 +204,9 @@ def check_variables(source: str, variables: object) -> None:
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise PlanError(f"{source}: the value of {name!r} must be a text, not {type(value).__name__}")
+        if not is_variable(name, value):
+            shown = name.partition("=")[0] + "=..." if "=" in name else name  # what follows the "=" is a value
+            raise PlanError(f"{source}: {shown!r} is not valid; expected {PAIRS}")
         if _LAUNCHER_OWNED.fullmatch(name):
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 

@@ -38,6 +38,15 @@ def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
+def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
+    (block,) = blocks("options.md", "python")
+    (pytester.path / "script.py").write_text(block)
+    result = pytester.run(sys.executable, "script.py")
+    said = block.partition("print(error)  # ")[2].strip()
+    assert result.outlines == ["none ['ok', 'ok']", "tf32_off ['ok', 'ok']", said]
+
+
+@pytest.mark.slow
 def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
     example = blocks("runtime.md", "python")[0]
     (pytester.path / "sums.py").write_text(example)

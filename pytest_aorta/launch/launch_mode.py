@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.trials.spec import TrialSpec
 
 #: ``launch_mode`` of a script that takes the place of a workload.
@@ -19,11 +20,11 @@ SCRIPT_TARGET = "pytest_aorta.launch.child.script:run_script"
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
 
-class LaunchModeError(ValueError):
+class LaunchModeError(RequestError):
     """A workload was launched in a way that it does not support."""
 
 
-class EngineUnusable(Exception):
+class EngineUnusable(RequestError):
     """No trial can run: a host cannot be reached, or runs other code."""
 
 

@@ -81,10 +81,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
-    if "aorta_trial" in metafunc.fixturenames:
-        from pytest_aorta.plugin.marked_tests import parametrize
+    takes_trial = "aorta_trial" in metafunc.fixturenames
+    if takes_trial or metafunc.definition.get_closest_marker("aorta") is not None:
+        from pytest_aorta.plugin.marked_tests import checked_marker, parametrize
 
-        parametrize(metafunc)
+        given = checked_marker(metafunc)
+        if takes_trial:
+            parametrize(metafunc, given)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from pytest_aorta.plan import Selection, check_variables, trials_of
+from pytest_aorta import option_values as valid
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
+from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
-from pytest_aorta.workspace.paths import trial_paths
+from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
+
+#: Longest text of the options in the table.
+_COLUMN = 60
 
 _KEYWORDS = ("trials", "mitigations", "environments", "timeout")
 
@@ -69,7 +77,10 @@ class RunTrial:
         #: Of the test, where its trials are in several cells.
         self.axes = Axes()
         self._extra_env = extra_env
-        self._count = itertools.count()  # a test may start trials on several threads
+        #: How many trials of each cell it has started; a test may do so on several threads.
+        self._counts: dict[str, Iterator[int]] = {}
+        #: What the trials of a marked test have in common, where its node id says more.
+        self.test = item.nodeid
         item.stash[PAYLOAD] = ReportPayload()
 
     def __call__(
@@ -97,26 +108,32 @@ class RunTrial:
             index: recorded as the trial's index.
 
         Raises:
-            RegistryError: an unknown name.
-            ConfigError, LaunchModeError: what would prevent every such trial.
+            RequestError: an argument that cannot be, or what would prevent every such trial; of an unknown name it is
+                a ``RegistryError``.
         """
         __tracebackhide__ = True  # pytest would show the arguments
         run = self.run
+        steps = valid.taken(valid.optional(valid.positive_int), steps, "steps")
+        timeout = valid.taken(valid.optional(valid.seconds), timeout, "timeout")
+        config = valid.taken(valid.options, config or {}, "config")
+        check_variables("the extra variables", extra_env or {})
         selection = replace(
             run.selection,
             trials=1,
-            environments=(environment,),
-            mitigations=(tuple(mitigations),),
+            environments=(valid.taken(valid.name, environment, "environment"),),
+            mitigations=(valid.taken(valid.names, mitigations, "mitigations"),),
             extra_env={**run.selection.extra_env, **(extra_env or {})},
             steps=steps if steps is not None else run.selection.steps,
-            config=dict(config or {}),
+            config=config,
             execution=in_a_process(run.selection.execution),
             limits=run.selection.limits if timeout is None else replace(run.selection.limits, timeout=timeout),
         )
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
+        index = valid.taken(valid.whole, index, "index")
         spec = trials_of([entry], selection, run.registry)[0][0]
         watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
-        return self.carry_out(replace(spec, trial_index=index, watched=tuple(watched)))[0]
+        spec = replace(spec, trial_index=index, watched=tuple(watched))
+        return self.carry_out(spec, options_text(steps, config, extra_env or {}))[0]
 
     @property
     def run(self) -> Run:
@@ -124,12 +141,13 @@ class RunTrial:
         return run_of(self.item.config)
 
     def carry_out(
-        self, spec: TrialSpec, *, timeout: float | None = None, anew: bool = False
+        self, spec: TrialSpec, options: str, *, timeout: float | None = None, anew: bool = False
     ) -> tuple[TrialResult, TrialPaths]:
         """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
 
         Args:
             spec: what to run.
+            options: as the test has given them, for the table.
             timeout: deadline in seconds that comes before all others.
             anew: whether to run it although ``--aorta-resume`` has a result.
         """
@@ -137,8 +155,12 @@ class RunTrial:
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
         deadline = timeout or deadline_of(self.item, spec)
-        run.runner.check(spec, deadline)
-        paths = trial_paths(self.item.nodeid, spec.workload.name, next(self._count))
+        try:
+            run.runner.check(spec, deadline)
+        except RequestError as error:
+            raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
+        paths = self._next_paths(spec)
+        row = RowKey(self.test, options, _digest_of(spec))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
             running: RunningTrial = run.runner.start(spec, paths, deadline)
@@ -151,11 +173,35 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.keep(self.item, paths, running.finish(), running.resumed)
+            run.keep(self.item, paths, running.finish(), running.resumed, row)
             raise
-        run.keep(self.item, paths, record, running.resumed)
+        run.keep(self.item, paths, record, running.resumed, row)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
+
+    def _next_paths(self, spec: TrialSpec) -> TrialPaths:
+        first = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, 0)
+        number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
+        return paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
+
+
+def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:
+    """Options of a trial in the table: values of variables may be secrets, and are left out."""
+    found = [] if steps is None else [f"steps={steps}"]
+    found += [f"{key}={value}" for key, value in config.items()]
+    return shortened(", ".join([*found, *extra_env]))
+
+
+def shortened(text: str) -> str:
+    """For a column of the table."""
+    text = " ".join(printable(text).split())
+    return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
+
+
+def _digest_of(spec: TrialSpec) -> str:
+    """Of what decides a trial's outcome, as far as a test can choose it."""
+    parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(spec.overlay), repr(spec.execution)]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
 
 
 class MarkedTrial:
@@ -167,6 +213,7 @@ class MarkedTrial:
         self.mitigations = cell.mitigations
         self._run = run
         run.axes = cell.axes
+        run.test = _without(run.item.nodeid, cell.label)
 
     def __call__(
         self,
@@ -189,6 +236,13 @@ class MarkedTrial:
         )
 
 
+def _without(node_id: str, label: str) -> str:
+    """A node id without one of its parameters."""
+    test, bracket, parameters = node_id.partition("[")
+    others = f"-{parameters.removesuffix(']')}-".replace(f"-{label}-", "-", 1).strip("-") if bracket else ""
+    return f"{test}[{others}]" if others else test
+
+
 def in_a_process(execution: Execution) -> Execution:
     """Options of a trial that a test starts: always in a separate process."""
     return replace(execution, isolation="fork") if execution.isolation == "none" else execution
@@ -198,10 +252,12 @@ def entry_of(cls: type[Any]) -> WorkloadEntry:
     """A workload class as a registry entry; it is loaded from its file again in the trial's process.
 
     Raises:
-        ValueError: the class is defined inside a function, where no other process can find it.
+        RequestError: it is no class, or defined inside a function, where no other process can find it.
     """
+    if not isinstance(cls, type):
+        raise RequestError(f"workload: {valid.shown(cls)} is not valid; expected a name, or a class")
     if "<locals>" in cls.__qualname__:
-        raise ValueError(f"{cls.__qualname__} is defined inside a function; define it at the top of a module")
+        raise RequestError(f"{cls.__qualname__} is defined inside a function; define it at the top of a module")
     file = inspect.getsourcefile(cls)
     name = getattr(cls, "name", None)
     return WorkloadEntry(
@@ -211,16 +267,37 @@ def entry_of(cls: type[Any]) -> WorkloadEntry:
     )
 
 
-def parametrize(metafunc: pytest.Metafunc) -> None:
-    """One item per trial of every cell, trial 0 of every cell first."""
-    selection: Selection = run_of(metafunc.config).selection
+def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
+    """The keywords of a test's markers, those of the closest one last.
+
+    Raises:
+        pytest.fail.Exception: one of them is wrong, or a name is unknown; an error of the collection.
+    """
+    __tracebackhide__ = True
+    run = run_of(metafunc.config)
     given: dict[str, Any] = {}
     for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
         problem = _problem(marker)
         if problem is not None:
-            # As pytest does for wrong markers: one message, and no traceback through the plugin.
-            pytest.fail(f"{metafunc.definition.nodeid}: @pytest.mark.aorta {problem}", pytrace=False)
+            _refuse(metafunc, f"@pytest.mark.aorta {problem}")
+        problem = _name_problem(run, marker.kwargs, "trials=")
+        if problem is not None:
+            _refuse(metafunc, f"@pytest.mark.aorta: {problem}")
         given.update(marker.kwargs)
+    if "trials" in given:
+        given["trials"] = valid.positive_int(given["trials"])
+    return given
+
+
+def parametrize(metafunc: pytest.Metafunc, given: Mapping[str, Any]) -> None:
+    """One item per trial of every cell, trial 0 of every cell first; ``given`` are the keywords of its markers."""
+    __tracebackhide__ = True
+    run = run_of(metafunc.config)
+    selection: Selection = run.selection
+    options = {name: getattr(selection, name) for name in ("environments", "mitigations") if name not in given}
+    problem = _name_problem(run, options, "--aorta-trials")
+    if problem is not None:
+        _refuse(metafunc, problem)
     trials = given.get("trials", selection.trials)
     environments = _several(given.get("environments", selection.environments))
     sets = [_names(names) for names in _several(given.get("mitigations", selection.mitigations))]
@@ -229,19 +306,37 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
 
 
+def _refuse(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
+    """As pytest does for wrong markers: one message, and no traceback through the plugin."""
+    pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
+
+
+def _name_problem(run: Run, axes: Mapping[str, Any], more: str) -> str | None:
+    """What is wrong with names that do not exist, or are there twice; ``more`` is what gives more trials."""
+    environments = _several(axes.get("environments", ()))
+    sets = [_names(names) for names in _several(axes.get("mitigations", ()))]
+    try:
+        for environment in environments:
+            run.registry.environment(environment)
+        for name in itertools.chain.from_iterable(sets):
+            run.registry.mitigation(name)
+        check_axes(environments, sets, more)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
 def _problem(marker: pytest.Mark) -> str | None:
     """What is wrong with a marker, and what would be valid; ``None`` when nothing is."""
     unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
     if unknown or marker.args:
         return f"takes the keywords {', '.join(_KEYWORDS)}, not {', '.join(unknown) or 'positional arguments'}"
     for keyword, value in marker.kwargs.items():
-        if not _VALID[keyword][0](value):
-            return f"has {keyword}={value!r}; expected {_VALID[keyword][1]}"
+        try:
+            _VALID[keyword](value)
+        except ValueError as error:
+            return f"has {keyword}={valid.shown(value)}; expected {error}"
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def _are_names(value: object) -> bool:
@@ -251,15 +346,22 @@ def _are_names(value: object) -> bool:
     return isinstance(value, Sequence) and bool(value) and all(isinstance(name, str) and name for name in value)
 
 
-#: Test and description of what each keyword takes.
-_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "trials": (lambda value: _is_number(value) and isinstance(value, int), "a whole number of at least 1"),
-    "environments": (_are_names, "a name, or a list of names"),
-    "mitigations": (
-        lambda value: isinstance(value, Sequence) and bool(value) and all(map(_are_names, _several(value))),
-        "a list of mitigation sets, each a text with commas or a list of names",
-    ),
-    "timeout": (lambda value: value is None or _is_number(value), "a number of seconds above 0"),
+def _environments(value: Any) -> None:
+    if not _are_names(value):
+        raise ValueError("a name, or a list of names")
+
+
+def _mitigations(value: Any) -> None:
+    if not (isinstance(value, Sequence) and value and all(map(_are_names, _several(value)))):
+        raise ValueError("a list of mitigation sets, each a text with commas or a list of names")
+
+
+#: What each keyword takes.
+_VALID: Mapping[str, valid.Reader] = {
+    "trials": valid.positive_int,
+    "environments": _environments,
+    "mitigations": _mitigations,
+    "timeout": valid.optional(valid.seconds),
 }
 
 

@@ -6,7 +6,6 @@ Every option has three sources, of which the first with a value wins: ``--aorta-
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta import option_values as valid
+from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
 
 
-class OptionError(ValueError):
+class OptionError(RequestError):
     """A value that an option cannot take; the message names value, source and what would be valid."""
 
 
@@ -62,215 +63,83 @@ class Option:
         return f"PYTEST_{self.ini.upper()}"
 
 
-def _positive_int(text: str) -> int:
-    # More digits than anything can be counted in; of some thousand, Python refuses to make a number.
-    if not re.fullmatch(r"\+?[0-9]{1,18}", text.strip()) or int(text) < 1:
-        raise ValueError("a whole number of at least 1")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        raise ValueError("a whole number of at least 0")
-    return int(text)
-
-
-def _slots(text: str) -> int:
-    if text.strip() == "auto":
-        return 0
-    try:
-        return _positive_int(text)
-    except ValueError:
-        raise ValueError("a whole number of at least 1, or auto") from None
-
-
-def _devices(text: str) -> tuple[int, ...]:
-    from pytest_aorta.runtime.resources.devices import parse_devices
-
-    try:
-        return parse_devices(text)
-    except ValueError:
-        raise ValueError("a list such as 0-3 or 0,2-4, or none") from None
-
-
-def _number(text: str) -> float:
-    """Not a number where the text is none: then it is in no range."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _seconds(text: str) -> float:
-    if not 0 < _number(text) < math.inf:
-        raise ValueError("a number of seconds above 0")
-    return float(text)
-
-
-def _grace(text: str) -> float:
-    if not 0 <= _number(text) < math.inf:
-        raise ValueError("a number of seconds, 0 for none")
-    return float(text)
-
-
-def _size(text: str) -> int:
-    # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if not 0 < size < 2**63:  # what the system can count
-        raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
-    return size
-
-
-def _switch(text: str) -> bool:
-    value = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.strip().lower() not in value:
-        raise ValueError("true or false")
-    return value[text.strip().lower()]
-
-
-def _choice(*values: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"one of {', '.join(values)}")
-        return text
-
-    return parse
-
-
-def _name(text: str) -> str:
-    if not text.strip():
-        raise ValueError("a name")
-    return text.strip()
-
-
-def _trial_file(text: str) -> str:
-    if not text.strip() or "\0" in text:
-        raise ValueError("the path of a trial file, or of a folder with some")
-    return text
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError("names separated by commas")
-    return names
-
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-#: What follows a separator between variables, which may also be a part of a value.
-_NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
-
-
-def _pairs(text: str) -> dict[str, str]:
-    """``K=V[,K=V]``; a comma starts a new pair only before ``NAME=``, so values may hold commas."""
-    pairs = {}
-    for part in re.split(f",{_NEXT_PAIR}", text):
-        name, equals, value = part.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise ValueError("NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores")
-        pairs[name] = value
-    return pairs
-
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def _preload(text: str) -> str | tuple[str, ...]:
-    if text.strip() in ("auto", "none"):
-        return text.strip()
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(map(_MODULE.fullmatch, names)) or {"auto", "none"} & {*names}:
-        raise ValueError("auto, none, or names of modules separated by commas, such as torch,numpy")
-    return names
-
-
-def _key_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ValueError("KEY=VALUE")
-    return key.strip(), value
-
-
-def _elastic(text: str) -> tuple[str, str]:
-    from pytest_aorta.trials.elastic_options import parse_elastic
-
-    key, _, value = text.partition("=")
-    parse_elastic(key.strip(), value)
-    return key.strip(), value
-
-
 OPTIONS = (
-    Option("workload", _name, "NAME", "run this registered workload; repeat for several", repeat=True),
-    Option("trials", _positive_int, "N", "trials per cell (default 1)"),
-    Option("environment", _name, "NAME", "registered environment; repeat for an axis (default local)", repeat=True),
-    Option("mitigations", _names, "A,B", "one mitigation set; repeat for an axis (default none)", repeat=True),
+    Option("workload", valid.name, "NAME", "run this registered workload; repeat for several", repeat=True),
+    Option("trials", valid.positive_int, "N", "trials per cell (default 1)"),
+    Option(
+        "environment", valid.name, "NAME", "registered environment; repeat for an axis (default local)", repeat=True
+    ),
+    Option("mitigations", valid.names, "A,B", "one mitigation set; repeat for an axis (default none)", repeat=True),
     Option(
         "extra-env",
-        _pairs,
+        valid.pairs,
         "K=V",
         "variables on top of all mitigations; K=V[,K=V], repeat",
         repeat=True,
-        separator=f";{_NEXT_PAIR}",
+        separator=f";{valid.NEXT_PAIR}",
     ),
-    Option("steps", _positive_int, "N", "number of steps, for workloads that have this option"),
-    Option("config", _key_value, "KEY=VALUE", "an option of the workload; repeat", repeat=True),
-    Option("collect", _names, "A,B", "collectors: rocprof, numerics, amd_log"),
-    Option("results-dir", _name, "DIR", "where results go (default results)"),
-    Option("resume", _switch, "", "run only the trials that have no result of this very request yet"),
-    Option("timeout", _seconds, "SEC", "deadline of a trial, from constructor to exit, and of its import"),
-    Option("stall-timeout", _seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"),
-    Option("grace", _grace, "SEC", "between SIGTERM and SIGKILL for a trial that has to end (default 5)"),
-    Option("memory", _size, "SIZE", "memory that each process of a trial may allocate, such as 8G"),
-    Option("log-limit", _size, "SIZE", "of a longer log, only head and tail are kept (default 64M)"),
+    Option("steps", valid.positive_int, "N", "number of steps, for workloads that have this option"),
+    Option("config", valid.key_value, "KEY=VALUE", "an option of the workload; repeat", repeat=True),
+    Option("collect", valid.names, "A,B", "collectors: rocprof, numerics, amd_log"),
+    Option("results-dir", valid.name, "DIR", "where results go (default results)"),
+    Option("resume", valid.switch, "", "run only the trials that have no result of this very request yet"),
+    Option("history", valid.history, "N", "earlier records that are kept of each trial: a number, or all (default 10)"),
+    Option("timeout", valid.seconds, "SEC", "deadline of a trial, from constructor to exit, and of its import"),
+    Option(
+        "stall-timeout", valid.seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"
+    ),
+    Option("grace", valid.grace, "SEC", "between SIGTERM and SIGKILL for a trial that has to end (default 5)"),
+    Option("memory", valid.size, "SIZE", "memory that each process of a trial may allocate, such as 8G"),
+    Option("log-limit", valid.size, "SIZE", "of a longer log, only head and tail are kept (default 64M)"),
     Option(
         "isolation",
-        _choice("fork", "spawn", "none"),
+        valid.isolation,
         "HOW",
         "fork: a fresh fork of a prepared process (default); spawn: a fresh interpreter per trial; "
         "none: in this process, for --pdb",
     ),
     Option(
         "preload",
-        _preload,
+        valid.preload,
         "HOW",
         "imported once for all trials of a cell: auto (default): what its first trial imports from installed packages; "
         "none; or modules such as torch,numpy, before the workload",
     ),
-    Option("slots", _slots, "N", "trials at a time in one pytest process: a number, or auto (default 1)"),
-    Option("own-cores", _switch, "", "give trials that run side by side cores of their own, and no more threads"),
-    Option("devices", _devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
+    Option("slots", valid.slots, "N", "trials at a time in one pytest process: a number, or auto (default 1)"),
+    Option("own-cores", valid.switch, "", "give trials that run side by side cores of their own, and no more threads"),
+    Option("devices", valid.devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
     Option(
         "host",
-        _name,
+        valid.name,
         "SPEC",
         "run trials on this host: popen, ssh=..., socket=... as xdist's --tx; repeat",
         repeat=True,
     ),
-    Option("nproc", _positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
+    Option("nproc", valid.positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
     Option(
         "launcher",
-        _choice("auto", "elastic", "torchrun", "external"),
+        valid.launcher,
         "HOW",
         "who starts the ranks: auto (default), elastic, torchrun, external (pytest itself is a rank)",
     ),
     Option(
         "elastic",
-        _elastic,
+        valid.elastic_option,
         "KEY=VALUE",
         "an option of the agent that starts the ranks, such as max_restarts=1; repeat",
         repeat=True,
     ),
-    Option("seed", _seed, "N", "random generators of trial i start equally in every cell, and in every such run"),
-    Option("replay", _trial_file, "FILE", "run the trial of this file again; of a folder, all", repeat=True),
+    Option("seed", valid.whole, "N", "random generators of trial i start equally in every cell, and in every such run"),
+    Option("replay", valid.trial_file, "FILE", "run the trial of this file again; of a folder, all", repeat=True),
     Option(
         "order",
-        _choice("interleaved", "grouped", "random"),
+        valid.order,
         "HOW",
         "interleaved over cells (default), grouped by cell, random",
     ),
-    Option("registry-file", _name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True),
+    Option(
+        "registry-file", valid.name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True
+    ),
 )
 
 
@@ -331,7 +200,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "order"),
+        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order"),
         **given(workloads="workload", environments="environment"),
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),
@@ -355,32 +224,16 @@ def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> 
     """
     if is_worker(config) or is_controller(config):
         return 1
-    if devices:
-        return len(devices)
-    import psutil
+    from pytest_aorta.trials.execution import automatic_slots
 
-    return max(1, min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))))
+    return automatic_slots(devices)
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """``2*popen`` is two of them."""
-    if not texts:
-        return ()
-    from pytest_aorta.runtime.hosts.specs import expand_specs, without_values
-
-    for text in texts:
-        count = text.partition("*")[0]
-        if count.isdecimal() and len(count) > 4:
-            raise OptionError(f"--aorta-host: {count} hosts are not valid; expected at most 9999")
     try:
-        return tuple(expand_specs(texts))
-    except ValueError:
-        pass
-    try:  # for the message, without the values of variables: these may be secrets, and are never the mistake
-        expand_specs([without_values(text) for text in texts])
-    except ValueError as error:
-        raise OptionError(f"--aorta-host: {error}") from None
-    raise OptionError("--aorta-host: not valid")
+        return valid.hosts(texts, "--aorta-host")
+    except RequestError as error:
+        raise OptionError(str(error)) from None
 
 
 def _path(text: str, base: Path) -> Path:
@@ -416,15 +269,5 @@ def _parse(option: Option, text: str, source: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
-        shown = _shown_pairs(text) if option.name == "extra-env" else repr(text)
+        shown = valid.shown_pairs(text) if option.name == "extra-env" else repr(text)
         raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None
-
-
-def _shown_pairs(text: str) -> str:
-    """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
-    parts = [part.partition("=") for part in re.split(f",{_NEXT_PAIR}", text)]
-    name, equals, value = next((part for part in parts if not _VARIABLE.fullmatch(part[0]) or not part[1]), parts[0])
-    if not equals:
-        return "a text without '='"
-    # A secret in Base64 ends like that, and a name that nothing follows is more likely one.
-    return repr(name) if value.strip("=") else "a text with nothing after its '='"

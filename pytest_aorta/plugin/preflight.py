@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
+from typing import ParamSpec
 
 import pytest
 
-from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, under_launcher
-from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.launch.launch_mode import under_launcher
+from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.discovery import workload_classes
@@ -19,9 +19,10 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.xdist_roles import is_controller
-from pytest_aorta.registry import RegistryError
-from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.trials.spec import TrialSpec
+
+P = ParamSpec("P")
 
 #: Seconds that an import may hold up the trials of other slots.
 _PATIENCE = 20.0
@@ -37,30 +38,41 @@ def check_trials(session: pytest.Session) -> None:
     mentioned = is_mentioned(config)
     if mentioned:  # also where trials are only started by tests
         end_in_order_when_terminated(config)
-        check_slots(config)
-        check_devices(run_of(config).selection)
-        check_nodes(config)
-    run = run_of(config) if mentioned else None
-    if run is not None and run.selection.replays:  # what prevents a replay is in its record
-        check_writable(run.results)
+        refuse(check_resources, run_of(config).selection, option_text, parallel=is_controller(config))
+    if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
+        results = run_of(config).results
+        refuse(check_writable, results, f"--aorta-results-dir {results}")
         return
     specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
     if config.getoption("setuponly", False) or not (mentioned or specs):
         return
     run = run_of(config)
-    if run.selection.resume:
-        for plan in _plans(run):
-            run.runner.store.move_grown(plan.cells)
     if specs:
-        check_writable(run.results)
+        refuse(check_writable, run.results, f"--aorta-results-dir {run.results}")
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     from pytest_aorta.plugin import terminal, writer  # noqa: F401
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
-        try:
-            run.runner.check(spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
-        except (ConfigError, LaunchModeError, EngineUnusable) as error:
-            raise pytest.UsageError(str(error)) from None
+        refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
+    for plan in _plans(run):
+        run.runner.store.settle(plan.flat_cells)
+
+
+def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
+    """Make a check, and what it refuses an error of the command line.
+
+    Raises:
+        pytest.UsageError: in the words of the check.
+    """
+    try:
+        check(*arguments, **keywords)
+    except RequestError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def option_text(name: str, value: object) -> str:
+    """An option as it is typed."""
+    return f"--aorta-{name} {value}"
 
 
 def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
@@ -90,82 +102,6 @@ def _plans(run: Run) -> list[Plan]:
     if is_controller(config):
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
         for file in dict.fromkeys(file for file in files if workload_classes(file)):
-            with contextlib.suppress(RegistryError, PlanError):  # the workers report it
+            with contextlib.suppress(RequestError):  # the workers report it
                 plans.append(plan_of_file(file, run.selection, run.registry))
     return plans
-
-
-def check_slots(config: pytest.Config) -> None:
-    """Refuse several slots or hosts where another tool runs trials side by side already.
-
-    Raises:
-        pytest.UsageError: naming both sides.
-    """
-    selection = run_of(config).selection
-    resources = selection.resources
-    if resources.own_cores and selection.execution.isolation == "none":
-        raise pytest.UsageError(
-            "--aorta-own-cores and --aorta-isolation none: a trial in pytest's own process has that process's cores"
-        )
-    if resources.total_slots == 1 and not resources.hosts:
-        return
-    option = "--aorta-host" if resources.hosts else f"--aorta-slots {resources.slots}"
-    if is_controller(config):
-        raise pytest.UsageError(f"{option} and -n both run trials side by side; use one of them")
-    if under_launcher():
-        raise pytest.UsageError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
-
-
-def check_devices(selection: Selection) -> None:
-    """Refuse devices that are not there, or that cannot be leased.
-
-    Raises:
-        pytest.UsageError: naming the devices.
-    """
-    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
-    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
-
-    devices = selection.resources.devices
-    if devices is None:
-        return
-    option = f"--aorta-devices {devices_text(devices)}"
-    if selection.execution.isolation == "none":
-        raise pytest.UsageError(
-            f"{option} and --aorta-isolation none: a trial in pytest's own process has that process's devices"
-        )
-    if devices and under_launcher():
-        raise pytest.UsageError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
-    if devices and not selection.resources.hosts:
-        try:
-            Leases(choose_devices(devices, find_devices()))
-        except (ValueError, LeaseError, OSError) as error:
-            raise pytest.UsageError(f"{option}: {error}") from None
-
-
-def check_nodes(config: pytest.Config) -> None:
-    """Refuse parallel trials of several nodes, whose pytest processes have to come to each trial at the same time.
-
-    Raises:
-        pytest.UsageError: naming the option that runs them in parallel.
-    """
-    selection = run_of(config).selection
-    if is_multi_node(selection.execution.elastic):
-        for given, option in ((is_controller(config), "-n"), (selection.resources.slots > 1, "--aorta-slots")):
-            if given:
-                raise pytest.UsageError(
-                    f"--aorta-elastic nnodes: trials of several nodes run one at a time, without {option}"
-                )
-
-
-def check_writable(results: Path) -> None:
-    """Make the results directory, or say why it cannot be used.
-
-    Raises:
-        pytest.UsageError: it is not a directory that can be written to.
-    """
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results):
-            pass
-    except OSError as error:
-        raise pytest.UsageError(f"--aorta-results-dir {results}: cannot write there: {error.strerror}") from None

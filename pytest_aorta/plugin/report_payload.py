@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class RowKey:
+    """What keeps the trials of a test apart from others of the same workload, environment and mitigations.
+
+    Attributes:
+        test: node id of the test, without what says which trial of a marked test it is; empty for a trial of a plan.
+        options: of the trial, as the test gave them, for the table.
+        digest: of all that decides the trial's outcome, but its index.
+    """
+
+    test: str = ""
+    options: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class FinishedTrial:
     """A trial that is over.
 
@@ -24,19 +39,26 @@ class FinishedTrial:
         result: its record as plain data.
         resumed: whether the file has this record already.
         not_kept: why an earlier result did not stand for it.
+        row: of the table, besides workload and cell.
     """
 
     path: str
     result: dict[str, Any]
     resumed: bool = False
     not_kept: list[str] = field(default_factory=list)
+    row: RowKey = RowKey()
 
     @classmethod
     def of(
-        cls, paths: TrialPaths, record: TrialResult, resumed: bool = False, not_kept: Iterable[str] = ()
+        cls,
+        paths: TrialPaths,
+        record: TrialResult,
+        resumed: bool = False,
+        not_kept: Iterable[str] = (),
+        row: RowKey | None = None,
     ) -> FinishedTrial:
         """From the trial's record."""
-        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept))
+        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 
 @dataclass
@@ -56,13 +78,13 @@ class ReportPayload:
 
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
-        records = [vars(trial) for trial in self.trials] if with_records else []
+        records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records)}
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
     """The trials of a plain payload."""
-    return [FinishedTrial(**record) for record in json.loads(payload["records"])]
+    return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()

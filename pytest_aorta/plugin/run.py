@@ -15,7 +15,7 @@ from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher
 from pytest_aorta.plugin.replay_options import replay_selection
-from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload
+from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
@@ -82,9 +82,17 @@ class Run:
         deadline = deadline_of(item, spec)
         return self.runner.find(spec, paths, deadline) or self.runner.start(spec, paths, deadline)
 
-    def keep(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
+    def keep(
+        self,
+        item: pytest.Item,
+        paths: TrialPaths,
+        record: TrialResult,
+        resumed: bool = False,
+        row: RowKey | None = None,
+    ) -> None:
         """Have the item's last report bring this record to the process that writes."""
-        trial = FinishedTrial.of(paths, record, resumed, self.runner.store.not_kept.pop(paths, ()))
+        not_kept = self.runner.store.not_kept.pop(paths, ())
+        trial = FinishedTrial.of(paths, record, resumed, not_kept, row)
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

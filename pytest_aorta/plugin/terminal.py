@@ -16,14 +16,17 @@ from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plugin.report_payload import FinishedTrial
+    from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.execution import Resources
 
-_COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+_NAMES = ("test", "workload", "cell", "options")
+
+_COLUMNS = (*_NAMES, "trials", "ok", "failed", "timeout", "infra", "median step ms", "warned")
 
 #: Reasons that are shown for a result that was not kept.
 _MOST_REASONS = 6
+
 #: Different warnings that the summary shows; all are in the trial files.
 _WARNINGS = 20
 
@@ -49,8 +52,10 @@ class Summary:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._cells: dict[tuple[str, str], CellSummary] = {}
+        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
         self._beside = SideBySideLines(run.selection.resources)
+        #: Earlier records that were removed from the history.
+        self.pruned = 0
         #: How many trials had a result already.
         self._resumed = 0
         self._replays: list[str] = []
@@ -67,7 +72,7 @@ class Summary:
             self._not_kept[_listed(trial.not_kept)] += 1
         if not trial.resumed:
             self._beside.add(result)
-        cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
+        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
@@ -93,12 +98,12 @@ class Summary:
             terminal.write_line(line)
         if restarted := sum(cell.restarted for cell in self._cells.values()):
             where = ", ".join(
-                f"{found.restarted} of {workload} {cell}"
-                for (workload, cell), found in self._cells.items()
+                " ".join(filter(None, (f"{found.restarted} of", row.test, workload, cell, row.options)))
+                for (row, workload, cell), found in self._cells.items()
                 if found.restarted
             )
             terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
-        for (workload, cell), found in self._cells.items():
+        for (_, workload, cell), found in self._cells.items():
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)
@@ -112,6 +117,10 @@ class Summary:
         if self._run.held_by:
             code = ", ".join(self._run.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
+        if self.pruned:
+            kept = self._run.selection.history
+            gone = counted(self.pruned, "earlier record")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (--aorta-history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")
@@ -119,29 +128,34 @@ class Summary:
     def _warnings(self) -> list[str]:
         lines = [
             printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
-            for (workload, cell), found in self._cells.items()
+            for (_, workload, cell), found in self._cells.items()
             for text, number in sorted(found.warnings.items())
         ]
         more = len(lines) - _WARNINGS
         return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
 
     def _table(self) -> list[str]:
-        warned = any(found.warned for found in self._cells.values())
-        rows: list[tuple[str, ...]] = [(*_COLUMNS, "warned") if warned else _COLUMNS]
-        for (workload, cell), found in self._cells.items():
+        rows: list[tuple[str, ...]] = [_COLUMNS]
+        alike: Counter[tuple[str, ...]] = Counter()
+        for (row, workload, cell), found in self._cells.items():
+            # Values of variables are not shown, and long texts are cut.
+            alike[row.test, workload, cell, row.options] += 1
+            number = alike[row.test, workload, cell, row.options]
+            options = f"{row.options} #{number}".strip() if number > 1 else row.options
             counts = found.statuses
             numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
             median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            row = (workload, cell, *map(str, numbers), str(counts["infrastructure_failed"]), median)
-            rows.append((*row, str(found.warned)) if warned else row)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(
-                text.ljust(width) if index < 2 else text.rjust(width)
-                for index, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+            last = (str(counts["infrastructure_failed"]), median, str(found.warned or ""))
+            rows.append((row.test, workload, cell, options, *map(str, numbers), *last))
+        # Only tests have names of their own, and options that differ from row to row; few trials have warnings.
+        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        aligned = [_aligned(column, left=column[0] in _NAMES) for column in columns]
+        return ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
+
+
+def _aligned(column: tuple[str, ...], *, left: bool) -> list[str]:
+    width = max(map(len, column))
+    return [text.ljust(width) if left else text.rjust(width) for text in column]
 
 
 def _listed(reasons: list[str]) -> str:

@@ -12,10 +12,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta import option_values as valid
 from pytest_aorta.launch.child.script import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
-from pytest_aorta.plugin.marked_tests import in_a_process
+from pytest_aorta.plugin.marked_tests import in_a_process, shortened
 from pytest_aorta.plugin.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.elastic_options import ElasticOptions
@@ -94,7 +95,7 @@ class RunTorchrun:
             run.selection,
             trials=1,
             environments=("local",),
-            mitigations=(tuple(mitigations),),
+            mitigations=(valid.taken(valid.names, mitigations, "aorta_torchrun: mitigations"),),
             extra_env={**run.selection.extra_env, **(env or {})},
             steps=None,
             config=options,
@@ -108,7 +109,8 @@ class RunTorchrun:
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
         # Anew every time: which files decide what a script does is not known.
-        trial, paths = self._run.carry_out(spec, timeout=timeout, anew=True)
+        given = [*words, f"nproc={nproc}", *(env or {})]
+        trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), timeout=timeout, anew=True)
         return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
     def _find(

@@ -106,3 +106,4 @@ class TrialWriter:
                 self.write_lost(nodeid, f"interrupted: {why}")
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
+        self.summary.pruned = self.store.prune(self.run.selection.history)

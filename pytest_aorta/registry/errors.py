@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_aorta.common.request_error import RequestError
 
-class RegistryError(ValueError):
+
+class RegistryError(RequestError):
     """A name, a plugin's payload or a sidecar file that cannot be used; the message says which and why."""
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.trials.conversion import to_plain
 
 
-class ConfigError(ValueError):
+class ConfigError(RequestError):
     """An option that the workload does not have, or a value that does not fit."""
 
 

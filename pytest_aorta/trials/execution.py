@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,3 +66,12 @@ class Resources:
     def total_slots(self) -> int:
         """Number of trials at a time, on all hosts."""
         return self.slots * max(1, len(self.hosts))
+
+
+def automatic_slots(devices: tuple[int, ...] | None) -> int:
+    """One per device that may be leased, else one per physical core that this process may use."""
+    if devices:
+        return len(devices)
+    import psutil
+
+    return max(1, min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))))

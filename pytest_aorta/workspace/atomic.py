@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,55 @@ def write_json(path: Path, data: Any) -> None:
         ValueError: ``data`` holds a NaN or infinity.
         OSError: the folder cannot be written; nothing is left behind.
     """
+    with staged_json(path, data) as temporary:
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def staged_json(path: Path, data: Any) -> Iterator[Path]:
+    """A complete file beside ``path``, to be renamed within the context; removed at its end if it is still there.
+
+    Raises:
+        ValueError, OSError: as ``write_json``.
+    """
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it has a writer, see ``remove_abandoned``
             file.write(text)
             file.flush()
             os.fchmod(fd, 0o644)  # mkstemp is private; results are to be shared
             os.fsync(fd)
-        os.replace(temporary, path)
-    except BaseException:
+            yield Path(temporary)
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise
+
+
+def remove_abandoned(temporary: Path) -> None:
+    """Remove a temporary file whose writer was killed; that of one which still writes stays."""
+    with contextlib.suppress(OSError), temporary.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.unlink()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder against other processes and threads; without one, where it cannot be had.
+
+    The kernel releases it when its holder dies.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # nothing is there to be kept from others
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no directories
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,15 +1,26 @@
-"""Earlier results are moved aside, never overwritten."""
+"""Earlier results are moved aside, never overwritten; of each trial, a number of them is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import glob
+import itertools
+import math
 import os
+import re
+import shutil
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
+
+#: Earlier records of a trial that are kept.
+KEPT_RECORDS = 10
+
+#: A file or a folder of a trial in the history; the number is that of one that was moved there again by the same run.
+_PART = re.compile(r"(?P<trial>trial_\d+)(?:\.json|\.(?:rank|node)_\d+)?(?:~(?P<number>\d+))?")
 
 
 def stamp() -> str:
@@ -17,48 +28,77 @@ def stamp() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
-def retire(results: Path, paths: TrialPaths, run: str, rank: int | None = None, kind: PartKind = "rank") -> None:
+def retire(
+    results: Path,
+    paths: TrialPaths,
+    run: str,
+    rank: int | None = None,
+    kind: PartKind = "rank",
+    *,
+    with_artifacts: bool = True,
+) -> None:
     """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
 
     The file is moved first: what is left does not look like a result then.
 
     Args:
         results: the results directory.
-        place: of the trial.
+        paths: of the trial.
         run: name of this run in the history.
         rank: of this process, where each rank is a pytest process: it moves the artifacts of this rank, and rank 0 the
             file as well; ``None`` moves everything.
         kind: ``node`` where the processes are nodes.
+        with_artifacts: whether the artifacts belong to the file.
     """
     parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
-    if rank is None:
-        name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
-        others = [*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")]
-        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in sorted(others)]
-    for part in parts:
-        source = results / part
-        if os.path.lexists(source):
-            target = _free(results / HISTORY / run / part)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                source.rename(target)
+    if not with_artifacts:
+        parts = [paths.file]
+    elif rank is None:
+        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in further_folders(results, paths)]
+    present = [part for part in parts if os.path.lexists(results / part)]
+    if not present:
+        return
+    folder = results / HISTORY / run
+    targets = _free(folder, parts)
+    (folder / parts[0]).parent.mkdir(parents=True, exist_ok=True)
+    for part in present:
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            (results / part).rename(targets[part])
 
 
-def _free(path: Path) -> Path:
-    """``path``, or the first of ``path~1``, ``path~2``, ... that is not there (a trial that ran twice in one run)."""
-    candidate, number = path, 0
-    while os.path.lexists(candidate):
-        number += 1
-        candidate = path.with_name(f"{path.name}~{number}")
-    return candidate
+def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
+    """The folders of a trial's artifacts from further ranks and nodes."""
+    name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
+    return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
 
 
-def retire_others(results: Path, workloads: Collection[str], kept: Collection[TrialPaths], run: str) -> None:
-    """Move what a complete run of ``workloads`` no longer holds to ``.history/<run>/``."""
+def _free(folder: Path, parts: Collection[PurePosixPath]) -> dict[PurePosixPath, Path]:
+    """Where parts of a trial may go: by their names, or all by ``name~1``, ... (a trial that ran twice in one run)."""
+    for number in itertools.count():
+        targets = {part: folder / part.with_name(f"{part.name}~{number}" if number else part.name) for part in parts}
+        if not any(map(os.path.lexists, targets.values())):
+            return targets
+    raise AssertionError
+
+
+def retired_file(results: Path, paths: TrialPaths, run: str) -> Path:
+    """Where the file of a trial goes that another run has started again meanwhile; its folder is made."""
+    target = _free(results / HISTORY / run, [paths.file])[paths.file]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def retire_others(
+    results: Path, workloads: Collection[str], kept: Collection[TrialPaths], run: str, before: float = math.inf
+) -> None:
+    """Move what a complete run of ``workloads`` no longer holds to ``.history/<run>/``.
+
+    What was written after ``before`` (seconds as of ``time.time()``) stays: it is of another run, at the same time.
+    """
     files = {paths.file for paths in kept}
     for workload in workloads:
         for paths in list(_trials(results, workload)):
-            if paths.file not in files:
+            if paths.file not in files and (results / paths.file).lstat().st_mtime < before:
                 retire(results, paths, run)
                 with contextlib.suppress(OSError):
                     (results / paths.file).parent.rmdir()  # only when it is empty
@@ -67,3 +107,47 @@ def retire_others(results: Path, workloads: Collection[str], kept: Collection[Tr
 def _trials(results: Path, workload: str) -> Iterator[TrialPaths]:
     for path in sorted((results / workload).glob("trial_*.json")) + sorted((results / workload).glob("*/trial_*.json")):
         yield TrialPaths(PurePosixPath(path.relative_to(results).as_posix()))
+
+
+def prune(results: Path, run: str, kept: int) -> int:
+    """Remove all but the newest ``kept`` earlier records, of every trial that ``run`` has added one of; how many."""
+    history, removed = results / HISTORY, 0
+    runs = sorted(path.name for path in history.glob("*")) if (history / run).is_dir() else []
+    for name, folders, files in os.walk(history / run):
+        folder = Path(name).relative_to(history / run)
+        added = {found["trial"] for found in map(_PART.fullmatch, [*folders, *files]) if found and folder.parts}
+        folders[:] = [each for each in folders if not (folder.parts and _PART.fullmatch(each))]
+        for versions in _versions(history, runs, folder, added):
+            for parts in versions[: max(0, len(versions) - kept)]:
+                removed += 1
+                _remove(parts, history)
+    return removed
+
+
+def _versions(
+    history: Path, runs: Collection[str], folder: Path, trials: Collection[str]
+) -> Iterator[list[list[Path]]]:
+    """Of each trial, its earlier records from the oldest on, each as all its files and folders."""
+    found: dict[str, dict[tuple[str, int], list[Path]]] = {trial: defaultdict(list) for trial in trials}
+    for run in runs if found else ():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(history / run / folder):
+                part = _PART.fullmatch(name)
+                if part is not None and part["trial"] in found:
+                    found[part["trial"]][run, int(part["number"] or 0)].append(history / run / folder / name)
+    for versions in found.values():
+        yield [versions[key] for key in sorted(versions)]
+
+
+def _remove(parts: Collection[Path], history: Path) -> None:
+    """Remove the parts of a record, and the folders that are empty then."""
+    for part in parts:
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+    for folder in {part.parent for part in parts}:
+        with contextlib.suppress(OSError):  # it is not empty
+            while folder != history:
+                folder.rmdir()
+                folder = folder.parent

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import re
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -16,9 +18,13 @@ PartKind = Literal["rank", "node"]
 
 @dataclass(frozen=True)
 class TrialPaths:
-    """Paths of one trial, relative to the results directory: ``file`` and the artifacts folder beside it."""
+    """Paths of one trial, relative to the results directory: ``file`` and the artifacts folder beside it.
+
+    ``cell`` is that of the trial where no folder says it: files of another one may lie there.
+    """
 
     file: PurePosixPath
+    cell: str | None = field(default=None, compare=False)
 
     @property
     def folder(self) -> PurePosixPath:
@@ -38,13 +44,52 @@ class TrialPaths:
         return results / self.folder_of(rank, kind)
 
 
-def trial_paths(group: str, subgroup: str | None, trial_index: int) -> TrialPaths:
-    """``<group>/trial_<T>.json``, or ``<group>/<subgroup>/trial_<T>.json``.
-
-    A plan's trials are grouped by workload, and by cell where the workload has several; the trials that a test starts
-    by the test, and by workload.
-    """
-    folder = PurePosixPath(identifier(group))
-    if subgroup is not None:
-        folder /= identifier(subgroup)
+def trial_paths(workload: str, cell: str | None, trial_index: int) -> TrialPaths:
+    """``<workload>/trial_<T>.json``, or ``<workload>/<cell>/trial_<T>.json``."""
+    folder = PurePosixPath(identifier(workload))
+    if cell is not None:
+        folder /= identifier(cell)
     return TrialPaths(folder / f"trial_{trial_index}.json")
+
+
+def paths_in_test(node_id: str, workload: str, cell: str, number: int) -> TrialPaths:
+    """``<test>/<workload>@<cell>/trial_<N>.json``: a test's trial ``number`` of this cell."""
+    name = f"{identifier(workload)}@{identifier(cell)}"
+    if len(name) > _LIMIT:
+        name = f"{name[:_LIMIT]}~{_digest(name)}"
+    return TrialPaths(PurePosixPath(folder_of_test(node_id), name, f"trial_{number}.json"))
+
+
+#: Longest name without a digest; file systems allow 255 bytes for a name.
+_LIMIT = 160
+
+#: Node ids that can be read back from the name of their folder: what takes the place of separators is not in any part.
+_PLAIN = re.compile(
+    r"""
+    (?P<file>\w[\w+=-]*(?:/\w[\w+=-]*)*\.py)
+    ::(?P<names>\w+(?:::\w+)*)
+    (?:\[(?P<parameters>[\w.+=-]+)\])?
+    """,
+    re.ASCII | re.VERBOSE,
+)
+
+
+def folder_of_test(node_id: str) -> str:
+    """``tests.test_it.py@TestIt.test_one@1-a`` for ``tests/test_it.py::TestIt::test_one[1-a]``.
+
+    Different for different node ids: one that cannot be read back from it, or is long, has a digest at its end. No
+    workload's folder has an ``@``.
+    """
+    plain = _PLAIN.fullmatch(node_id)
+    if plain is not None:
+        parts = [plain["file"].replace("/", "."), plain["names"].replace("::", ".")]
+        name = "@".join([*parts, plain["parameters"]] if plain["parameters"] else parts)
+        if len(name) <= _LIMIT:
+            return name
+    readable = node_id.replace("::", "@").replace("/", ".").replace("[", "@").replace("]", "")
+    readable = re.sub(r"^[.-]", "_", re.sub(r"[^A-Za-z0-9_.+=@-]+", "_", readable))[:_LIMIT]
+    return f"{readable}{'~' if '@' in readable else '@~'}{_digest(node_id)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,14 +1,11 @@
-"""What a resumed run finds: results that may stand for a trial, and files that lie where a smaller plan had them."""
+"""What a resumed run finds: results that may stand for a trial."""
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.atomic import write_json
 
 if TYPE_CHECKING:
@@ -51,30 +48,6 @@ def retitle(file: Path, trial_id: str) -> None:
     if content["trial_id"] != trial_id:
         # As it was read, and not through the model, which leaves out what it does not know.
         write_json(file, {**content, "trial_id": trial_id})
-
-
-def move_flat_files(results: Path, workload: str) -> None:
-    """Move ``<workload>/trial_<T>.json`` and its artifacts into the folder of the cell that the record names.
-
-    Several processes may do so at the same time. When it returns, what could be moved has been, by one of them.
-    """
-    for file in sorted((results / identifier(workload)).glob("trial_*.json")):
-        record = read_record(file)
-        if record is not None and record.cell is not None:
-            _move(file, file.parent / identifier(record.cell))
-
-
-def _move(file: Path, cell: Path) -> None:
-    """Move a trial to its cell, unless something else is there. The file goes last, so that a move can be completed."""
-    stem = file.with_suffix("")
-    folders = [stem, *sorted(file.parent.glob(f"{glob.escape(stem.name)}.rank_*"))]
-    # The target first: of two processes, the slower one finds the source gone then.
-    if (cell / file.name).exists() or any((cell / it.name).exists() and it.exists() for it in folders):
-        return
-    cell.mkdir(exist_ok=True)
-    for path in [*folders, file]:
-        with contextlib.suppress(FileNotFoundError):  # there are no artifacts, or another process was faster
-            path.rename(cell / path.name)
 
 
 def _load(file: Path) -> Any:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.packages import read_package_list, write_package_list
-from pytest_aorta.workspace import history
-from pytest_aorta.workspace.atomic import write_json
+from pytest_aorta.workspace import cells, history
+from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths
-from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, reasons_against, retitle
+from pytest_aorta.workspace.resume import KEPT, read_kept, read_record, reasons_against, retitle
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
+
+#: Parts of the path of a trial file that lies in its workload's folder.
+_FLAT = 2
 
 
 class TrialStore:
@@ -39,6 +44,7 @@ class TrialStore:
         self.resume = resume
         self.number = number
         self.kind: PartKind = kind
+        self._begun = time.time()
         #: Trial files of this run, relative to the results directory, also those that could not be written.
         self.written: set[PurePosixPath] = set()
         #: Why an earlier result does not stand for a trial.
@@ -81,33 +87,56 @@ class TrialStore:
             write_package_list(self.results, listing)
 
     def retire(self, paths: TrialPaths) -> None:
-        """Move to the history what an earlier run has left of a trial."""
-        history.retire(self.results, paths, self.stamp, self.number, self.kind)
+        """Move aside what an earlier run has left of a trial: to the history, or to the folder of another cell."""
+        with locked(self.results):
+            if self.is_writer:
+                cells.move_other_cell(self.results, paths, self.stamp)
+            history.retire(self.results, paths, self.stamp, self.number, self.kind)
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
         if planned and not self.resume and {paths.file for paths in planned} == self.written:
             workloads = {paths.file.parts[0] for paths in planned}
-            history.retire_others(self.results, workloads, planned, self.stamp)
+            with locked(self.results):
+                history.retire_others(self.results, workloads, planned, self.stamp, self._begun)
 
-    def move_grown(self, cells: Mapping[str, Collection[str]]) -> None:
-        """Move results of workloads that had one cell, and have several now, into the folders of their cells."""
-        for workload, labels in cells.items():
-            if len(labels) > 1:
-                move_flat_files(self.results, workload)
+    def settle(self, cells_of: Mapping[str, str | None]) -> None:
+        """Before a run: give files of other cells, and of the plan's own, the places that they have now.
+
+        Args:
+            cells_of: workload to its only cell, or ``None`` where it has several.
+        """
+        with locked(self.results):
+            for workload, cell in cells_of.items():
+                cells.settle(self.results, workload, cell, self.stamp)
+
+    def prune(self, kept: int) -> int:
+        """After a run: keep only so many earlier records of each trial that it has added one of; how many are gone."""
+        if not self.is_writer:
+            return 0
+        with locked(self.results):
+            return history.prune(self.results, self.stamp, kept)
 
     def make_room(self, paths: TrialPaths) -> bool:
         """Whether a trial that could not be started may have its file; what an earlier run has left there moves away.
 
         With ``resume`` an earlier result stays: a failed start says nothing about it.
         """
-        file = paths.file_in(self.results)
-        if not file.exists():
+        with locked(self.results):
+            if self._stays(paths):
+                return False
+            self._move_aside(paths)
             return True
-        if self.resume and paths.file not in self.written and read_kept(file) is not None:
-            return False
-        history.retire(self.results, paths, self.stamp)
-        return True
+
+    def _stays(self, paths: TrialPaths) -> bool:
+        """Whether the result that is there is one of an earlier run to be kept."""
+        file = paths.file_in(self.results)
+        return self.resume and paths.file not in self.written and file.exists() and read_kept(file) is not None
+
+    def _move_aside(self, paths: TrialPaths, *, with_artifacts: bool = True) -> None:
+        if paths.file_in(self.results).exists():
+            cells.move_other_cell(self.results, paths, self.stamp, with_artifacts=with_artifacts)
+            history.retire(self.results, paths, self.stamp, with_artifacts=with_artifacts)
 
     def write(self, paths: TrialPaths, result: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Write a record. With ``resumed`` the file has it already, perhaps under another ``trial_id``.
@@ -118,19 +147,37 @@ class TrialStore:
         try:
             if resumed:
                 retitle(paths.file_in(self.results), result["trial_id"])
-            elif self.make_room(paths):
-                write_json(paths.file_in(self.results), result)
+            else:
+                with staged_json(paths.file_in(self.results), result) as temporary, locked(self.results):
+                    target = self._target(paths, result)
+                    if target is not None:
+                        temporary.rename(target)
             self._remove_temporary(paths.file)
         finally:
             self.written.add(paths.file)
+
+    def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
+        """Where a record goes, which is free then; ``None`` for nowhere."""
+        file = paths.file_in(self.results)
+        if not file.exists():
+            return file
+        if result["exit_status"] not in KEPT and self._stays(paths):
+            return None
+        paths = replace(paths, cell=result["cell"] if len(paths.file.parts) == _FLAT else None)
+        # It was retired when the trial started, so another run has written it since.
+        later = paths.file not in self.written and cells.started_at(file) > result["started_at"]
+        if later and paths.cell in (None, cells.cell_of(file)):
+            return history.retired_file(self.results, paths, self.stamp)
+        # Its artifacts were moved aside when this trial started, and what is there now are this trial's.
+        self._move_aside(paths, with_artifacts=not result.get("artifacts"))
+        return file
 
     def _remove_temporary(self, file: PurePosixPath) -> None:
         """Remove what killed writers of a trial file have left beside it."""
         if file.parent not in self._temporary:
             self._temporary[file.parent] = _temporary_files(self.results / file.parent)
         for path in self._temporary[file.parent].pop(file.name, []):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            remove_abandoned(path)
 
 
 def _temporary_files(folder: Path) -> dict[str, list[Path]]:

@@ -61,7 +61,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
         *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
         *("--aorta-stall-timeout", "0.5", "--aorta-grace", "0", "--aorta-memory", "1.5G", "--aorta-log-limit", "4k"),
-        *("--aorta-resume", "--aorta-own-cores", "--aorta-replay", "/results/trial_0.json"),
+        *("--aorta-resume", "--aorta-history", "3", "--aorta-own-cores", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-preload", "torch,numpy.linalg"),
         *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
@@ -79,6 +79,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         collect=("rocprof", "numerics"),
         results_dir=Path("out"),
         resume=True,
+        history=3,
         order="random",
         registry_files=(Path("/a.json"),),
         execution=Execution(isolation="spawn", launcher="torchrun", nproc=2, preload=("torch", "numpy.linalg")),
@@ -97,6 +98,7 @@ GIVEN = {
     "steps": ("2", "3", "4"),
     "config": ("a=1", "a=2", "a=3"),
     "collect": ("rocprof", "numerics", "amd_log"),
+    "history": ("1", "2", "all"),
     "results-dir": ("x", "y", "z"),
     "timeout": ("1", "2", "3"),
     "stall-timeout": ("1", "2", "3"),
@@ -265,6 +267,8 @@ MISTAKES = [
     ("config", "size", "KEY=VALUE"),
     ("config", "=64", "KEY=VALUE"),
     ("results-dir", "", "a name"),
+    ("history", "0", "a whole number of at least 1, or all"),
+    ("history", "none", "a whole number of at least 1, or all"),
 ]
 
 
@@ -353,6 +357,7 @@ VALID = {
     "devices": "a list such as 0-3 or 0,2-4, or none",
     "replay": "the path of a trial file, or of a folder with some",
     "resume": "true or false",
+    "history": "a whole number of at least 1, or all",
     "seed": "a whole number of at least 0",
     "extra-env": "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores",
     "config": "KEY=VALUE",

@@ -247,6 +247,69 @@ def test_wrong_marker_is_one_clear_error(echo: Stage, marker: str, message: str)
     assert "short test summary" in result.outlines[title + 2]
 
 
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        (
+            "mitigations=['none', 'tf32of']",
+            "unknown mitigation 'tf32of'; available: *none*; did you mean 'tf32_off'[?]",
+        ),
+        ("mitigations=['none,nope']", "unknown mitigation 'nope'; available: *"),
+        ("environments=['lokal']", "unknown environment 'lokal'; available: default, local; did you mean 'local'[?]"),
+        ("environments=['local', 'local']", "environment 'local' is given twice; for more trials use trials="),
+        ("mitigations=['none', ['none']]", "mitigation set 'none' is given twice; for more trials use trials="),
+    ],
+)
+@pytest.mark.parametrize("argument", ["aorta_trial", "aorta_run"])
+def test_unknown_name_in_a_marker_is_an_error_of_the_collection(
+    echo: Stage, marker: str, message: str, argument: str
+) -> None:
+    with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked({argument}):\n    pass\n")
+    result = echo.run_here("test_it.py")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
+    result.stdout.no_fnmatch_line("*marked_tests.py*")
+    result.stdout.no_fnmatch_line("During handling *")
+
+
+def test_so_is_one_in_an_option_that_a_marked_test_follows(echo: Stage) -> None:
+    with_tests(echo, "\ndef test_follows(aorta_trial):\n    pass\n")
+    result = echo.run_here("test_it.py", "--aorta-mitigations", "tf32of")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["test_it.py::test_follows: unknown mitigation 'tf32of'; available: *'tf32_off'[?]"])
+
+
+def test_wrong_argument_of_a_trial_is_refused_in_the_words_of_the_options(echo: Stage) -> None:
+    with_tests(
+        echo,
+        """
+from pytest_aorta import RequestError
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"steps": 0}, "steps: 0 is not valid; expected a whole number of at least 1"),
+    ({"timeout": -1}, "timeout: -1 is not valid; expected a number of seconds above 0"),
+    ({"index": -1}, "index: -1 is not valid; expected a whole number of at least 0"),
+    ({"mitigations": []}, "mitigations: .* is not valid; expected names separated by commas"),
+    ({"environment": None}, "environment: None is not valid; expected a name"),
+    ({"config": ["a"]}, "config: .* is not valid; expected KEY=VALUE"),
+    ({"extra_env": {"A B": "1"}}, "the extra variables: 'A B' is not valid; expected NAME=VALUE"),
+])
+def test_wrong(aorta_run, arguments, words):
+    with pytest.raises(RequestError, match=words):
+        aorta_run(Echo, **arguments)
+
+def test_wrong_workload(aorta_run):
+    with pytest.raises(RequestError, match="workload: 3 is not valid; expected a name, or a class"):
+        aorta_run(3)
+
+def test_one_text(aorta_run):
+    assert aorta_run(Echo, mitigations="none,omp_1").mitigations_applied == ["none", "omp_1"]
+""",
+    )
+    echo.run_here("test_it.py", "-k", "test_wrong or test_one_text").assert_outcomes(passed=9)
+    assert len(echo.files()) == 1
+
+
 def test_one_text_is_one_mitigation_set(echo: Stage) -> None:
     with_tests(
         echo,

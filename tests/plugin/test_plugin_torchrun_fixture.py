@@ -62,8 +62,8 @@ def statuses(stage: Stage) -> dict[str, str]:
     """Exit statuses by the name of the test, which the folder's name begins with, and of the workload."""
     found = {}
     for path, status in stage.statuses().items():
-        test, workload, file = path.split("/")
-        found[f"{test.rpartition('~')[0].removeprefix('test_it.py_')}/{workload}/{file}"] = status
+        test, cell, file = path.split("/")
+        found[f"{test.removeprefix('test_it.py@')}/{cell.removesuffix('@local-none')}/{file}"] = status
     return found
 
 
@@ -234,7 +234,7 @@ def test_module(aorta_torchrun):
     )
     stage.run("test_it.py").assert_outcomes(passed=1)
     [path] = stage.files()
-    assert path.split("/")[1:] == ["tools.tells", "trial_0.json"]
+    assert path.split("/")[1:] == ["tools.tells@local-omp_1", "trial_0.json"]
     assert stage.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support.records import record
 
 from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.workspace.atomic import staged_json
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -125,12 +127,42 @@ def test_only_a_run_of_the_whole_plan_retires_what_is_not_planned(
 
 def test_results_of_a_workload_that_has_several_cells_now_move_into_their_folders(tmp_path: Path) -> None:
     put(tmp_path)
-    store = TrialStore(tmp_path, "now", resume=True)
+    store = TrialStore(tmp_path, "now")
 
-    store.move_grown({"probe": ["local-none"]})
+    store.settle({"probe": "local-none"})
     assert tree(tmp_path) == {"probe/trial_0.json": "here"}
-    store.move_grown({"probe": ["local-none", "local-a"]})
+    store.settle({"probe": None})
     assert tree(tmp_path) == {"probe/local-none/trial_0.json": "here"}
+    store.settle({"probe": "local-none"})
+    assert tree(tmp_path) == {"probe/trial_0.json": "here"}
+
+
+def test_what_another_run_has_put_in_a_trial_s_place_meanwhile_keeps_its_cell(tmp_path: Path) -> None:
+    put(tmp_path, cell="local-a")
+
+    TrialStore(tmp_path, "now").retire(replace(PATHS, cell="local-none"))
+
+    assert tree(tmp_path) == {"probe/local-a/trial_0.json": "here"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "place"), [("2025", "probe/trial_0.json"), ("2027", ".history/now/probe/trial_0.json")]
+)
+def test_of_two_runs_at_once_the_record_of_the_trial_that_started_later_stays(
+    tmp_path: Path, theirs: str, place: str
+) -> None:
+    """The later start has moved the artifacts of the earlier one aside; those in place are its own."""
+    store = TrialStore(tmp_path, "now")
+    store.retire(PATHS)
+    store.artifacts(PATHS).mkdir(parents=True)
+    put(tmp_path, host="other", started_at=f"{theirs}-01-01T00:00:00.000+00:00")
+
+    store.write(PATHS, record(host="mine", artifacts={"stdout": "trial_0/stdout.log"}))
+
+    found = tree(tmp_path)
+    assert found.pop(place) == "mine"
+    assert list(found.values()) == ["other"]
+    assert store.artifacts(PATHS).is_dir()
 
 
 def test_what_a_killed_writer_has_left_goes_with_its_own_trial_only(tmp_path: Path) -> None:
@@ -144,6 +176,13 @@ def test_what_a_killed_writer_has_left_goes_with_its_own_trial_only(tmp_path: Pa
         store.write(trial_paths("probe", None, index), record())
 
     assert sorted(path.name for path in folder.glob(".*")) == [".other.json.x.tmp", ".trial_11.json.x.tmp"]
+
+
+def test_what_another_run_is_writing_stays(tmp_path: Path) -> None:
+    with staged_json(PATHS.file_in(tmp_path), record()) as temporary:
+        TrialStore(tmp_path, "now").write(PATHS, record())
+        assert temporary.exists()
+    assert [path.name for path in (tmp_path / "probe").iterdir()] == ["trial_0.json"]
 
 
 def test_a_file_that_cannot_be_written_counts_as_one_of_the_run(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from pytest_aorta.workspace import history
-from pytest_aorta.workspace.history import retire, retire_others, stamp
+from pytest_aorta.workspace.history import prune, retire, retire_others, stamp
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 
@@ -126,9 +129,9 @@ def test_a_file_that_another_process_has_moved_meanwhile_is_none_of_ours(
     fill(tmp_path, "w/trial_0.json")
     real = history._free
 
-    def meanwhile(path: Path) -> Path:
+    def meanwhile(folder: Path, parts: Collection[PurePosixPath]) -> dict[PurePosixPath, Path]:
         (tmp_path / "w/trial_0.json").unlink()
-        return real(path)
+        return real(folder, parts)
 
     monkeypatch.setattr(history, "_free", meanwhile)
 
@@ -198,6 +201,15 @@ def test_other_workloads_the_history_and_foreign_files_are_left_alone(tmp_path: 
     assert set(tree(tmp_path)) == set(foreign)
 
 
+def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    fill(tmp_path, "w/old/trial_0.json", "w/new/trial_0.json")
+    os.utime(tmp_path / "w/old/trial_0.json", (100, 100))
+
+    retire_others(tmp_path, ["w"], [], "run1", before=200)
+
+    assert set(tree(tmp_path)) == {"w/new/trial_0.json", ".history/run1/w/old/trial_0.json"}
+
+
 def test_a_folder_with_something_else_in_it_stays(tmp_path: Path) -> None:
     fill(tmp_path, "w/cell/trial_0.json", "w/cell/notes.txt")
 
@@ -218,3 +230,65 @@ def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) ->
         retire_others(tmp_path, ["w"], [trial_paths("w", "c", 0)], f"run{run}")
 
     assert sorted(tree(tmp_path).values()) == sorted(contents)
+
+
+def test_a_file_and_its_artifacts_have_one_number(tmp_path: Path) -> None:
+    fill(tmp_path, "w/trial_0.json")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
+    fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
+    retire(tmp_path, trial_paths("w", None, 0), "run1")
+
+    assert list(tree(tmp_path / ".history/run1/w")) == ["trial_0.json", "trial_0.json~1", "trial_0~1/stdout.log"]
+
+
+def retire_often(results: Path, times: int) -> None:
+    """Each run moves what the one before has left: two files, artifacts, and those of a further rank."""
+    for run in range(times):
+        for name in ("w/trial_0", "w/cell/trial_1"):
+            fill(results, f"{name}.json", f"{name}/stdout.log", f"{name}.rank_1/stdout.log")
+            retire(results, TrialPaths(PurePosixPath(f"{name}.json")), f"run{run}")
+
+
+def test_of_every_trial_the_newest_earlier_records_are_kept(tmp_path: Path) -> None:
+    retire_often(tmp_path, 4)
+    fill(tmp_path, ".history/run0/other/trial_0.json", ".history/run0/w/notes.txt")
+
+    assert prune(tmp_path, "run3", 2) == 4
+
+    kept = tree(tmp_path / ".history")
+    assert {name.split("/")[0] for name in kept if "trial" in name} == {"run0", "run2", "run3"}
+    assert [name for name in kept if name.startswith("run0/")] == ["run0/other/trial_0.json", "run0/w/notes.txt"]
+    assert len(kept) == 2 + 2 * 2 * 3
+    assert not (tmp_path / ".history/run1").exists()
+    assert prune(tmp_path, "run3", 2) == 0
+
+
+def test_records_of_one_run_count_one_by_one(tmp_path: Path) -> None:
+    for content in "abc":
+        fill(tmp_path, "w/trial_0.json")
+        (tmp_path / "w/trial_0.json").write_text(content)
+        retire(tmp_path, trial_paths("w", None, 0), "run1")
+
+    assert prune(tmp_path, "run1", 2) == 1
+    assert tree(tmp_path / ".history/run1/w") == {"trial_0.json~1": "b", "trial_0.json~2": "c"}
+
+
+def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
+    retire_often(tmp_path, 3)
+    before = tree(tmp_path)
+
+    assert prune(tmp_path, "run9", 1) == 0
+    assert prune(tmp_path / "nothing", "run9", 1) == 0
+    fill(tmp_path, ".history/run9/w/trial_7.json")
+    assert prune(tmp_path, "run9", 1) == 0
+    assert prune(tmp_path, "run2", sys.maxsize) == 0
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_workload_named_like_a_trial_is_pruned_as_any_other(tmp_path: Path) -> None:
+    for run in range(2):
+        fill(tmp_path, "trial_0/trial_0.json")
+        retire(tmp_path, trial_paths("trial_0", None, 0), f"run{run}")
+
+    assert prune(tmp_path, "run1", 1) == 1
+    assert list(tree(tmp_path)) == [".history/run1/trial_0/trial_0.json"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.workspace.paths import HISTORY, trial_paths
+from pytest_aorta.workspace.paths import HISTORY, folder_of_test, paths_in_test, trial_paths
 
 HOSTILE = [
     *("", ".", "..", "../x", "/etc/passwd", "a/../../b", "~root", HISTORY, "nul\0", "two\nlines", "it's", '"quoted"'),
@@ -63,3 +63,50 @@ def test_whatever_the_names_are_the_file_system_takes_the_paths(tmp_path: Path, 
 
     inside = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.resolve() for path in inside] == [made.file_in(tmp_path.resolve())]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "folder"),
+    [
+        ("test_it.py::test_one", "test_it.py@test_one"),
+        ("tests/unit/test_it.py::TestIt::test_one[1-a]", "tests.unit.test_it.py@TestIt.test_one@1-a"),
+        ("test_it.py::test_all[local-tf32_off+xnack-0]", "test_it.py@test_all@local-tf32_off+xnack-0"),
+    ],
+)
+def test_the_folder_of_a_test_reads_like_its_node_id(node_id: str, folder: str) -> None:
+    assert folder_of_test(node_id) == folder
+
+
+node_ids = st.text(alphabet="ab./:@[]-_~ \u00e9", max_size=12) | st.builds(
+    lambda folders, names, parameters: "/".join([*folders, "t.py"]) + "::" + "::".join(names) + parameters,
+    st.lists(st.sampled_from(["a", "b.c", "d", ".e"]), max_size=3),
+    st.lists(st.sampled_from(["f", "g", "\u00e9"]), min_size=1, max_size=2),
+    st.sampled_from(["", "[]", "[a]", "[a-b]", "[a.b]", "[a/b]", "[a@b]", "[" + "x" * 300 + "]"]),
+)
+
+
+@given(node_ids, node_ids)
+@example("a/b.py::c", "a.b.py::c")
+@example("b.py::c::d", "b.py::c.d")
+@example("b.py::c[d]", "b.py::c@d")
+@example("b.py::c[d]", "b.py::c::d")
+@example("b.py::c[" + "x" * 300 + "]", "b.py::c[" + "x" * 301 + "]")
+def test_no_two_tests_share_a_folder_and_none_has_a_workload_s(left: str, right: str) -> None:
+    one, two = folder_of_test(left), folder_of_test(right)
+
+    assert (one == two) is (left == right)
+    assert one.isascii()
+    assert one.isprintable()
+    assert not set(one) & set("/\\ :[]")
+    assert one[0] not in ".-"
+    assert len(one) <= 200
+    assert one not in (trial_paths(right, None, 0).file.parts[0], trial_paths(two, None, 0).file.parts[0])
+
+
+@given(names, names, names, names)
+@example("a@b", "c", "a", "b@c")
+def test_cells_of_one_test_have_folders_of_their_own(workload: str, cell: str, other: str, its_cell: str) -> None:
+    one, two = paths_in_test("t.py::t", workload, cell, 0), paths_in_test("t.py::t", other, its_cell, 0)
+
+    assert (one == two) is ((workload, cell) == (other, its_cell))
+    assert all(len(part) <= 200 for part in one.file.parts)

@@ -1,16 +1,16 @@
-"""Which results may stand for a trial, which files move into the folders of cells, and what a killed writer leaves."""
+"""Which results may stand for a trial, and what changes in them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.records import record
 
 from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, retitle
+from pytest_aorta.workspace.resume import read_kept, read_record, retitle
 
 
 def put(path: Path, **changes: Any) -> Path:
@@ -19,10 +19,6 @@ def put(path: Path, **changes: Any) -> Path:
     path.with_suffix("").mkdir()
     (path.with_suffix("") / "stdout.log").write_text(str(changes))
     return path
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("status", ["ok", "workload_failed", "timeout"])
@@ -67,55 +63,3 @@ def test_a_new_name_is_all_that_changes(tmp_path: Path) -> None:
     assert file.read_bytes() == before
     retitle(file, "probe_d3_m1_t0")
     assert file.read_bytes() == before.replace(b"probe_d0_m0_t0", b"probe_d3_m1_t0")
-
-
-def test_flat_files_move_to_the_cells_that_they_name(tmp_path: Path) -> None:
-    put(tmp_path / "probe" / "trial_0.json")
-    put(tmp_path / "probe" / "trial_1.json", cell="local-a+b", trial_index=1, exit_status="infrastructure_failed")
-    (tmp_path / "probe" / "trial_1.rank_1").mkdir()
-    (tmp_path / "probe" / "trial_1.rank_1" / "stdout.log").touch()
-    put(tmp_path / "other" / "trial_0.json")
-    move_flat_files(tmp_path, "probe")
-    assert names(tmp_path / "probe") == [
-        "local-a+b/trial_1.json",
-        "local-a+b/trial_1.rank_1/stdout.log",
-        "local-a+b/trial_1/stdout.log",
-        "local-none/trial_0.json",
-        "local-none/trial_0/stdout.log",
-    ]
-    assert names(tmp_path / "other") == ["trial_0.json", "trial_0/stdout.log"]
-    move_flat_files(tmp_path, "probe")
-    move_flat_files(tmp_path, "of no such name")
-
-
-def test_no_cell_leads_out_of_the_workload_s_folder(tmp_path: Path) -> None:
-    put(tmp_path / "probe" / "trial_0.json", cell="../../elsewhere")
-    move_flat_files(tmp_path, "probe")
-    assert [len(PurePosixPath(name).parts) for name in names(tmp_path / "probe")] == [2, 3]
-
-
-@pytest.mark.parametrize("taken", ["local-none/trial_0.json", "local-none/trial_0/stdout.log"])
-def test_nothing_moves_where_something_else_lies(tmp_path: Path, taken: str) -> None:
-    file = put(tmp_path / "probe" / "trial_0.json")
-    there = tmp_path / "probe" / taken
-    there.parent.mkdir(parents=True)
-    there.write_text("another's")
-    move_flat_files(tmp_path, "probe")
-    assert file.exists()
-    assert (tmp_path / "probe" / "trial_0" / "stdout.log").read_text() == "{}"
-    assert there.read_text() == "another's"
-
-
-def test_a_move_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
-    put(tmp_path / "probe" / "trial_0.json")
-    (tmp_path / "probe" / "local-none").mkdir()
-    (tmp_path / "probe" / "trial_0").rename(tmp_path / "probe" / "local-none" / "trial_0")
-    move_flat_files(tmp_path, "probe")
-    assert names(tmp_path / "probe") == ["local-none/trial_0.json", "local-none/trial_0/stdout.log"]
-
-
-def test_torn_files_stay(tmp_path: Path) -> None:
-    (tmp_path / "probe").mkdir()
-    (tmp_path / "probe" / "trial_0.json").write_text("{")
-    move_flat_files(tmp_path, "probe")
-    assert names(tmp_path / "probe") == ["trial_0.json"]

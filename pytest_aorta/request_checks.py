@@ -1,0 +1,95 @@
+"""What can be refused of a selection as a whole, before its first trial, from pytest and from Python."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.launch.launch_mode import under_launcher
+from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.plan import Selection
+
+#: How the user has spelled an option and its value: ``--aorta-slots 2``.
+Spelling = Callable[[str, object], str]
+
+
+def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
+    """Refuse devices that are not there or cannot be leased, and trials side by side where that cannot be.
+
+    Args:
+        selection: what the user asked for.
+        spell: for messages.
+        parallel: whether there are several processes that start trials, as with ``-n``.
+
+    Raises:
+        RequestError: naming the options.
+    """
+    _check_slots(selection, spell, parallel)
+    _check_devices(selection, spell)
+    if is_multi_node(selection.execution.elastic):
+        for given, option in ((parallel, "-n"), (selection.resources.slots > 1, _alone(spell, "slots"))):
+            if given:
+                raise RequestError(
+                    f"{spell('elastic', 'nnodes')}: trials of several nodes run one at a time, without {option}"
+                )
+
+
+def _alone(spell: Spelling, name: str) -> str:
+    """An option without its value."""
+    return spell(name, "").rstrip(" =")
+
+
+def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
+    """Refuse several slots or hosts where another tool runs trials side by side already."""
+    resources = selection.resources
+    if resources.own_cores and selection.execution.isolation == "none":
+        raise RequestError(
+            f"{_alone(spell, 'own-cores')} and {spell('isolation', 'none')}: "
+            "a trial in pytest's own process has that process's cores"
+        )
+    if resources.total_slots == 1 and not resources.hosts:
+        return
+    option = _alone(spell, "host") if resources.hosts else spell("slots", resources.slots)
+    if parallel:
+        raise RequestError(f"{option} and -n both run trials side by side; use one of them")
+    if under_launcher():
+        raise RequestError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
+
+
+def _check_devices(selection: Selection, spell: Spelling) -> None:
+    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
+    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
+
+    devices = selection.resources.devices
+    if devices is None:
+        return
+    option = spell("devices", devices_text(devices))
+    if selection.execution.isolation == "none":
+        raise RequestError(
+            f"{option} and {spell('isolation', 'none')}: a trial in pytest's own process has that process's devices"
+        )
+    if devices and under_launcher():
+        raise RequestError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
+    if devices and not selection.resources.hosts:
+        try:
+            Leases(choose_devices(devices, find_devices()))
+        except (ValueError, LeaseError, OSError) as error:
+            raise RequestError(f"{option}: {error}") from None
+
+
+def check_writable(results: Path, source: str) -> None:
+    """Make the results directory, or say why it cannot be used.
+
+    Raises:
+        RequestError: it is not a directory that can be written to.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as error:
+        raise RequestError(f"{source}: cannot write there: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise RequestError(f"{source}: {error}") from None

@@ -1,0 +1,104 @@
+"""The table at the end: cells of different tests or options have rows of their own; what went from the history."""
+
+from __future__ import annotations
+
+from support.stage import Stage
+
+TESTS = """
+import pytest
+
+@pytest.mark.aorta(trials=3, mitigations=["none", "omp_1"])
+def test_marked(aorta_trial):
+    aorta_trial("echo")
+
+@pytest.mark.aorta(trials=2)
+@pytest.mark.parametrize("width", [8, 16])
+def test_widths(aorta_trial, width):
+    aorta_trial("echo", config={"width": width})
+
+class TestPlain:
+    def test_options(self, aorta_run):
+        for index in range(2):
+            aorta_run("echo", index=index, config={"a": 1})
+        aorta_run("echo", config={"a": 2})
+        aorta_run("echo", extra_env={"SHADE": "red"})
+        aorta_run("echo", extra_env={"SHADE": "blue"})
+        aorta_run("echo", mitigations="omp_1", config={"text": "x y\\n" * 100})
+"""
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    """The table's lines, below its title, as the words of each; of the long ones the first."""
+    title = next(number for number, line in enumerate(lines) if line.startswith("==") and " trials ==" in line)
+    found = [line.split() for line in lines[title + 1 :]]
+    return found[: next(number for number, words in enumerate(found) if words[0] == "results:")]
+
+
+def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
+    echo.write(test_it=TESTS)
+    result = echo.run("test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2")
+    result.assert_outcomes(passed=2 + 6 + 4 + 1)
+    first, *found = rows(result.outlines)
+    assert first[:4] == ["test", "workload", "cell", "options"]
+    counts = {" ".join(words[:-6]): words[-6] for words in found if "..." not in words[-7]}
+    marked, widths, plain = "test_it.py::test_marked", "test_it.py::test_widths", "test_it.py::TestPlain::test_options"
+    assert counts == {
+        "echo local-none": "2",
+        f"{marked} echo local-none": "3",
+        f"{marked} echo local-omp_1": "3",
+        f"{widths}[8] echo local-none width=8": "2",
+        f"{widths}[16] echo local-none width=16": "2",
+        f"{plain} echo local-none a=1": "2",
+        f"{plain} echo local-none a=2": "1",
+        f"{plain} echo local-none SHADE": "1",
+        f"{plain} echo local-none SHADE #2": "1",
+    }
+    assert len(found) == len(counts) + 1
+    assert any(line.startswith(plain) and "omp_1  text=x y" in line for line in result.outlines)
+    assert len({line for line in result.outlines if "text=x y" in line}) == 1
+
+
+def test_without_tests_the_table_is_as_short_as_ever(echo: Stage) -> None:
+    result = echo.run_here("--aorta-workload", "echo")
+    assert rows(result.outlines)[0] == [
+        "workload",
+        "cell",
+        "trials",
+        "ok",
+        "failed",
+        "timeout",
+        "infra",
+        "median",
+        "step",
+        "ms",
+    ]
+
+
+def test_trials_of_tests_lie_in_folders_that_read_like_their_node_ids(echo: Stage) -> None:
+    (echo.path / "sub").mkdir()
+    (echo.path / "sub" / "test_it.py").write_text(TESTS)
+    echo.run_here("sub/test_it.py", "-k", "test_marked or Plain").assert_outcomes(passed=7)
+    plain = "sub.test_it.py@TestPlain.test_options"
+    assert echo.files() == [
+        *(f"{plain}/echo@local-none/trial_{number}.json" for number in range(5)),
+        f"{plain}/echo@local-omp_1/trial_0.json",
+        *(
+            f"sub.test_it.py@test_marked@local-{name}-{index}/echo@local-{name}/trial_0.json"
+            for name in ("none", "omp_1")
+            for index in range(3)
+        ),
+    ]
+
+
+def test_the_history_is_bounded_and_says_what_has_gone(echo: Stage) -> None:
+    run = ("--aorta-workload", "echo", "--aorta-trials", "2", "--aorta-history", "2")
+    for _ in range(3):
+        echo.run_here(*run).stdout.no_fnmatch_line("history:*")
+    result = echo.run_here(*run)
+    result.stdout.fnmatch_lines(["history: 2 earlier records removed, 2 of each trial kept (--aorta-history)"])
+    assert sorted(set(echo.earlier())) == ["echo/trial_0.json", "echo/trial_1.json"]
+    assert len(echo.earlier()) == 4
+    assert len([path for path in echo.everything() if path.endswith("stdout.log")]) == 6
+    (echo.path / "pytest.ini").write_text("[pytest]\naorta_history = all\n")
+    echo.run_here(*run[:4]).stdout.no_fnmatch_line("history:*")
+    assert len(echo.earlier()) == 6
