@@ -13,11 +13,12 @@ from typing_extensions import Required, TypedDict
 
 from pytest_aorta.launch.child.event_log import pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
-from pytest_aorta.trials.events import FailureData, RankData
+from pytest_aorta.trials.events import FailureData, Phase, RankData
 from pytest_aorta.trials.outcome import (
     Observed,
     after_step,
     exit_failure,
+    place,
     signal_name,
     timeout_failure,
     unpassed_failure,
@@ -26,6 +27,8 @@ from pytest_aorta.trials.outcome import (
 #: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure comes from elsewhere: the kernel
 #: may be short of memory.
 _AT_ONCE = 2
+
+_IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
 
 
 class RankExit(TypedDict, total=False):
@@ -125,7 +128,7 @@ def _failure_of(
     stalled: float | None,
 ) -> tuple[FailureData | None, bool]:
     """The failure of one rank, and whether it follows from that of another one."""
-    reported = seen.failures.get("setup") or seen.failures.get("run") or seen.failures.get("cleanup")
+    reported = next((seen.failures[phase] for phase in _IN_ORDER if phase in seen.failures), None)
     finished = seen.finished and (deadline is None or seen.finished_at <= deadline)
     if deadline is not None and not finished and (reported is None or reported.get("at", 0.0) > deadline):
         # What it reported after the deadline is an effect of the signals that ended it.
@@ -135,7 +138,7 @@ def _failure_of(
     if reported is not None:
         return reported, False
     if end is None and not seen.finished and first_failure is not None:
-        message = f"ended in {seen.phase}(){after_step(seen)}, before it was done, because another rank had failed"
+        message = f"ended in {place(seen.phase)}{after_step(seen)}, before it was done, because another rank had failed"
         return {"phase": seen.phase, "kind": "signal", "message": message}, True
     code = 0 if end is None else end["exitcode"]
     if code or not seen.finished:
@@ -149,7 +152,7 @@ def _failure_of(
 
 
 def _exit_failure(seen: Observed, code: int) -> FailureData:
-    where = f"in {seen.phase}(){after_step(seen)}"
+    where = f"in {place(seen.phase)}{after_step(seen)}"
     message = f"ended itself with exit code {code} {where}, before it was done"
     if code < 0:
         message = f"ended by {signal_name(-code)} {where}"

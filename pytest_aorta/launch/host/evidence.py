@@ -22,7 +22,7 @@ from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, signal_name
+from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, place, signal_name
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -91,7 +91,7 @@ class Evidence:
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
         self._seen.ranks = records
-        message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}(){after_step(self._seen)}"
+        message = f"the agent was ended by {signal_name(-code)} in {place(self._seen.phase)}{after_step(self._seen)}"
         failure = exit_failure(self._seen.phase, code, {"message": message})
         self._seen.see({**ranks_event(records), "failure": {**failure, "rank": None}})
 
@@ -113,6 +113,8 @@ class Evidence:
         if overdue is not None:
             report = explain_hang(records, stacks, self._cell.info.source, read_collectives(self._last_attempt))
             self._seen.location, self._seen.hung_rank = report.text, report.rank
+            if any(_hung_importing(record) for record in records if record["rank"] == report.rank):
+                self._seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
         self._seen.see(ranks_event(records))
         self.combine_results()
 
@@ -123,3 +125,8 @@ class Evidence:
             seen.result = combined_result(seen.ranks) or seen.result
         elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
             seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)
+
+
+def _hung_importing(record: RankData) -> bool:
+    failure = record["failure"]
+    return failure is not None and failure["kind"] in ("timeout", "stall") and failure["phase"] == "import"
