@@ -132,9 +132,10 @@ def test_a_record_with_the_fields_of_aorta_alone_is_read() -> None:
     assert is_refused(data) is None
     read = TrialResult.from_dict(data)
     assert read.to_dict().items() >= {"trial_index": None, "cell": None, "host": None, "failure": None}.items()
-    for part in ("config", "env", "wall_clock_sec", "execution_env", "exit_status"):
+    for part in ("config", "env", "wall_clock_sec", "exit_status"):
         assert read.to_dict()[part] == data[part]
-    assert read.to_dict()["result"].items() >= data["result"].items()
+    for part in ("result", "execution_env"):
+        assert read.to_dict()[part].items() >= data[part].items()
     assert TrialResult.from_dict(read.to_dict()) == read
 
 
