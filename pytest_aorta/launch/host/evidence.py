@@ -22,7 +22,7 @@ from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, signal_name
+from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, place, signal_name
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -91,7 +91,7 @@ class Evidence:
         records = self._records()
         mark_outlived(records, "the agent ended before this rank did")
         self._seen.ranks = records
-        message = f"the agent was ended by {signal_name(-code)} in {self._seen.phase}(){after_step(self._seen)}"
+        message = f"the agent was ended by {signal_name(-code)} in {place(self._seen.phase)}{after_step(self._seen)}"
         failure = exit_failure(self._seen.phase, code, {"message": message})
         self._seen.see({**ranks_event(records), "failure": {**failure, "rank": None}})
 
