@@ -98,7 +98,7 @@ class CellZygotes:
         self, key: str, spec: TrialSpec, inherited: Inherited, allocation: Allocation, limits: StartLimits
     ) -> WorkloadInfo:
         """The description from a fresh process, which is held for the first trial."""
-        seed = random_seed() if spec.seed is None else spec.seed
+        seed = random_seed() if spec.given_seed is None else spec.given_seed
         process = HeldProcess(_specification(spec, inherited, allocation, seed))
         with self._lock:
             self._importing.append((key, process))
@@ -131,7 +131,7 @@ class CellZygotes:
                 return None
             key = _key(spec, _specification(spec, inherited, allocation))
             seed, _ = self._held.get(key, (None, None))
-            return None if seed is None or spec.seed not in (None, seed) else self._held.pop(key)
+            return None if seed is None or spec.given_seed not in (None, seed) else self._held.pop(key)
 
     def _read_info(self, spec: TrialSpec, key: str, server: Server) -> WorkloadInfo:
         info = WorkloadInfo.model_validate(server.info)

@@ -89,7 +89,7 @@ class ProcessTrial:
             timeout: deadline in seconds that overrides the spec's; counts for an import, and again from its end.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._request = request_of(self.spec, inherited, seed=self._given_seed, timeout=timeout)
+        self._request = request_of(self.spec, inherited, timeout=timeout)
         self._imposed = allocation.imposed(inherited.variables, self.spec.overlay)
         self._side_by_side = allocation.side_by_side
         self._import_limits = start_limits(self.spec, timeout)
@@ -340,7 +340,8 @@ class ProcessTrial:
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
-            request=self._request,
+            # The seed may be that of a process that was started ahead.
+            request=self._request and self._request.model_copy(update={"seed": self._given_seed}),
             imposed=self._imposed,
             side_by_side=self._side_by_side,
         )
