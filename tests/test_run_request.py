@@ -84,6 +84,7 @@ ODD: dict[str, list[Any]] = {
     "grace": [None, -0.1],
     "memory": [True, 0, 1.5e9, 2**63],
     "log-limit": [None, 0],
+    "preload": [None, (), 3, ("torch", "")],
     "slots": [None, 0, 1.5, True],
     "own-cores": [None, 1],
     "devices": [(0, 0), (-1,), ("gpu",), 3, (True,), (1.0,)],
