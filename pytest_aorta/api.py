@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +88,8 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             except (Exception, SystemExit):
                 pass  # only without isolation; the record has it
             records.append(trial.finish())
+            for text in trial.take_warnings():
+                warnings.warn(text, stacklevel=2)
             if runner.store.is_writer:
                 runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
     finally:

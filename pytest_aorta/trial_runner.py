@@ -15,6 +15,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.host.temporary import TemporaryFolders
     from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.launch.workload_info import PreparedCell
@@ -48,6 +49,7 @@ class TrialRunner:
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
         self._engine: TrialEngine | None = None
+        self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
         """Add a plan to the run.
@@ -132,7 +134,7 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import InProcessTrial
 
             self.store.retire(paths)
-            return InProcessTrial(spec)
+            return InProcessTrial(spec, self.store.artifacts(paths), self._temporary())
         return self.engine.launch(
             spec,
             self.store.artifacts(paths),
@@ -142,8 +144,18 @@ class TrialRunner:
             on_packages=self.store.write_packages,
         )
 
+    def _temporary(self) -> TemporaryFolders:
+        """For trials in this process."""
+        if self._folders is None:
+            from pytest_aorta.launch.host.temporary import TemporaryFolders
+
+            self._folders = TemporaryFolders()
+        return self._folders
+
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and remove their temporary files."""
+        if self._folders is not None:
+            self._folders.close()
         if self._engine is not None:
             self._engine.close()
 

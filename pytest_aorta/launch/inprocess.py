@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.host.place import Place, clear_place, make_place
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.trials.aorta import added_options, with_added
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.loading import describe, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
+from pytest_aorta.trials.place import NAMES, note_tmp, take_place
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds
 from pytest_aorta.trials.spec import TrialSpec
@@ -40,7 +45,13 @@ def check_here(spec: TrialSpec) -> PreparedCell:
                 f"environment {environment.name!r} ({environment.source_package}) has {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
-    cell = _prepare(spec, load_class(spec.workload.target))
+    with own_arguments(spec.workload.target):
+        cell = _prepare(spec, load_class(spec.workload.target))
+    if cell.info.requires_process:
+        raise LaunchModeError(
+            f"workload {spec.workload.name} requires a process per trial (trial_isolation_required), but with "
+            "--aorta-isolation none a trial runs in this process; use fork or spawn"
+        )
     if cell.info.config_error is not None:
         raise ConfigError(cell.info.config_error)
     resolve_launch(spec, cell.info.launch_mode, cell.info.min_world_size)
@@ -55,14 +66,24 @@ def _prepare(spec: TrialSpec, cls: type[Any]) -> PreparedCell:
 class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``.
 
-    From ``setup`` to ``finish``, this process has the trial's variables.
+    From ``setup`` to ``finish``, this process has the trial's variables, ``sys.argv`` and folder for temporary files.
+
+    Args:
+        spec: the trial.
+        folder: for its artifacts.
+        temporary: where its TMPDIR is made.
     """
 
     resumed = False
     started = True
 
-    def __init__(self, spec: TrialSpec) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, temporary: TemporaryFolders) -> None:
         self.spec = spec
+        self._folder = folder
+        self._temporary = temporary
+        self._place: Place | None = None
+        self._undo = contextlib.ExitStack()
+        self._warnings: list[str] = []
         self.seen = Observed()
         self._lifecycle: Lifecycle | None = None
         self._started_at = utc_now()
@@ -70,7 +91,6 @@ class InProcessTrial:
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
-        self._environ: dict[str, str] | None = None
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
@@ -91,25 +111,30 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """None."""
-        return []
+        """Warnings for the user since the last call."""
+        taken, self._warnings = self._warnings, []
+        return taken
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
-            self._environ = dict(os.environ)
-            os.environ.update(self.spec.overlay)
-            self._note_late_variables()
+            self._enter()
             cls = load_class(self.spec.workload.target)
             self._cell = _prepare(self.spec, cls)
+            self._warnings += self._cell.info.config_warnings
+            self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
+            startup = self._cell.info.startup_variables
+            os.environ.update({name: value for name, value in startup.items() if name not in os.environ})
+            self._note_late_variables({*self.spec.overlay, *startup})
             source = self._cell.info.source
             self._static = collect_static(Path(source) if source else None)
-            self.seen.see({"type": "env", "env": collect_env(self._static, self.spec.overlay).to_dict()})
+            recorded = [*self.spec.overlay, *NAMES, *startup]
+            self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
             if self.spec.seed is not None:
                 seeds = ProcessSeeds(self.spec.seed)
                 seeds.seed_loaded()
                 self.seen.seeds = seeds.to_plain()
-            config = resolve_config(cls, self.spec.overrides, self.spec.steps)
-            self._lifecycle = Lifecycle(cls, config.value, self.seen.see)
+            options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
+            self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
             self._lifecycle.setup(reraise=True)
         elif phase == "run" and self._lifecycle is not None:
             try:
@@ -117,10 +142,37 @@ class InProcessTrial:
             finally:
                 self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict()})
 
-    def _note_late_variables(self) -> None:
+    def _enter(self) -> None:
+        """Give this process the trial's variables, place and arguments, until ``finish``."""
+        undo = self._undo
+        note_tmp()
+        undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+        undo.callback(_restore, dict(os.environ))
+        with contextlib.suppress(OSError):  # where results cannot be written, as the record will show
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._place = make_place(self.spec.trial_index, self._folder, self._temporary, os.environ)
+            take_place(self._place.variables(self.spec.overlay))
+        os.environ.update(self.spec.overlay)
+        undo.enter_context(own_arguments(self.spec.workload.target))
+
+    def _added_options(self) -> dict[str, Any]:
+        spec = self.spec
+        return added_options(
+            spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect), isolation="in_process"
+        )
+
+    def _clear_place(self) -> dict[str, str]:
+        if self._place is None:
+            return {}
+        kept = clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # only when it is empty
+        return kept
+
+    def _note_late_variables(self, variables: set[str]) -> None:
         loaded = [name for name in _READS_VARIABLES if name in sys.modules]
-        if self.spec.overlay and loaded:
-            names = ", ".join(sorted(self.spec.overlay))
+        if variables and loaded:
+            names = ", ".join(sorted(variables))
             note = (
                 f"without isolation, {names} came after the import of {', '.join(loaded)}, which may not read it again"
             )
@@ -135,8 +187,7 @@ class InProcessTrial:
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.cleanup()
-            if self._environ is not None:
-                _restore(self._environ)
+            self._undo.close()
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0
             self._record = build_record(
@@ -145,6 +196,7 @@ class InProcessTrial:
                 self._cell,
                 started_at=self._started_at,
                 wall=time.monotonic() - self._start,
+                artifacts=self._clear_place(),
             )
         return self._record
 

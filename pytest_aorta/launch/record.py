@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.place import FILES
 from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -90,5 +92,8 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
 
 
 def logs_in(folder: Path) -> dict[str, str]:
-    """The logs of a trial whose processes are gone, as ``artifacts`` of its record."""
-    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}
+    """The logs and files of a trial whose processes are gone, as ``artifacts`` of its record."""
+    with contextlib.suppress(OSError):
+        (folder / FILES).rmdir()  # only when it is empty
+    kept = [*sorted(folder.glob("*.log")), *folder.glob(FILES)]
+    return {path.stem: f"{folder.name}/{path.name}" for path in kept}

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from typing_extensions import NotRequired
 
 from pytest_aorta.launch.launch_mode import Mode
+from pytest_aorta.trials.aorta import EnvironmentData
 
 
 class WorkloadArgument(TypedDict):
@@ -30,11 +31,16 @@ class PrepareArgument(WorkloadArgument):
 class TrialPayload(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
-    ``overlay`` holds names of variables; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
-    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    ``overlay`` holds names of variables, and ``place`` variables. ``sockets`` is the folder in which ranks make sockets
+    for the host. ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in the trial's process:
+    the process with the variables that the launcher of the ranks starts from, if there is one.
     """
 
     overlay: list[str]
+    environment: EnvironmentData
+    collect: list[str]
+    place: dict[str, str]
+    sockets: str
     mode: Mode
     nproc: int
     trial_id: str

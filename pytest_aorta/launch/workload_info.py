@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.trials.result import ENCODED, Free
@@ -25,6 +25,9 @@ class WorkloadInfo(BaseModel):
     source_digest: str
     config: Free
     config_error: str | None = None
+    config_warnings: list[str] = []
+    startup_variables: dict[str, str] = Field(default={}, repr=False)  # may be secrets
+    requires_process: bool = False
     packages: dict[str, Any] | None = None
 
 

@@ -24,12 +24,18 @@ class NotAResult(TypeError):
 
 
 class Lifecycle:
-    """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event."""
+    """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event.
 
-    def __init__(self, cls: type[Any], config: Any, send: Send) -> None:
+    ``before_setup`` is called before the constructor, as a part of the setup.
+    """
+
+    def __init__(
+        self, cls: type[Any], config: Any, send: Send, before_setup: Callable[[], object] = lambda: None
+    ) -> None:
         self.cls = cls
         self.config = config
         self.send = send
+        self.before_setup = before_setup
         self.workload: Any = None
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
@@ -59,6 +65,7 @@ class Lifecycle:
         """Construct the workload and set it up."""
 
         def body() -> None:
+            self.before_setup()
             self.workload = self.cls(self.config)
             report_progress_to(self.workload, self.send)
             self.workload.setup()

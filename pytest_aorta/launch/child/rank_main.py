@@ -37,14 +37,14 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     if not prepared:
         prepare(payload, seed)
     use_seed(seed)
-    _serve_flight_recorder()
+    _serve_flight_recorder(Path(payload["sockets"]))
     log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     return run_workload(payload, log.send, on_error=_write_error_file)
 
 
-def _serve_flight_recorder() -> None:
+def _serve_flight_recorder(sockets: Path) -> None:
     """To be called before the rank makes a process group."""
-    path = socket_path(os.getpid())
+    path = socket_path(os.getpid(), sockets)
     with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
         start_worker_server(path)

@@ -20,6 +20,7 @@ from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.trials.events import RankData, ResultData, Send
+from pytest_aorta.trials.place import NAMES, note_tmp
 
 #: ``target`` of a workload that is a script; which one, and how it is started, is in the options.
 TARGET = "pytest_aorta.launch.child.script:run_script"
@@ -36,6 +37,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
     options = dict(argument["overrides"])
     digest, source = options.pop("digest"), options.pop("source")
     _static = collect_static(Path(source) if source else None)
+    note_tmp()
     return {
         "launch_mode": SCRIPT,
         "min_world_size": 1,
@@ -50,7 +52,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
 
 def run_script(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, wait for it, report how the ranks ended."""
-    send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
+    send({"type": "env", "env": collect_env(_static, [*payload["overlay"], *NAMES]).to_dict()})
     folder = Path(payload["folder"])
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})

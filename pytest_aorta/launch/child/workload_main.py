@@ -10,14 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.launch.child.aorta_group import join_group, leave_group
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.loading import describe, load_class, set_arguments
+from pytest_aorta.trials.place import NAMES, note_tmp
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
@@ -25,15 +28,20 @@ if TYPE_CHECKING:
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
+#: Names of the variables that the workload wants to have at its start.
+_startup: tuple[str, ...] = ()
 
 
 def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
     """Import the workload and describe it; take the snapshot of what will not change."""
-    global _static, _seeds
+    global _static, _seeds, _startup
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    note_tmp()
+    set_arguments(argument["target"])
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
     _seeds.note_kept()
+    _startup = tuple(description["startup_variables"])
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
@@ -60,15 +68,20 @@ def run_workload(
 
     ``on_error`` takes what one of these has raised, before the cleanup.
     """
-    env = collect_env(_static, payload["overlay"]).to_dict()
+    env = collect_env(_static, [*payload["overlay"], *NAMES, *_startup]).to_dict()
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
-    config = resolve_config(cls, payload["overrides"], payload["steps"])
-    succeeded = Lifecycle(cls, config.value, send).run_all(
+    isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
+    added = added_options(
+        payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
+    )
+    config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
+    succeeded = Lifecycle(cls, config, send, lambda: join_group(cls, config)).run_all(
         on_error, after_run=lambda: send({"type": "env_end", "end": collect_end(_static).to_dict()})
     )
+    leave_group(cls)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
@@ -42,10 +44,19 @@ class CellZygotes:
             LaunchModeError: the workload cannot be launched this way.
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
-        info = self._info(spec, _specification(spec, inherited, allocation))
+        wanted = _specification(spec, inherited, allocation)
+        info = self._info(spec, wanted)
+        if (complete := self._complete(wanted)) is not wanted:
+            info = self._info(spec, complete)
         if info.config_error is not None:
             raise ConfigError(info.config_error)
         return PreparedCell(info, resolve_launch(spec, info.launch_mode, info.min_world_size))
+
+    def _complete(self, wanted: ZygoteSpec) -> ZygoteSpec:
+        """With the variables that the workload declares for the start of its process, where they are not set."""
+        info = self._infos.get(wanted.key())
+        missing = {} if info is None else _missing(info, wanted)
+        return replace(wanted, environ={**missing, **wanted.environ}) if missing else wanted
 
     def _info(self, spec: TrialSpec, wanted: ZygoteSpec) -> WorkloadInfo:
         key = wanted.key()
@@ -59,11 +70,13 @@ class CellZygotes:
             except ZygoteError as error:
                 self._broken[key] = error
                 raise
-            self._infos[key] = self._read_info(spec, key, server)
+            self._infos[key] = self._read_info(spec, wanted, server)
         return self._infos[key]
 
-    def _read_info(self, spec: TrialSpec, key: str, server: Server) -> WorkloadInfo:
-        info = WorkloadInfo.model_validate(server.info)
+    def _read_info(self, spec: TrialSpec, wanted: ZygoteSpec, server: Server) -> WorkloadInfo:
+        info, key = WorkloadInfo.model_validate(server.info), wanted.key()
+        for text in info.config_warnings:
+            self._warn(text)
         if server.against_forking:
             self._unforkable.add(key)
             if spec.execution.isolation == "fork":
@@ -72,7 +85,7 @@ class CellZygotes:
                     f"would not be safe, so every trial of {spec.workload.name} starts a fresh interpreter (as with "
                     "--aorta-isolation spawn)"
                 )
-        if self._needs_fresh(spec, key):
+        if self._needs_fresh(spec, key) or _missing(info, wanted):
             self._pool.discard(server)
         else:
             self._pool.release(server)
@@ -85,16 +98,21 @@ class CellZygotes:
     def _needs_fresh(self, spec: TrialSpec, key: str) -> bool:
         return spec.execution.isolation == "spawn" or key in self._unforkable
 
-    def acquire(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int) -> Server:
+    def acquire(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int, place: Mapping[str, str]
+    ) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.
+
+        ``place`` holds the variables of the trial's place, with which a fresh interpreter starts.
 
         Raises:
             ZygoteError: there is none.
         """
-        wanted = _specification(spec, inherited, allocation)
+        wanted = self._complete(_specification(spec, inherited, allocation))
         if not self._needs_fresh(spec, wanted.key()):
             return self._pool.acquire(wanted)
-        zygote = Zygote(_specification(spec, inherited, allocation, seed))
+        fresh = _specification(spec, inherited, allocation, seed)
+        zygote = Zygote(replace(fresh, environ={**wanted.environ, **place}))
         zygote.wait_ready()
         return zygote
 
@@ -108,7 +126,10 @@ class CellZygotes:
     def abandon(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> None:
         """Stop waiting in ``prepare`` or ``acquire`` for the import of a workload."""
         with contextlib.suppress(EnvironmentUnusable):
-            self._pool.abandon(_specification(spec, inherited, allocation))
+            wanted = _specification(spec, inherited, allocation)
+            self._pool.abandon(wanted)
+            if (complete := self._complete(wanted)) is not wanted:
+                self._pool.abandon(complete)
 
     def take_warnings(self) -> list[str]:
         """Warnings since the last call: which module cannot be forked, and why."""
@@ -120,6 +141,10 @@ class CellZygotes:
     def close(self) -> None:
         """End all processes; from any thread."""
         self._pool.close()
+
+
+def _missing(info: WorkloadInfo, wanted: ZygoteSpec) -> dict[str, str]:
+    return {name: value for name, value in info.startup_variables.items() if name not in wanted.environ}
 
 
 def _specification(
