@@ -164,10 +164,10 @@ class InProcessTrial:
     def _clear_place(self) -> dict[str, str]:
         if self._place is None:
             return {}
-        kept = clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()  # only when it is empty
-        return kept
+        with contextlib.suppress(OSError):  # where the workload has left something
+            self._place.files.rmdir()
+            self._folder.rmdir()
+        return clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
 
     def _note_late_variables(self, variables: set[str]) -> None:
         loaded = [name for name in _READS_VARIABLES if name in sys.modules]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_aorta.launch.host.temporary import TemporaryFolders
+from pytest_aorta.launch.host.temporary import TemporaryFolders, is_empty
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.trials.place import FILES, TRIAL_DIR, TRIAL_INDEX
 
@@ -74,15 +73,22 @@ def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: 
     return Place(index, files, tmp, shared=True)
 
 
-def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool) -> dict[str, str]:
-    """After the end of the trial's processes: remove what is not kept; the rest as ``artifacts`` of the record."""
+def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False) -> dict[str, str]:
+    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record.
+
+    Args:
+        place: of the trial.
+        temporary: where its TMPDIR was made.
+        failed: whether the TMPDIR is kept.
+        in_use: whether a process of the trial could not be ended; then nothing is removed.
+    """
     kept: dict[str, str] = {}
     if place.shared and own_rank() != 0:
         return kept
-    with contextlib.suppress(OSError):
-        os.rmdir(place.files)
-    if place.files.exists():
+    if not is_empty(place.files) and place.files.is_dir():
         kept["files"] = f"{place.files.parent.name}/{place.files.name}"
-    if place.tmp is not None and temporary.remove(place.tmp, keep=failed):
+    elif not in_use:
+        temporary.remove_soon(place.files)
+    if place.tmp is not None and not in_use and temporary.remove(place.tmp, keep=failed):
         kept["tmp"] = str(place.tmp)
     return kept

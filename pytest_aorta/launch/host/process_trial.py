@@ -269,7 +269,8 @@ class ProcessTrial:
         self._note_membership()
         artifacts = collect_artifacts(self._folder)
         if self._place is not None:
-            artifacts |= clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
+            failed = conclude(self.seen)[1] is not None
+            artifacts |= clear_place(self._place, self._temporary, failed=failed, in_use=bool(self.stuck))
         return build_record(
             self.spec,
             self.seen,
