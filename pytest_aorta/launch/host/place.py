@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_aorta.launch.host.temporary import TemporaryFolders, is_empty
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.trials.place import FILES, TRIAL_DIR, TRIAL_INDEX
 
@@ -51,7 +51,8 @@ def make_place(index: int, folder: Path, temporary: TemporaryFolders, environ: M
         OSError: the folder cannot be made.
     """
     files = (folder / FILES).absolute()
-    files.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
+        temporary.spare.make(files)
     try:
         return Place(index, files, temporary.make(environ.get("TMPDIR"), str(files)))
     except OSError as error:  # a full disk: the trial may do without
@@ -85,10 +86,9 @@ def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_u
     kept: dict[str, str] = {}
     if place.shared and own_rank() != 0:
         return kept
-    if not is_empty(place.files) and place.files.is_dir():
+    taken = not in_use and temporary.spare.take_back(place.files)
+    if not taken and place.files.is_dir():
         kept["files"] = f"{place.files.parent.name}/{place.files.name}"
-    elif not in_use:
-        temporary.remove_soon(place.files)
     if place.tmp is not None and not in_use and temporary.remove(place.tmp, keep=failed):
         kept["tmp"] = str(place.tmp)
     return kept

@@ -17,10 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_aorta.launch.host.spare_folders import SpareFolders
 from pytest_aorta.runtime.resources.file_locks import Locks
 from pytest_aorta.trials.place import KEPT_DAYS
 
@@ -28,9 +28,6 @@ _PREFIX = "aorta-tmp-"
 
 #: In the folder of a run, one per process that uses it.
 _LOCK = ".lock."
-
-#: Of every TMPDIR.
-_MODE = 0o700
 
 #: Beside a TMPDIR that stays.
 _KEPT = ".kept"
@@ -50,8 +47,7 @@ class _Root:
     folder: Path
     locks: Locks = field(default_factory=Locks)
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    #: TMPDIRs of trials that are over, empty again.
-    free: list[Path] = field(default_factory=list)
+    spare: SpareFolders = field(default_factory=lambda: SpareFolders(0o700))
 
 
 class TemporaryFolders:
@@ -65,8 +61,9 @@ class TemporaryFolders:
         self._launcher = launcher
         self._roots: dict[str | None, _Root] = {}
         self._uses: dict[str, int] = {}
+        #: For what a trial leaves among the results.
+        self.spare = SpareFolders()
         self._lock = threading.Lock()
-        self._remover: ThreadPoolExecutor | None = None
 
     def make(self, replaced: str | None, trial: str) -> Path:
         """An empty folder that no running trial has, on the file system of the TMPDIR that it replaces.
@@ -82,8 +79,6 @@ class TemporaryFolders:
             root = self._roots.get(replaced)
             if root is None:
                 root = self._roots[replaced] = self._make_root(_usable(replaced))
-            if root.free:
-                return root.free.pop()
             if self._launcher is None:
                 name = str(next(root.numbers))
             else:
@@ -91,7 +86,7 @@ class TemporaryFolders:
                 name = hashlib.sha256(f"{trial}/{number}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
         path = root.path / name
         try:
-            os.mkdir(path, _MODE)
+            root.spare.make(path)
         except FileExistsError:
             if self._launcher is None:  # else another rank was faster
                 raise
@@ -116,52 +111,30 @@ class TemporaryFolders:
 
     def remove(self, path: Path, *, keep: bool) -> bool:
         """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
-        if is_empty(path):
-            self._give_back(path)
-        elif keep and path.is_dir():
+        with self._lock:
+            root = next((root for root in self._roots.values() if root.path == path.parent), None)
+        with contextlib.suppress(OSError):
+            if self._launcher is not None:
+                os.rmdir(path)
+                return False
+            if root is not None and root.spare.take_back(path):
+                return False
+        if keep and path.is_dir():
             with contextlib.suppress(OSError):
                 path.with_name(path.name + _KEPT).touch()
             return True
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         return False
-
-    def _give_back(self, path: Path) -> None:
-        """Keep an empty folder for another trial: on some file systems, removing one takes as long as a trial."""
-        if self._launcher is None and stat.S_IMODE(path.lstat().st_mode) == _MODE:
-            with self._lock:
-                for root in self._roots.values():
-                    if root.path == path.parent:
-                        root.free.append(path)
-                        return
-        self.remove_soon(path)
-
-    def remove_soon(self, path: Path) -> None:
-        """Remove an empty folder; the caller need not wait."""
-        with self._lock:
-            if self._remover is None:
-                self._remover = ThreadPoolExecutor(1, "aorta-remover")
-        self._remover.submit(os.rmdir, path)
 
     def close(self) -> None:
         """Remove what is left; the last one of several ranks does."""
-        if self._remover is not None:
-            self._remover.shutdown()
         with self._lock:
+            self.spare.close()
             for root in self._roots.values():
                 root.locks.close()
                 _sweep_root(root.folder)
                 _remove_dangling(root.path)
             self._roots.clear()
-
-
-def is_empty(path: Path) -> bool:
-    """Whether it is an empty folder, and no link to one."""
-    try:
-        with os.scandir(path) as entries:
-            return next(entries, None) is None and not path.is_symlink()
-    except OSError:
-        return False
 
 
 def _usable(replaced: str | None) -> Path:
