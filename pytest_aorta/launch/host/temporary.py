@@ -12,6 +12,7 @@ import itertools
 import os
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import threading
@@ -99,8 +100,9 @@ class TemporaryFolders:
             folder = _own_folder(base) if self._launcher is None else _shared_folder(base, self._launcher)
             root = _Root(folder, folder)
             lock = folder / f"{_LOCK}{secrets.token_hex(4)}"
+            lock.write_text("\n".join(_host()))
             try:
-                locked = root.locks.add_locked(lock, os.O_CREAT)
+                locked = root.locks.add_locked(lock, 0)
             except OSError:
                 locked = True  # no locks on this file system, so no sweep finds it unlocked
             # Another process may have taken this for a dead run's in the meantime.
@@ -202,12 +204,27 @@ def _remove_dangling(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _host() -> list[str]:
+    """What tells a host from others: its name, and its kernel since it was booted, which containers share."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return [socket.gethostname(), boot]
+
+
+def _is_of_this_host(lock: Path) -> bool:
+    """Whether a lock is of a run on this host: on a file system of several hosts, locks of others may not show."""
+    own = zip(lock.read_text().splitlines(), _host(), strict=False)
+    return any(theirs == ours != "" for theirs, ours in own)
+
+
 def _sweep_root(folder: Path) -> None:
     """Remove the folder of a run, unless a process still uses it, or it holds what is kept."""
     held = Locks()
     try:
         locks = list(folder.glob(f"{_LOCK}*"))
-        if not locks or not all(held.add_locked(lock, 0) for lock in locks):
+        if not locks or not all(_is_of_this_host(lock) and held.add_locked(lock, 0) for lock in locks):
             return
         for path in folder.iterdir():
             kept = path.with_name(path.name + _KEPT)

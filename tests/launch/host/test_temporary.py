@@ -119,6 +119,16 @@ def test_what_a_living_run_uses_stays_and_so_does_what_is_not_of_a_run(tmp_path:
     assert list(tmp_path.iterdir()) == [foreign]
 
 
+def test_runs_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
+    root = killed_run(tmp_path)
+    (lock,) = root.glob(".lock.*")
+    lock.write_text("another-host\nanother-boot")
+    folders = TemporaryFolders()
+    folders.make(str(tmp_path), "trial")
+    folders.close()
+    assert names(root) == ["0", "1"]
+
+
 def test_ranks_of_one_launcher_share_and_the_last_one_cleans_up(tmp_path: Path) -> None:
     ranks = [TemporaryFolders(launcher=os.getppid()) for _ in range(2)]
     first, second = ([rank.make(str(tmp_path), "trial_0"), rank.make(str(tmp_path), "trial_0")] for rank in ranks)
