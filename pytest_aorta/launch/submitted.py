@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.launch.job_messages import JobEvent, broken_cell
 from pytest_aorta.launch.record import build_record, logs_in
 from pytest_aorta.probe.snapshot import utc_now
@@ -113,7 +115,7 @@ class SlotTrial:
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
         with self._changed:
-            self._changed.wait_for(lambda: phase in self._ended or self._settled is not None)
+            wait_bounded(partial(self._changed.wait_for, lambda: phase in self._ended or self._settled is not None))
             return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
@@ -139,7 +141,7 @@ class SlotTrial:
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
         with self._changed:
-            self._changed.wait_for(lambda: self._settled is not None)
+            wait_bounded(partial(self._changed.wait_for, lambda: self._settled is not None))
         if self._record is None:
             assert self._settled is not None
             self._record = self._build(self._settled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,7 +52,7 @@ class ReportPayload:
 
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
-        records = [asdict(trial) for trial in self.trials] if with_records else []
+        records = [vars(trial) for trial in self.trials] if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records)}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_aorta.probe.git import git_state_now
 from pytest_aorta.probe.guard import Facts, Guard, describe
 from pytest_aorta.probe.imported_modules import count_modules, imported_modules
-from pytest_aorta.probe.libraries import mapped_objects
+from pytest_aorta.probe.libraries import map_before_forks, mapped_now
 from pytest_aorta.probe.plain import plain
 from pytest_aorta.probe.process_state import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
@@ -35,7 +35,10 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
     collect_end(static, over=False)
-    return replace(static, modules=count_modules(static.installed))
+    try:
+        return replace(static, modules=count_modules(static.installed), mapped=map_before_forks())
+    except Exception:
+        return static  # what fails here fails, and is named, in the trials' snapshots
 
 
 def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) -> EnvSnapshot:
@@ -102,7 +105,7 @@ def _collect_end(static: StaticEnv, over: bool) -> EndSnapshot:
     guard = Guard()
     captured_at = utc_now()
     torch = guard.part("torch", lambda: torch_state(guard, over), None)
-    libraries: Facts = guard.part("libraries", lambda: plain(mapped_objects()), {})
+    libraries: Facts = guard.part("libraries", lambda: mapped_now(static.mapped), {})
     modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed, static.modules)), {})
     return EndSnapshot.model_construct(
         captured_at=captured_at,

@@ -6,9 +6,14 @@ The RCCL of a wheel, of the system and a preloaded one have one name; the path t
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pytest_aorta.probe.library_loads import Loads, library_loads
+from pytest_aorta.probe.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +57,53 @@ def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
         "relevant": _relevant(paths),
         "replaced": [path for path in paths if mapped[path]],
     }
+
+
+@dataclass(frozen=True)
+class MappedBefore:
+    """``mapped_objects()`` before a fork.
+
+    Attributes:
+        facts: what it gave.
+        loads: the loader's counters at that time.
+        files: identity of each mapped file, by path.
+    """
+
+    facts: Facts
+    loads: Loads
+    files: dict[str, tuple[int, ...]]
+
+
+def map_before_forks() -> MappedBefore | None:
+    """What is mapped now, for the forks of this process; ``None`` where new libraries could not be noticed."""
+    loads = library_loads()
+    if loads is None:
+        return None
+    paths = {path for path in _mapped(Path("/proc/self/maps")) if _SHARED_OBJECT.match(path.rpartition("/")[2])}
+    return MappedBefore(plain(mapped_objects()), loads, {path: _identity(path) for path in sorted(paths)})
+
+
+def mapped_now(before: MappedBefore | None) -> Facts:
+    """As ``mapped_objects()``; the facts from ``before`` while nothing has been loaded or replaced since."""
+    if before is not None and not _changed_since(before):
+        return before.facts
+    facts: Facts = plain(mapped_objects())
+    return facts
+
+
+def _changed_since(before: MappedBefore) -> bool:
+    if library_loads() != before.loads:
+        return True
+    return any(_identity(path) != identity for path, identity in before.files.items())
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    """What changes when the file of this path is another one, or is overwritten."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _mapped(maps: Path) -> set[str]:

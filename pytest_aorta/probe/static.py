@@ -12,7 +12,7 @@ from pytest_aorta.probe.git import GitWatch, git_state
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.imported_modules import ModuleCount
 from pytest_aorta.probe.interpreter import interpreter
-from pytest_aorta.probe.libraries import loaded_libraries
+from pytest_aorta.probe.libraries import MappedBefore, loaded_libraries
 from pytest_aorta.probe.machine import host
 from pytest_aorta.probe.packages import Installed, installed_distributions, packages
 from pytest_aorta.probe.plain import plain
@@ -36,6 +36,7 @@ class StaticEnv:
         git: signs of a change of the workload's repository; ``None`` without one.
         clock: whether the processor's clock can be read in every trial.
         modules: what this process has imported already.
+        mapped: the shared objects that are mapped already.
     """
 
     sections: Facts = field(default_factory=dict)
@@ -45,6 +46,7 @@ class StaticEnv:
     git: GitWatch | None = None
     clock: bool = False
     modules: ModuleCount | None = None
+    mapped: MappedBefore | None = None
 
 
 def gather_static(source: Path | None = None) -> StaticEnv:

@@ -31,7 +31,6 @@ MODES = {
 }
 
 #: The others are not what every change is tried with.
-SOME_MODES = [pytest.param(mode, marks=() if mode == "fork" else pytest.mark.slow) for mode in MODES]
 SOME_PHASES = [pytest.param(phase, marks=() if phase == "run" else pytest.mark.slow) for phase in PHASES]
 
 LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
@@ -72,14 +71,15 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[
     return wrong
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
     options = ("--aorta-timeout", "50", "--aorta-memory", "1G")
     assert mistakes(run(stage, "Faulty", OTHERS, *MODES[mode], *options)) == []
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.
     slots = () if mode == "xdist" else ("--aorta-slots", "9")

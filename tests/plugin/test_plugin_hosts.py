@@ -274,6 +274,7 @@ def test_devices_that_a_host_cannot_lease(hosts: Stage, monkeypatch: pytest.Monk
     assert line.startswith("ERROR: host popen: --aorta-devices 0: ")
 
 
+@pytest.mark.slow
 def test_beside_other_ways_to_run_several(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist")
     result = hosts.run(*workloads("tells"), *ONE, "-n", "2")

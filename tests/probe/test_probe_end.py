@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,10 +16,11 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_aorta.probe import collect as collect_module
+from pytest_aorta.probe import libraries
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.imported_modules import count_modules, imported_modules
-from pytest_aorta.probe.libraries import mapped_objects
+from pytest_aorta.probe.libraries import map_before_forks, mapped_now, mapped_objects
 from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 from pytest_aorta.probe.torch_state import torch_state
@@ -244,6 +246,34 @@ ctypes.CDLL("libutil.so.1")
     assert set(found["libraries"]["names"]) - set(before["names"]) == {"libutil.so.1"}
 
 
+def test_a_library_that_is_replaced_during_run_is_named(tmp_path: Path) -> None:
+    code = f"""
+import ctypes, shutil
+path = {str(tmp_path / "libown.so.1")!r}
+ctypes.CDLL("libutil.so.1")
+source = next(line.split()[-1] for line in open("/proc/self/maps") if "libutil" in line)
+shutil.copy(source, path)
+shutil.copy(source, path + ".new")
+ctypes.CDLL(path)
+static = collect_static()
+extra = collect_end(static).libraries
+os.replace(path + ".new", path)
+"""
+    found, before = end_of(code)
+    assert before["replaced"] == []
+    assert found["libraries"] == {**before, "replaced": [str(tmp_path / "libown.so.1")]}
+
+
+def test_what_is_mapped_is_read_again_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = map_before_forks()
+    assert before is not None
+    assert before.facts == mapped_objects()
+    monkeypatch.setattr(libraries, "mapped_objects", dict)
+    assert mapped_now(before) == before.facts
+    assert mapped_now(replace(before, loads=(0, 0))) == {}
+    assert mapped_now(replace(before, files={"/no/file": (1,)})) == {}
+
+
 def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     static = collect_static()
     start, end = collect_env(static), collect_end(static)
@@ -263,7 +293,7 @@ def broken(*arguments: object) -> NoReturn:
     ("name", "reason"),
     [
         ("torch_state", "torch: OSError: broken for the test"),
-        ("mapped_objects", "libraries: OSError: broken for the test"),
+        ("mapped_now", "libraries: OSError: broken for the test"),
         ("imported_modules", "modules: OSError: broken for the test"),
         ("Guard", "collect_end: OSError: broken for the test"),
     ],

@@ -52,6 +52,7 @@ def warm_up(argument: WorkloadArgument) -> None:
     """Touch what every trial needs before its workload's code runs."""
     json.dumps(collect_env(_static).to_dict())
     json.dumps(collect_end(_static, over=False).to_dict())
+    use_seed(random_seed())
     load_class(argument["target"])
 
 

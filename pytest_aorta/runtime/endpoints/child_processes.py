@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.bounded_waits import pieces
 from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
 from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
 from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
@@ -79,7 +80,10 @@ class ChildProcesses:
         self._starting = ThreadPoolExecutor(len(self._endpoints), "aorta-start")
         started = {self._starting.submit(_bring_up, endpoint, give_up): endpoint for endpoint in self._endpoints}
         self._starting.shutdown(wait=False)
-        done, late = wait(started, max(0.0, give_up - time.monotonic()) + 1, FIRST_EXCEPTION)
+        for seconds in pieces(max(0.0, give_up - time.monotonic()) + 1):
+            done, late = wait(started, seconds, FIRST_EXCEPTION)
+            if not late or any(attempt.exception() for attempt in done):
+                break
         for attempt in done:
             attempt.result()
         if late:  # not even their zygote is there

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pytest_aorta.common.bounded_waits import PIECE, wait_bounded
 from pytest_aorta.runtime.endpoints.life_cycle import ProcessState, SupervisedProcess
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
@@ -186,7 +188,7 @@ class ProcessEndpoint(SupervisedProcess):
         """Have it load a callable; why it could not, or ``None``. Blocks while it runs a task, or starts again."""
         waiting = (ProcessState.STARTING, ProcessState.LOST, ProcessState.CONDEMNED)
         with self._changed:
-            self._changed.wait_for(lambda: self._state not in waiting)
+            wait_bounded(partial(self._changed.wait_for, lambda: self._state not in waiting))
         order: RegisterOrder = {"op": "register", "definition": definition.to_plain()}
         return self._ask("registered", order, definition.digest)
 
@@ -209,7 +211,7 @@ class ProcessEndpoint(SupervisedProcess):
                         self._answers.remove(report)
                         failure = report.get("failure")
                         return TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
-                self._changed.wait()
+                self._changed.wait(PIECE)
         return TaskFailure("ProcessDied", f"{self.name} died")
 
     def run_ended(self) -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.placement import Placement
 from pytest_aorta.runtime.engine.runs import GraphRun
@@ -101,7 +102,7 @@ class Dispatcher:
         with self.lock:
             while not run.is_session and len(self.runs) >= DEPTH and not self.closing:
                 with SIGINT_GUARD.allowed():
-                    self.lock.wait()
+                    self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self._open_runs(run).append(run)
@@ -146,7 +147,7 @@ class Dispatcher:
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return not self.runs
-                self.lock.wait(left)
+                self.lock.wait(min(left, PIECE))
         return True
 
     # Tasks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
+from pytest_aorta.common.bounded_waits import PIECE, wait_bounded
 from pytest_aorta.runtime.engine.poller import Callback, Poller, Timer
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 
@@ -117,7 +118,7 @@ class EventLoop:
                     self._borrow(done, give_up)
                 else:
                     with SIGINT_GUARD.allowed():
-                        done.wait(None if give_up is None else _seconds_until(give_up))
+                        wait_bounded(done.wait, None if give_up is None else _seconds_until(give_up))
             finally:
                 self._leave(borrows)
         finally:
@@ -138,9 +139,9 @@ class EventLoop:
 
     def _poll_until(self, done: threading.Event, give_up: float | None) -> None:
         while not done.is_set() and not self._closed:
-            left = None
+            left = PIECE
             if give_up is not None:
-                left = give_up - time.monotonic()
+                left = min(left, give_up - time.monotonic())
                 if left <= 0:
                     return
             self._poller.poll(left)
