@@ -40,7 +40,9 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
         given["steps"] = steps
     reserved = [key for key in given if key.startswith(RESERVED)]
     if reserved:
-        raise ConfigError(f"{cls.__name__}: option {reserved[0]!r}: the runner adds what starts with {RESERVED}")
+        raise ConfigError(
+            f"{cls.__name__}: option {reserved[0]!r}: the runner adds what starts with {RESERVED}; use another name"
+        )
     model = getattr(cls, "Config", None)
     if isinstance(model, type) and hasattr(model, "model_validate"):
         return _validated(cls, model, given)

@@ -23,7 +23,7 @@ def metrics(stage: Stage) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
 def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
     options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)
     aorta.run("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
@@ -39,7 +39,7 @@ def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: 
     assert trial["config"] == {}  # what the runner adds is no option
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_variables_that_a_workload_needs_at_its_start_are_there_before_its_import(
     aorta: Stage, isolation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +84,7 @@ def test_other_classes_can_look_up_what_the_runner_adds_and_are_not_given_it_as_
             def run(self): return {"passed": True, "metrics": {"size": self.model.size, "found": self.found}}
         """
     )
-    stage.run("plain.py", "--aorta-config", "size=3", "--aorta-extra-env", "SEEN=1").assert_outcomes(passed=1)
+    stage.run_here("plain.py", "--aorta-config", "size=3", "--aorta-extra-env", "SEEN=1").assert_outcomes(passed=1)
     assert metrics(stage) == {"size": 3, "found": [{"SEEN": "1"}, "none", False]}
 
 
@@ -105,7 +105,7 @@ def test_an_option_that_the_defaults_do_not_know_is_a_warning_with_the_nearest_n
 ) -> None:
     stage.write(known=UNKNOWN)
     options = ("--aorta-config", "learning_rat=1", "--aorta-trials", "2", "--aorta-isolation", isolation)
-    done = stage.run("known.py", *options)
+    done = stage.run_here("known.py", *options)
     assert done.ret == 0
     done.stdout.fnmatch_lines([f"*PytestWarning: {NOTE}"])
     for trial in stage.trials().values():

@@ -84,7 +84,7 @@ def left(stage: Stage) -> list[str]:
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 def test_no_trial_finds_the_checkpoint_of_another(places: Stage, isolation: str) -> None:
     options = ("--aorta-trials", "3", "--aorta-isolation", isolation)
-    places.run("places.py", *options).assert_outcomes(passed=3)
+    places.run_here("places.py", *options).assert_outcomes(passed=3)
     trials = places.trials()
     assert [trial["result"]["metrics"]["index"] for trial in trials.values()] == [0, 1, 2]
     assert [trial["result"]["metrics"]["found"] for trial in trials.values()] == [[], [], []]
@@ -105,15 +105,15 @@ def test_a_rerun_is_the_same_request_and_empty_folders_do_not_stay(places: Stage
         simple="class Simple:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
         "    def run(self): return {'passed': True}\n"
     )
-    places.run("simple.py").assert_outcomes(passed=1)
+    places.run_here("simple.py").assert_outcomes(passed=1)
     before = places.trial("Simple/trial_0.json")
-    places.run("simple.py", "--aorta-resume").stdout.fnmatch_lines(["*1 trial* had a result*"])
+    places.run_here("simple.py", "--aorta-resume").stdout.fnmatch_lines(["*1 trial* had a result*"])
     assert "files" not in before["artifacts"]
     assert not (places.results / "Simple/trial_0/files").exists()
 
 
 def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) -> None:
-    done = places.run("places.py", "--aorta-trials", "2", "--aorta-config", "fail=1")
+    done = places.run_here("places.py", "--aorta-trials", "2", "--aorta-config", "fail=1")
     done.assert_outcomes(passed=1, failed=1)
     passed, failed = places.trials().values()
     assert "tmp" not in passed["artifacts"]
@@ -126,7 +126,7 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
 def test_a_tmpdir_that_the_user_sets_stays_what_it_is(places: Stage) -> None:
     mine = places.path / "mine"
     mine.mkdir()
-    places.run("places.py", "--aorta-extra-env", f"TMPDIR={mine}").assert_outcomes(passed=1)
+    places.run_here("places.py", "--aorta-extra-env", f"TMPDIR={mine}").assert_outcomes(passed=1)
     assert metrics(places)[0]["folders"][:2] == [str(mine), str(mine)]
     assert os.listdir(mine) == ["checkpoint_0"]
 
@@ -151,7 +151,7 @@ def test_what_a_killed_run_has_left_the_next_one_removes(places: Stage) -> None:
     places.finish(run)
     places.wait_until_alone()
     assert left(places) == ["checkpoint"]
-    places.run("places.py").assert_outcomes(passed=1)
+    places.run_here("places.py").assert_outcomes(passed=1)
     assert left(places) == []
 
 
@@ -177,6 +177,7 @@ def test_the_ranks_of_a_trial_share_its_place(places: Stage, launcher: str) -> N
     one_place(places, 2)
 
 
+@pytest.mark.slow
 def test_ranks_of_an_outer_launcher_share_the_place_of_a_trial(places: Stage) -> None:
     for _ in range(2):  # the second run moves the trials of the first one to the history
         assert places.torchrun(2, "ranks.py", "--aorta-trials", "2").ret == 0
@@ -192,6 +193,7 @@ def test_the_files_of_a_trial_on_another_host_travel_home(places: Stage) -> None
     assert left(places) == []
 
 
+@pytest.mark.slow
 def test_a_script_under_torchrun_has_the_place_of_its_trial(places: Stage) -> None:
     places.write(
         train="""

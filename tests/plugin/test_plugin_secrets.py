@@ -69,9 +69,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.slow if way != "fork" else ()) for way in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way != "fork" else ()) for way in WAYS])
 def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: str) -> None:
     result = holder.run(
         *("spilling_workloads.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
