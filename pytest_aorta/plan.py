@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json, to_plain
-from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
@@ -23,11 +22,6 @@ Order = Literal["interleaved", "grouped", "random"]
 
 #: Cells whose zygotes are kept warm at once; beyond, blocks of cells are interleaved.
 WARM_CELLS = 8
-
-#: Set by launchers for every rank; an overlay of these would break the rendezvous.
-_LAUNCHER_OWNED = re.compile(
-    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-)
 
 
 class PlanError(ValueError):
@@ -184,7 +178,7 @@ def check_variables(source: str, variables: object) -> None:
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise PlanError(f"{source}: the value of {name!r} must be a text, not {type(value).__name__}")
-        if _LAUNCHER_OWNED.fullmatch(name):
+        if LAUNCHER_OWNED.fullmatch(name):
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
+from pytest_aorta.trials.execution import LAUNCHER_OWNED
 from pytest_aorta.trials.place import TRIAL_DIR
 
 TrialIsolation = Literal["process", "in_process"]
@@ -92,12 +93,15 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
     """Variables that a workload wants to have before its process starts, unless they are set already.
 
     Raises:
-        DeclarationError: they are no texts.
+        DeclarationError: they are no texts, or belong to the launcher of the ranks.
     """
     declared = getattr(cls, "isolated_startup_env", None)
     found = {} if declared is None else declared(dict(options))
     if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
         raise DeclarationError(f"{cls.__name__}.isolated_startup_env() has to return a dict of texts")
+    owned = [name for name in found if LAUNCHER_OWNED.fullmatch(name)]
+    if owned:
+        raise DeclarationError(f"{cls.__name__}.isolated_startup_env(): {owned[0]} is set by the launcher of the ranks")
     return found
 
 

@@ -38,10 +38,10 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     given = dict(overrides)
     if steps is not None:
         given["steps"] = steps
-    reserved = [key for key in given if key.startswith(RESERVED)]
+    reserved = [key for key in given if str(key).startswith(RESERVED)]
     if reserved:
         raise ConfigError(
-            f"{cls.__name__}: option {reserved[0]!r}: the runner adds what starts with {RESERVED}; use another name"
+            f"{cls.__name__}: the option {reserved[0]!r} cannot be given: the runner adds what starts with {RESERVED}"
         )
     model = getattr(cls, "Config", None)
     if isinstance(model, type) and hasattr(model, "model_validate"):
@@ -58,7 +58,7 @@ def _unknown(cls: type[Any], key: str, known: Collection[str]) -> str:
 
 
 def _nearest(key: str, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(key, map(str, known), 1)
+    nearest = difflib.get_close_matches(str(key), map(str, known), 1)
     if nearest:
         return f" (did you mean {nearest[0]!r}?)"
     return f" (known: {', '.join(sorted(map(str, known))) or 'none'})"
