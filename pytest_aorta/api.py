@@ -88,10 +88,10 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             except (Exception, SystemExit):
                 pass  # only without isolation; the record has it
             records.append(trial.finish())
-            for text in trial.take_warnings():
-                warnings.warn(text, stacklevel=2)
             if runner.store.is_writer:
                 runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
+            for text in trial.take_warnings():
+                warnings.warn(text, stacklevel=2)
     finally:
         runner.close()
     return records
