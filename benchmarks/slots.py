@@ -24,7 +24,8 @@ COMPARISONS = (
     Comparison("1 slot / 2 slots, one thread each", "one", "two", at_least=1.7),
     Comparison("-n 2 / 2 slots, one thread each", "xdist", "two"),
     Comparison("1 slot / 2 slots, threads not fixed", "one_free", "two_free"),
-    Comparison("-n 2 / 2 slots, threads not fixed", "xdist_free", "two_free"),
+    Comparison("2 slots, threads not fixed / 2 slots, cores of their own", "two_free", "two_own"),
+    Comparison("-n 2, threads not fixed / -n 2, cores of their own", "xdist_free", "xdist_own"),
 )
 
 
@@ -43,4 +44,8 @@ def subjects(place: Workplace) -> dict[str, Subject]:
             f"two{suffix}": Subject(f"--aorta-slots 2{said}", run("--aorta-slots=2", threads=threads)),
             f"xdist{suffix}": Subject(f"-n 2{said}", run("-n2", threads=threads)),
         }
-    return found
+    own = "--aorta-own-cores"
+    return found | {
+        "two_own": Subject(f"--aorta-slots 2 {own}", run("--aorta-slots=2", own, threads=None)),
+        "xdist_own": Subject(f"-n 2 {own}", run("-n2", own, threads=None)),
+    }

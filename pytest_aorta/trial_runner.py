@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.nodes.addressing import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.trials.differences import UNKNOWN, changed_files, differences
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, fingerprint, parts_of
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.replayed import ReplayedTrial
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.launch.workload_info import PreparedCell
+    from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
@@ -84,16 +87,19 @@ class TrialRunner:
 
         elastic, resources = self.selection.execution.elastic, self.selection.resources
         return TrialEngine(
-            slots=resources.slots,
-            devices=resources.devices,
-            hosts=resources.hosts,
+            resources=resources,
             grace=self.selection.limits.grace,
+            results=self.store.results,
             elastic=elastic if is_multi_node(elastic) else None,
             identity=_code_identity(self.plans) if resources.hosts else None,
         )
 
-    def check(self, spec: TrialSpec) -> PreparedCell | None:
+    def check(
+        self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
+    ) -> PreparedCell | None:
         """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
+
+        ``timeout`` and ``patience``: as of ``TrialEngine.check``.
 
         Raises:
             ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
@@ -102,24 +108,38 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import check_here
 
             return check_here(spec)
-        return self.engine.check(spec)
+        return self.engine.check(spec, timeout, patience)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths) -> ReplayedTrial | None:
-        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request."""
+    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ReplayedTrial | None:
+        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
+
+        ``timeout``: as of ``check``.
+        """
         if not self.selection.resume or paths in self._started:
             return None
         from pytest_aorta.launch.replayed import ReplayedTrial
 
-        record = self.store.kept(paths, lambda: self._fingerprint(spec))
+        record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
         return None if record is None else ReplayedTrial(spec, record)
 
-    def _fingerprint(self, spec: TrialSpec) -> str | None:
-        """Of a trial's request; ``None`` when its cell cannot be prepared, which the trial's record will explain."""
+    def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
+        """Why a record is not of the request that ``spec`` is; empty where it is."""
         try:
-            cell = self.check(spec)
+            cell = self.check(spec, timeout)
         except Exception:
-            return None
-        return None if cell is None else cell.fingerprint(spec)
+            cell = None
+        if cell is None:  # the trial's record will explain it
+            return ["its cell cannot be prepared now"]
+        request, earlier = cell.request(spec), parts_of(record)
+        if fingerprint(request) == record.request_fingerprint:
+            return changed_files(later := earlier.get(IMPORTED_LATER, {}), cell.info.digests_now(later))
+
+        def installed(digest: str) -> Mapping[str, str] | None:
+            listing = cell.info.packages or {}
+            versions: Mapping[str, str] = listing.get("versions", {})
+            return versions if listing.get("digest") == digest else self.store.packages(digest)
+
+        return differences(earlier, request, installed) or [UNKNOWN]
 
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
@@ -134,7 +154,8 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import InProcessTrial
 
             self.store.retire(paths)
-            return InProcessTrial(spec, self.store.artifacts(paths), self._temporary())
+            folder, workers = self.store.artifacts(paths), self.selection.resources.workers
+            return InProcessTrial(spec, folder, self._temporary(), workers)
         return self.engine.launch(
             spec,
             self.store.artifacts(paths),
@@ -142,6 +163,7 @@ class TrialRunner:
             urgent=urgent,
             on_start=lambda: self.store.retire(paths),
             on_packages=self.store.write_packages,
+            make_room=lambda: self._make_room(paths),
         )
 
     def _temporary(self) -> TemporaryFolders:
@@ -151,6 +173,14 @@ class TrialRunner:
 
             self._folders = TemporaryFolders()
         return self._folders
+
+    def _make_room(self, paths: TrialPaths) -> bool:
+        """Whether a trial that could not be started may have artifacts."""
+        if self.store.is_writer:
+            return self.store.make_room(paths)
+        if not self.store.resume:
+            self.store.retire(paths)
+        return not self.store.resume
 
     def close(self) -> None:
         """End all processes, and remove their temporary files."""

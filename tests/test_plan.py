@@ -289,6 +289,7 @@ _SCRIPT = """
 from dataclasses import replace
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
+from pytest_aorta.trials.fingerprint import Ingredients, fingerprint, fingerprint_parts
 selection = Selection(
     workloads=("gemm", "fsdp"), trials=3, mitigations=(("none",), ("xnack",), ("xnack", "none")),
     config={"b": "1", "a": "2", "kinds": {"x", "y", "z"}}, extra_env={"Y": "1", "X": "2"},
@@ -297,7 +298,8 @@ for order in ("random", "grouped", "interleaved"):
     plan = make_plan(replace(selection, order=order), Registry.load())
     print(plan.digest, plan.cells)
     for spec in plan.trials:
-        print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, spec.fingerprint("s", {}, 1))
+        taken = fingerprint(fingerprint_parts(spec, Ingredients({}), 1))
+        print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, taken)
 """
 
 
@@ -454,51 +456,6 @@ def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
     assert len(files | folders) == 2 * len(plan.trials)
     # What one trial leaves in its folder is never another one's.
     assert not any(folder in file.parents for file in files for folder in folders)
-
-
-# fingerprints
-
-
-def fingerprint(source: str = "digest", config: dict[str, Any] | None = None, nproc: int = 1, **fields: Any) -> str:
-    (spec,) = cell_of()
-    return replace(spec, **fields).fingerprint(source, config or {}, nproc)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"source": "other digest"},
-        {"config": {"size": 1}},
-        {"nproc": 2},
-        {"execution": Execution(launcher="torchrun")},
-        {"execution": Execution(isolation="spawn")},
-        {"limits": Limits(memory=2**30)},
-        {"mitigations": ("xnack",)},
-        {"overlay": {"X": "1"}},
-        {"trial_index": 1},
-        {"workload": entry("v")},
-        {"environment": environment("there")},
-        {"environment": Environment("here", venv="/v", source_package="test")},
-        {"environment": Environment("here", launcher=("numactl",), source_package="test")},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any]) -> None:
-    assert fingerprint(**changed) != fingerprint()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"limits": Limits(timeout=3.0, stall_timeout=1.0, grace=0.0)}, {"environment_index": 3}, {"mitigation_index": 1}],
-    ids=str,
-)
-def test_what_does_not_decide_the_outcome_does_not(changed: dict[str, Any]) -> None:
-    assert fingerprint(**changed) == fingerprint()
-
-
-def test_the_order_of_variables_and_options_does_not_change_the_fingerprint() -> None:
-    assert fingerprint(overlay={"A": "1", "B": "2"}) == fingerprint(overlay={"B": "2", "A": "1"})
-    assert fingerprint(config={"a": 1, "b": 2}) == fingerprint(config={"b": 2, "a": 1})
 
 
 def test_workloads_of_one_name_from_two_files_do_not_go_together(registry: Registry) -> None:

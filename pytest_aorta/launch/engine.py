@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,15 @@ from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import store_port
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.runtime.endpoints.job_slot import Slot
 from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.records import Outcome
-from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.limits import GRACE
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -40,45 +37,45 @@ class TrialEngine:
     """Runs trials on the slots of a worker, in the order in which they are launched.
 
     Args:
-        slots: trials at a time, on each host.
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
-        hosts: execnet specifications; this host, if there are none.
+        resources: slots, devices, cores and hosts of the run.
         identity: source files that have to be the same everywhere, by name, with their digests.
         grace: seconds between SIGTERM and SIGKILL.
+        results: the folder that files of trials on this host are written to.
         elastic: options of trials that have several nodes: this one and others, or the hosts.
     """
 
     def __init__(
         self,
         *,
-        slots: int = 1,
-        devices: tuple[int, ...] | None = None,
-        hosts: Sequence[str] = (),
+        resources: Resources,
         identity: Mapping[str, str] | None = None,
         grace: float = GRACE,
+        results: Path | None = None,
         elastic: ElasticOptions | None = None,
     ) -> None:
-        self._hosts = tuple(hosts)
+        self._hosts = hosts = resources.hosts
+        self._results = results
         self._nodes = plan_nodes(elastic, hosts)
-        options = HostOptions(slots, devices)
+        options = HostOptions(replace(resources, hosts=()), max(1, len(hosts)))
         if hosts:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
             for number, host in enumerate(hosts):
                 port = self._nodes.port if self._nodes is not None and number == 0 else None
                 own = replace(options, node_port=port)
-                self._worker.add_worker(Worker(3, slots=slots, service=_SERVICE, service_argument=own), host)
+                below = Worker(3, slots=resources.slots, service=_SERVICE, service_argument=own)
+                self._worker.add_worker(below, host)
         else:
             self._worker = Worker(
                 3,
-                slots=_shares(slots) if slots > 1 and not devices else slots,
+                slots=resources.slots,
                 service=_SERVICE,
                 service_argument=replace(options, node_port=None if elastic is None else store_port(elastic)),
                 grace=grace,
             )
         self._variables: dict[str, str] = {}
         self._unusable: Exception | None = None
-        self._cells: dict[tuple[str, Execution], PreparedCell] = {}
+        self._cells: dict[str, PreparedCell] = {}
 
     @property
     def _session(self) -> Orchestrator:
@@ -103,21 +100,30 @@ class TrialEngine:
         # Written for a user, wherever it was raised; anything else keeps its traceback.
         return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
 
-    def check(self, spec: TrialSpec) -> PreparedCell | None:
+    def check(
+        self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
+    ) -> PreparedCell | None:
         """Prepare a cell, once, and find out what would prevent each of its trials.
 
         ``None`` where that is no mistake of the request: then every trial has it in its record.
+
+        Args:
+            spec: one of its trials.
+            timeout: deadline in seconds that overrides the spec's.
+            patience: seconds to wait, ``None`` for as long as it takes. After that, trials find it out as well.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
             LaunchModeError: the workload cannot be launched this way, or needs more devices than there are.
             EngineUnusable: no trial can be run.
         """
-        preparation = self._preparation(self._order(spec))
-        key = preparation.key, spec.execution
+        preparation = self._preparation(self._order(spec, timeout=timeout))
+        key = preparation.key
         if key not in self._cells:
-            # Urgent, because the caller waits, while trials that were launched ahead may wait for a slot.
-            record = self._session.submit_job(Job(_PREPARE, preparation.payload), urgent=True).wait()
+            try:
+                record = self._session.submit_preparation(preparation).wait(patience)
+            except TimeoutError:
+                return None
             broken = broken_cell(record)
             if broken is not None and broken["kind"] == "ConfigError":
                 raise ConfigError(broken["message"])
@@ -137,6 +143,7 @@ class TrialEngine:
         urgent: bool = True,
         on_start: Callable[[], None] | None = None,
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
+        make_room: Callable[[], bool] = lambda: True,
     ) -> SlotTrial:
         """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
 
@@ -147,13 +154,15 @@ class TrialEngine:
             urgent: before those that wait, because the caller waits for it.
             on_start: called just before it starts.
             on_packages: called with a list of the installed distributions that is new in this run.
+            make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
         nodes = self._nodes
         if nodes is None:
             single = SlotTrial(spec, folder)
-            single.on_packages = on_packages
+            single.on_packages, single.make_room = on_packages, make_room
             return self._submit(single, timeout, urgent, on_start)
         trial = MultiNodeTrial(nodes.spec_for(spec, 0), folder)
+        trial.make_room = make_room
         self._submit(trial, timeout, urgent, on_start, host=0)
         for node in range(1, nodes.count):
             other = SlotTrial(nodes.spec_for(spec, node), folder.with_name(f"{folder.name}.node_{node}"))
@@ -183,7 +192,7 @@ class TrialEngine:
     def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
         if self._hosts:  # another host inherits from its worker
             return TrialOrder(spec, folder, timeout)
-        now = Inherited.now()
+        now = Inherited.now(self._results)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
         return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))
@@ -193,16 +202,11 @@ class TrialEngine:
             key = zygote_spec(order.spec, order.inherited or Inherited.now()).key()
         except EnvironmentUnusable as error:
             key = str(error)  # and the preparation fails with it, on its host
-        return Preparation(key, _PREPARE, replace(order, folder=Path()))
+        # How it is launched, and for how long it may be imported, is part of what can go wrong.
+        limit = order.spec.limits.timeout if order.timeout is None else order.timeout
+        return Preparation(f"{key} {order.spec.execution} {limit}", _PREPARE, replace(order, folder=Path()))
 
     def close(self) -> None:
         """End all processes; from any thread."""
         with self._worker:  # only the thread that enters it may close it
             pass
-
-
-def _shares(slots: int) -> list[Slot]:
-    """Slots with disjoint cores, where there are enough."""
-    if slots > len(os.sched_getaffinity(0)):
-        return [Slot(index, None, 1) for index in range(slots)]
-    return [Slot(index, cores, threads_of(cores)) for index, cores in enumerate(core_shares(slots))]

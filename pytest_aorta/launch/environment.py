@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from pytest_aorta.launch.containers import (
+    PACKAGES,
+    Caller,
+    candidates,
+    choose_engine,
+    mounts,
+    run_command,
+    stop_command,
+)
 from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.registry.payloads import ENGINES
+from pytest_aorta.runtime.zygotes.zygote_spec import Behind, ZygoteSpec
 from pytest_aorta.trials.place import TRIAL_DIR, TRIAL_INDEX
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -30,16 +44,19 @@ class Inherited:
         variables: environment variables.
         cwd: working directory.
         sys_path: what to add to ``sys.path``, where the interpreter is the same.
+        results: the folder that its files are written to.
     """
 
     variables: Mapping[str, str] = field(repr=False)  # some are secrets
     cwd: str
     sys_path: tuple[str, ...]
+    results: str | None = None
 
     @classmethod
-    def now(cls) -> Inherited:
+    def now(cls, results: Path | None = None) -> Inherited:
         """What this process has."""
-        return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path))
+        folder = None if results is None else str(results.absolute())
+        return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path), folder)
 
 
 class EnvironmentUnusable(Exception):
@@ -72,14 +89,80 @@ def environ(
     devices: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of a trial. Later ones win: ``threads``, ``base``, ``devices``, venv, ``overlay``."""
-    variables = {name: value for name, value in base.items() if name not in _NOT_INHERITED}
-    variables = {**threads, **variables, **devices}
+    variables = {**threads, **_passed_on(base), **devices}
     if environment.venv is not None:
         venv = Path(environment.venv).expanduser().absolute()
         variables["VIRTUAL_ENV"] = str(venv)
         variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
         variables.pop("PYTHONHOME", None)
     return {**variables, **overlay}
+
+
+def _passed_on(base: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in base.items() if name not in _NOT_INHERITED}
+
+
+def container_command(
+    spec: TrialSpec, inherited: Inherited, imposed: Mapping[str, str]
+) -> tuple[tuple[str, ...], Behind]:
+    """The command that enters an environment's image, and what to know of it.
+
+    The container has its image's variables and the ``imposed`` ones, and nothing else of this process.
+
+    Raises:
+        EnvironmentUnusable: there is no engine for it.
+    """
+    environment = spec.environment
+    found = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
+    if environment.docker is None or found is None:
+        raise EnvironmentUnusable(
+            f"environment {environment.name!r} ({environment.source_package}) is to be entered, but "
+            f"{' or '.join(candidates(environment))} is not on PATH; the field 'enter' may name another engine: "
+            f"{', '.join(ENGINES)}"
+        )
+    # The socket of its start and what else is private to a trial lie in the temporary directory, or in /tmp.
+    folders = [inherited.cwd, *_sources(inherited.sys_path), tempfile.gettempdir(), "/tmp"]
+    if inherited.results is not None:
+        os.makedirs(inherited.results, exist_ok=True)
+        folders.append(inherited.results)
+    file = spec.workload.target.rpartition(":")[0]
+    if file.endswith(".py"):
+        folders.append(str(Path(file).parent))
+    prefix = run_command(
+        *found,
+        environment.docker,
+        mounts=mounts(folders, _packages()),
+        cwd=inherited.cwd,
+        caller=Caller.here(),
+        options=environment.engine_options,
+    )
+    python = "python3" if environment.venv is None else str(Path(environment.venv).expanduser() / "bin" / "python")
+    venv = {} if environment.venv is None else {"VIRTUAL_ENV": environment.venv}
+    behind = Behind({**venv, **imposed}, packages=PACKAGES, stop=stop_command(*found))
+    return (*prefix, *environment.launcher, python), behind
+
+
+def _sources(sys_path: Sequence[str]) -> tuple[str, ...]:
+    """The entries of ``sys.path`` that belong to no installation: what a project has put there."""
+    installed = [Path(prefix) for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}]
+    return tuple(
+        path
+        for path in sys_path
+        if os.path.isdir(path)
+        and not any(Path(path).is_relative_to(prefix) for prefix in installed)
+        and not {"site-packages", "dist-packages"} & set(Path(path).parts)
+    )
+
+
+@functools.cache
+def _packages() -> Mapping[str, str]:
+    """The packages of this distribution, and where they are; an editable install may have them anywhere."""
+    found = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
+    return {
+        name: spec.submodule_search_locations[0]
+        for name, spec in found.items()
+        if spec is not None and spec.submodule_search_locations
+    }
 
 
 def zygote_spec(
@@ -101,6 +184,7 @@ def zygote_spec(
     Raises:
         EnvironmentUnusable: the environment names something that is not there.
     """
+    environment = spec.environment
     argument: PrepareArgument = {
         "target": spec.workload.target,
         "overrides": dict(spec.overrides),
@@ -108,14 +192,26 @@ def zygote_spec(
         "launcher": spec.execution.launcher,
         "seed": fresh_seed,
     }
+    imposed = {**threads, **devices, **spec.overlay}
+    if environment.enter:
+        words, behind = container_command(spec, inherited, imposed)
+        variables = _passed_on(inherited.variables)  # for the engine itself
+        sys_path = _sources(inherited.sys_path)
+    else:
+        words = command(environment)
+        variables = environ(environment, spec.overlay, inherited.variables, threads, devices)
+        behind = Behind({name: variables[name] for name in imposed})
+        sys_path = () if environment.venv is not None else inherited.sys_path
     return ZygoteSpec(
-        command=command(spec.environment),
-        environ=environ(spec.environment, spec.overlay, inherited.variables, threads, devices),
+        command=words,
+        environ=variables,
         prepare="pytest_aorta.launch.child.trial_main:prepare",
         argument=argument,
         run="pytest_aorta.launch.child.trial_main:run",
-        sys_path=() if spec.environment.venv is not None else inherited.sys_path,
+        sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
         warm_up="pytest_aorta.launch.child.workload_main:warm_up",
+        load="pytest_aorta.launch.child.trial_main:load",
+        behind=behind,
     )

@@ -10,27 +10,35 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.host.place import Place, clear_place, make_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.runtime.resources.cores import threads_of
 from pytest_aorta.trials.aorta import added_options, with_added
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
 from pytest_aorta.trials.place import NAMES, note_tmp, take_place
-from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.result import SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds
+from pytest_aorta.trials.sources import imported_later
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Libraries that read variables when they are imported, and not later.
 _READS_VARIABLES = ("numpy", "torch")
+
+#: Source files and surroundings of each class when it was first prepared: trials add to what is imported here.
+_FIRST: WeakKeyDictionary[type[Any], tuple[tuple[str, ...], dict[str, Any]]] = WeakKeyDictionary()
 
 #: pytest changes it while a trial runs.
 _NOT_RESTORED = "PYTEST_CURRENT_TEST"
@@ -39,14 +47,19 @@ _NOT_RESTORED = "PYTEST_CURRENT_TEST"
 def check_here(spec: TrialSpec) -> PreparedCell:
     """Raise ``ConfigError`` or ``LaunchModeError`` for what would prevent every trial of a cell."""
     environment = spec.environment
-    for what, given in (("a venv", environment.venv), ("a launcher", environment.launcher)):
+    needs = (
+        ("is to be entered", environment.enter),
+        ("has a venv", environment.venv),
+        ("has a launcher", environment.launcher),
+    )
+    for what, given in needs:
         if given:
             raise LaunchModeError(
-                f"environment {environment.name!r} ({environment.source_package}) has {what}, but with "
+                f"environment {environment.name!r} ({environment.source_package}) {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
     with own_arguments(spec.workload.target):
-        cell = _prepare(spec, load_class(spec.workload.target))
+        cell = _prepare(spec)
     if cell.info.requires_process:
         raise LaunchModeError(
             f"workload {spec.workload.name} requires a process per trial (trial_isolation_required), but with "
@@ -58,8 +71,15 @@ def check_here(spec: TrialSpec) -> PreparedCell:
     return cell
 
 
-def _prepare(spec: TrialSpec, cls: type[Any]) -> PreparedCell:
-    info = WorkloadInfo.model_validate(describe(cls, dict(spec.overrides), spec.steps))
+def _prepare(spec: TrialSpec) -> PreparedCell:
+    variables = variables_now()
+    cls = load_class(spec.workload.target)
+    description = describe(cls, dict(spec.overrides), spec.steps)
+    if cls not in _FIRST:
+        _FIRST[cls] = tuple(description["sources"]), surroundings(collect_static(), variables)
+    files, around = _FIRST[cls]
+    info = WorkloadInfo.model_validate({**description, "surroundings": around})
+    info = info.model_copy(update={"sources": info.digests_now(files)})
     return PreparedCell(info, LaunchPlan("single"))  # also of a rank, whose record is of this process alone
 
 
@@ -72,18 +92,19 @@ class InProcessTrial:
         spec: the trial.
         folder: for its artifacts.
         temporary: where its TMPDIR is made.
+        workers: processes that run trials side by side.
     """
 
     resumed = False
     started = True
 
-    def __init__(self, spec: TrialSpec, folder: Path, temporary: TemporaryFolders) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, temporary: TemporaryFolders, workers: int = 1) -> None:
         self.spec = spec
         self._folder = folder
         self._temporary = temporary
         self._place: Place | None = None
         self._undo = contextlib.ExitStack()
-        self._warnings: list[str] = []
+        self._side_by_side = SideBySide(workers=workers, cores=threads_of(os.sched_getaffinity(0)))
         self.seen = Observed()
         self._lifecycle: Lifecycle | None = None
         self._started_at = utc_now()
@@ -91,6 +112,7 @@ class InProcessTrial:
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
+        self._warned = False
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
@@ -111,20 +133,24 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """Warnings for the user since the last call."""
-        taken, self._warnings = self._warnings, []
-        return taken
+        """That it does not run in its environment, and which options may have no effect, once."""
+        if self.seen.env is None or self._warned:
+            return []
+        self._warned = True
+        environment = self.spec.environment
+        warning = warning_of(environment, check_claims(environment, self.seen.env))
+        options = [] if self._cell is None else self._cell.info.config_warnings
+        return [*([] if warning is None else [warning]), *options]
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
             self._enter()
-            cls = load_class(self.spec.workload.target)
-            self._cell = _prepare(self.spec, cls)
-            self._warnings += self._cell.info.config_warnings
+            self._cell = _prepare(self.spec)
             self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
             startup = self._cell.info.startup_variables
             os.environ.update({name: value for name, value in startup.items() if name not in os.environ})
             self._note_late_variables({*self.spec.overlay, *startup})
+            cls = load_class(self.spec.workload.target)
             source = self._cell.info.source
             self._static = collect_static(Path(source) if source else None)
             recorded = [*self.spec.overlay, *NAMES, *startup]
@@ -136,11 +162,12 @@ class InProcessTrial:
             options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
             self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
             self._lifecycle.setup(reraise=True)
-        elif phase == "run" and self._lifecycle is not None:
+        elif phase == "run" and self._lifecycle is not None and self._cell is not None:
             try:
                 self._lifecycle.run(reraise=True)
             finally:
-                self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict()})
+                later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
+                self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict(), "sources": later})
 
     def _enter(self) -> None:
         """Give this process the trial's variables, place and arguments, until ``finish``."""
@@ -196,6 +223,7 @@ class InProcessTrial:
                 self._cell,
                 started_at=self._started_at,
                 wall=time.monotonic() - self._start,
+                side_by_side=self._side_by_side,
                 artifacts=self._clear_place(),
             )
         return self._record

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
+from typing_extensions import NotRequired
+
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.runtime.records import TaskRecord
 from pytest_aorta.trials.events import Phase
@@ -62,10 +64,19 @@ class PackagesListed(TypedDict):
 JobEvent = PhaseEnded | WarningIssued | FilePiece | PackagesListed
 
 
+class Hang(TypedDict):
+    """The fields of an ``ImportHang``."""
+
+    limit: float
+    stacks: str
+    output: str
+
+
 class BrokenCell(TypedDict):
     """Why the trials of a cell cannot be started.
 
-    ``kind`` is the name of an exception; ``phase``, ``error`` and ``returncode`` are those of a ``ZygoteError``.
+    ``kind`` is the name of an exception; ``phase``, ``error`` and ``returncode`` are those of a ``ZygoteError``, and
+    ``hang`` is there where the import took too long.
     """
 
     kind: str
@@ -73,6 +84,7 @@ class BrokenCell(TypedDict):
     phase: Phase
     error: dict[str, str] | None
     returncode: int | None
+    hang: NotRequired[Hang]
 
 
 def broken_cell(record: TaskRecord) -> BrokenCell | None:

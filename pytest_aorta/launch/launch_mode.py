@@ -92,6 +92,11 @@ def resolve_launch(
             )
         return LaunchPlan("single")
     external = execution.launcher == "external" or (execution.launcher == "auto" and under_launcher(environ))
+    if external and spec.environment.enter:
+        raise LaunchModeError(
+            f"environment {spec.environment.name!r} is to be entered, but pytest is a rank already; start pytest "
+            "without torchrun: its ranks are then started in the container"
+        )
     if external:
         if size < min_world_size:
             raise LaunchModeError(

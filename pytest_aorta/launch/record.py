@@ -9,13 +9,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.launch.containers import choose_engine
+from pytest_aorta.launch.verification import check_claims, overall
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.images import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.registry import Environment
 from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.place import FILES
-from pytest_aorta.trials.result import Elastic, ExecutionEnv, Failure, RankRecord, ResultRecord, Seeds, TrialResult
+from pytest_aorta.trials.result import (
+    Elastic,
+    ExecutionEnv,
+    Failure,
+    Imposed,
+    RankRecord,
+    ResultRecord,
+    Seeds,
+    SideBySide,
+    TrialResult,
+)
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -28,8 +42,11 @@ def build_record(
     wall: float = 0.0,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
+    imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
+    side_by_side: SideBySide | None = None,
 ) -> TrialResult:
     """The complete record of a trial that is over; ``cell`` is ``None`` where that could not be prepared."""
+    request = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
@@ -39,22 +56,13 @@ def build_record(
         details.append(seen.failures["cleanup"])
     result["failure_details"] = details + seen.notes
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
-    environment = spec.environment
     mode = "single" if cell is None else cell.plan.mode
     return TrialResult(
         trial_id=spec.trial_id,
         workload=spec.workload.name,
         cell=spec.cell,
         trial_index=spec.trial_index,
-        execution_env=ExecutionEnv(
-            kind=environment.kind,
-            name=environment.name,
-            image=environment.docker,
-            digest=image_digest(environment.docker) if environment.docker else None,
-            venv=environment.venv,
-            rocm=environment.rocm,
-            source_package=environment.source_package,
-        ),
+        execution_env=execution_env(spec.environment, env),
         mitigations_applied=list(spec.mitigations),
         config={} if cell is None else cell.info.config,
         env=env,
@@ -68,8 +76,30 @@ def build_record(
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
-        request_fingerprint=None if cell is None else cell.fingerprint(spec),
+        request_fingerprint=fingerprint(request) if request else None,
+        fingerprint_parts=recorded_parts(request, seen.imported_later),
+        imposed=imposed,
+        side_by_side=side_by_side,
         artifacts=dict(artifacts),
+    )
+
+
+def execution_env(environment: Environment, env: Mapping[str, Any]) -> ExecutionEnv:
+    """The environment of a trial, with what its snapshot says of it."""
+    found = choose_engine(environment) if environment.enter else None
+    digest = image_digest(environment.docker, found[0] if found else "docker") if environment.docker else None
+    claims = check_claims(environment, env, digest)
+    return ExecutionEnv(
+        kind=environment.kind,
+        name=environment.name,
+        image=environment.docker,
+        digest=digest,
+        venv=environment.venv,
+        rocm=environment.rocm,
+        verified=overall(claims),
+        claims=claims,
+        entered_with=found[0] if found and env.get("runtime_context") else None,
+        source_package=environment.source_package,
     )
 
 

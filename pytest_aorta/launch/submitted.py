@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -9,12 +10,15 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import wait_bounded
+from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.host.external_ranks import report_unstarted
 from pytest_aorta.launch.job_messages import JobEvent, broken_cell
+from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.launch.record import build_record, logs_in
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
-from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
+from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -68,6 +72,8 @@ class SlotTrial:
         self._record: TrialResult | None = None
         #: Called with the list of installed distributions, once for each host and list.
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
+        #: Whether something may be put into its folder although it has not started.
+        self.make_room: Callable[[], bool] = lambda: True
         #: Whether a slot has taken it.
         self.started = False
 
@@ -156,9 +162,18 @@ class SlotTrial:
     def _build(self, settled: TaskRecord) -> TrialResult:
         if settled.outcome is Outcome.SUCCESS:
             return TrialResult.from_dict(settled.payload)
-        seen = Observed(lost=_lost(settled, self._why, self._phase()))
-        logs = logs_in(self.folder) if self.started else {}  # what lies there is of an earlier run
-        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs)
+        seen, has_logs = Observed(), self.started  # else what lies there is of an earlier run
+        broken = broken_cell(settled)
+        if broken is not None and "hang" in broken:
+            has_logs = has_logs or self.make_room()
+            ImportHang(**broken["hang"]).see(seen, self.spec.workload.target, self.folder if has_logs else None)
+        else:
+            seen.lost = _lost(settled, self._why, self._phase())
+        logs = logs_in(self.folder) if has_logs else {}
+        if broken is not None and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
+            with contextlib.suppress(OSError):
+                report_unstarted(self.folder, own_rank(), failure)
+        return build_record(self.spec, seen, started_at=self._submitted_at, artifacts=logs, stacks=logs.get("stacks"))
 
 
 def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
+from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.trials.fingerprint import Impositions, Ingredients, Parts, fingerprint_parts
 from pytest_aorta.trials.result import ENCODED, Free
+from pytest_aorta.trials.sources import file_digest
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -22,7 +27,10 @@ class WorkloadInfo(BaseModel):
     result_scope: str
     timeout_sec: float | None
     source: str | None
-    source_digest: str
+    source_root: str | None = None
+    sources: dict[str, str] = {}
+    data_files: dict[str, str | None] = {}
+    surroundings: dict[str, Any] = {}
     config: Free
     config_error: str | None = None
     config_warnings: list[str] = []
@@ -30,23 +38,39 @@ class WorkloadInfo(BaseModel):
     requires_process: bool = False
     packages: dict[str, Any] | None = None
 
+    def without_variables(self, names: Collection[str]) -> WorkloadInfo:
+        """As this, without some of the variables of the surroundings."""
+        variables = self.surroundings.get("variables", {})
+        kept = {name: value for name, value in variables.items() if name not in names}
+        return self.model_copy(update={"surroundings": {**self.surroundings, "variables": kept}})
+
+    def digests_now(self, paths: Iterable[str]) -> dict[str, str]:
+        """Digests of those source files that are there now; paths as of ``trials.sources``."""
+        root = Path(self.source_root or "/")
+        return {path: digest for path in paths if (digest := file_digest(root / path)) is not None}
+
 
 @dataclass(frozen=True)
 class PreparedCell:
-    """A workload with the options of a cell, and how a trial of the cell starts."""
+    """A workload with the options of a cell, how a trial of the cell starts, and what the run changes for it."""
 
     info: WorkloadInfo
     plan: LaunchPlan
+    imposes: Impositions = field(default_factory=Impositions)
 
-    def fingerprint(self, spec: TrialSpec) -> str:
-        """The ``request_fingerprint`` of a trial's record."""
-        return spec.fingerprint(self.info.source_digest, self.info.config, self.plan.nproc)
+    def request(self, spec: TrialSpec) -> Parts:
+        """All that the request of a trial of this cell is made of."""
+        info = self.info
+        ingredients = Ingredients(info.config, info.sources, info.data_files, info.surroundings)
+        together = self.plan.mode == "external" or is_multi_node(spec.execution.elastic)
+        return fingerprint_parts(spec, ingredients, self.plan.nproc, self.imposes, together=together)
 
     def to_plain(self) -> dict[str, Any]:
         """JSON values, for another host."""
-        return {"info": self.info.model_dump(mode="json"), "plan": asdict(self.plan)}
+        return {"info": self.info.model_dump(mode="json"), "plan": asdict(self.plan), "imposes": asdict(self.imposes)}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> PreparedCell:
         """The inverse of ``to_plain``."""
-        return cls(WorkloadInfo.model_validate(plain["info"], context=ENCODED), LaunchPlan(**plain["plan"]))
+        info = WorkloadInfo.model_validate(plain["info"], context=ENCODED)
+        return cls(info, LaunchPlan(**plain["plan"]), Impositions(**plain["imposes"]))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.F
 def general_timeout(config: pytest.Config) -> float | None:
     """pytest-timeout's limit for all tests in seconds; ``None`` where there is none."""
     return getattr(config, "_env_timeout", None) or None
+
+
+@dataclass
+class Duration:
+    """A line of ``--durations`` that is no phase of an item."""
+
+    duration: float
+    when: str
+    nodeid: str
+
+
+def add_duration(config: pytest.Config, duration: Duration) -> None:
+    """Show it with those of reports that are shown nowhere else."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.stats.setdefault("", []).append(duration)
 
 
 class GeneratedFunction(pytest.Function):

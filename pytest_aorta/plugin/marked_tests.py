@@ -118,11 +118,12 @@ class RunTrial:
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
         check_variables("the fixture aorta_extra_env", self._extra_env)
-        run.runner.check(spec)
+        deadline = timeout or deadline_of(self.item, spec)
+        run.runner.check(spec, deadline)
         paths = trial_paths(self.item.nodeid, spec.workload.name, next(self._count))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.runner.start(spec, paths, timeout or deadline_of(self.item, spec))
+            running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
             running = run.launch(self.item, spec, paths, self._extra_env)
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
     import pytest
@@ -201,7 +201,7 @@ OPTIONS = (
     Option("collect", _names, "A,B", "collectors: rocprof, numerics, amd_log"),
     Option("results-dir", _name, "DIR", "where results go (default results)"),
     Option("resume", _switch, "", "run only the trials that have no result of this very request yet"),
-    Option("timeout", _seconds, "SEC", "deadline of a trial, all its phases and its exit included"),
+    Option("timeout", _seconds, "SEC", "deadline of a trial, from constructor to exit, and of its import"),
     Option("stall-timeout", _seconds, "SEC", "end a trial that reports no progress() for so long in setup() or run()"),
     Option("grace", _grace, "SEC", "between SIGTERM and SIGKILL for a trial that has to end (default 5)"),
     Option("memory", _size, "SIZE", "memory that each process of a trial may allocate, such as 8G"),
@@ -214,6 +214,7 @@ OPTIONS = (
         "none: in this process, for --pdb",
     ),
     Option("slots", _slots, "N", "trials at a time in one pytest process: a number, or auto (default 1)"),
+    Option("own-cores", _switch, "", "give trials that run side by side cores of their own, and no more threads"),
     Option("devices", _devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
     Option(
         "host",
@@ -287,6 +288,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     from pytest_aorta.trials.limits import Limits
 
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
+    worker, workers = worker_of_workers(config)
     base = config.inipath.parent if config.inipath is not None else config.invocation_params.dir
     if values["aorta_slots"] == 0:
         values["aorta_slots"] = _automatic_slots(config, values["aorta_devices"])
@@ -310,7 +312,12 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         registry_files=tuple(_path(text, base) for text in values["aorta_registry_file"] or ()),
         execution=Execution(**given("isolation", "launcher", "nproc", "elastic", "seed")),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
-        resources=Resources(**given("slots", "devices"), hosts=_hosts(values["aorta_host"] or ())),
+        resources=Resources(
+            **given("slots", "devices", "own_cores"),
+            hosts=_hosts(values["aorta_host"] or ()),
+            workers=workers,
+            worker=worker,
+        ),
     )
 
 

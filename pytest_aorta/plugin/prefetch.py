@@ -37,7 +37,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        find: Callable[[TrialSpec, TrialPaths], RunningTrial | None],
+        find: Callable[[TrialSpec, TrialPaths, float | None], RunningTrial | None],
         start: Callable[[TrialSpec, TrialPaths, float | None], RunningTrial],
         results: Path,
     ) -> None:
@@ -54,7 +54,7 @@ class Prefetcher:
         """Start all trials, in this order."""
         self.launched = True
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
-        found = [(trial, self._find(trial.spec, trial.paths)) for trial in trials]
+        found = [(trial, self._find(trial.spec, trial.paths, trial.deadline)) for trial in trials]
         for trial, earlier in found:
             running = earlier or self._start(trial.spec, trial.paths, trial.deadline)
             self._waiting[trial.nodeid] = (running, trial.paths)

@@ -12,6 +12,7 @@ from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, und
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.plugin.collection import plan_of_file
+from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.run import Run, run_of
@@ -21,6 +22,9 @@ from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.spec import TrialSpec
+
+#: Seconds that an import may hold up the trials of other slots.
+_PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
@@ -48,19 +52,20 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     from pytest_aorta.plugin import terminal, writer  # noqa: F401
 
-    for spec in {spec.workload.target: spec for spec in reversed(specs)}.values():
+    for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         try:
-            run.runner.check(spec)
+            run.runner.check(spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
         except (ConfigError, LaunchModeError, EngineUnusable) as error:
             raise pytest.UsageError(str(error)) from None
 
 
-def _specs_of_items(session: pytest.Session) -> list[TrialSpec]:
+def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
+    """With the deadline of each."""
     items = session.items if hasattr(session, "items") else []
-    return [item.spec for item in items if isinstance(item, TrialItem)]
+    return [(item.spec, deadline_of(item, item.spec)) for item in items if isinstance(item, TrialItem)]
 
 
-def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
+def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | None]]:
     """What an xdist controller checks: it has no items, and the check costs it an import of the workload.
 
     So it checks only where an option that can be wrong was given.
@@ -72,7 +77,7 @@ def _specs_under_xdist(config: pytest.Config) -> list[TrialSpec]:
     run = run_of(config)
     chosen = run.selection
     can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
-    return list(run.plan.trials) if chosen.workloads and can_be_wrong else []
+    return [(spec, None) for spec in run.plan.trials] if chosen.workloads and can_be_wrong else []
 
 
 def _plans(run: Run) -> list[Plan]:
@@ -92,7 +97,12 @@ def check_slots(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: naming both sides.
     """
-    resources = run_of(config).selection.resources
+    selection = run_of(config).selection
+    resources = selection.resources
+    if resources.own_cores and selection.execution.isolation == "none":
+        raise pytest.UsageError(
+            "--aorta-own-cores and --aorta-isolation none: a trial in pytest's own process has that process's cores"
+        )
     if resources.total_slots == 1 and not resources.hosts:
         return
     option = "--aorta-host" if resources.hosts else f"--aorta-slots {resources.slots}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
@@ -23,16 +23,20 @@ class FinishedTrial:
         path: of its file, relative to the results directory.
         result: its record as plain data.
         resumed: whether the file has this record already.
+        not_kept: why an earlier result did not stand for it.
     """
 
     path: str
     result: dict[str, Any]
     resumed: bool = False
+    not_kept: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> FinishedTrial:
+    def of(
+        cls, paths: TrialPaths, record: TrialResult, resumed: bool = False, not_kept: Iterable[str] = ()
+    ) -> FinishedTrial:
         """From the trial's record."""
-        return cls(str(paths.file), record.to_dict(), resumed)
+        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept))
 
 
 @dataclass

@@ -69,11 +69,12 @@ class Run:
         if running is not None:
             return running
         spec = replace(spec, overlay={**spec.overlay, **extra_env})
-        return self.runner.find(spec, paths) or self.runner.start(spec, paths, deadline_of(item, spec))
+        deadline = deadline_of(item, spec)
+        return self.runner.find(spec, paths, deadline) or self.runner.start(spec, paths, deadline)
 
     def keep(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""
-        trial = FinishedTrial.of(paths, record, resumed)
+        trial = FinishedTrial.of(paths, record, resumed, self.runner.store.not_kept.pop(paths, ()))
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
+
 if TYPE_CHECKING:
     import pytest
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.execution import Resources
 
 _COLUMNS = ("workload", "cell", "trials", "ok", "failed", "timeout", "infra", "median step ms")
+
+#: Reasons that are shown for a result that was not kept.
+_MOST_REASONS = 6
 
 
 @dataclass
@@ -27,6 +32,9 @@ class CellSummary:
     step_times_ms: list[float] = field(default_factory=list)
     #: How many trials are ok only because their ranks were started again.
     restarted: int = 0
+    #: How many trials did not run in their environment, and what the first of them has found.
+    elsewhere: int = 0
+    found_there: str = ""
 
 
 class Summary:
@@ -35,16 +43,28 @@ class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._cells: dict[tuple[str, str], CellSummary] = {}
+        self._beside = SideBySideLines(run.selection.resources)
         #: How many trials had a result already.
         self._resumed = 0
+        #: Why other earlier results were not kept, and how many.
+        self._not_kept: Counter[str] = Counter()
 
     def add(self, trial: FinishedTrial) -> None:
         """Count a trial."""
         result = trial.result
         self._resumed += trial.resumed
+        if trial.not_kept:
+            self._not_kept[_listed(trial.not_kept)] += 1
+        if not trial.resumed:
+            self._beside.add(result)
         cell = self._cells.setdefault((result["workload"], result["cell"]), CellSummary())
         cell.statuses[result["exit_status"]] += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        place = result["execution_env"]
+        if place.get("verified") is False:
+            cell.elsewhere += 1
+            wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
+            cell.found_there = cell.found_there or "; ".join(wrong)
         cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
 
     def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
@@ -61,9 +81,17 @@ class Summary:
                 if found.restarted
             )
             terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
+        for (workload, cell), found in self._cells.items():
+            if found.elsewhere:
+                what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
+                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
         if self._run.selection.resume:
             total = sum(cell.statuses.total() for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
+            for why, number in self._not_kept.items():
+                terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
+        for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
+            terminal.write_line(line)
         if self._run.held_by:
             code = ", ".join(self._run.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
@@ -86,6 +114,11 @@ class Summary:
             ).rstrip()
             for row in rows
         ]
+
+
+def _listed(reasons: list[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
 
 
 def header(run: Run) -> str:
@@ -115,11 +148,6 @@ def _resources(resources: Resources) -> str:
         names = not resources.hosts and are_named_only(find_devices())
         found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
     return "".join(f", {text}" for text in found)
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
 from pytest_aorta.plugin.terminal import Summary
 from pytest_aorta.workspace.atomic import write_json
@@ -35,6 +36,9 @@ class TrialWriter:
         """Write the trials that a report brings."""
         for trial in trials_in(report.aorta):
             self.write(trial)
+            imported = trial.result["phases_sec"].get("import")
+            if isinstance(imported, float) and not trial.resumed:
+                add_duration(self.run.config, Duration(imported, "import", report.nodeid))
 
     def write(self, trial: FinishedTrial) -> None:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""

@@ -23,3 +23,12 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     """What the controller has sent to this worker, see ``pytest_configure_node``; empty where there is none."""
     decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
     return decided
+
+
+def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
+    """The number of this xdist worker, from 0, and of how many; 0 and 1 in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    workers = int(found.get("workercount", 1))
+    # One that takes the place of a crashed worker has a higher number.
+    digits = "".join(filter(str.isdigit, found.get("workerid", "")))
+    return int(digits or 0) % workers, workers

@@ -1,20 +1,22 @@
-"""The digest of a container image, where Docker answers."""
+"""The digest of a container image, where an engine answers."""
 
 from __future__ import annotations
 
 import functools
 import subprocess
 
-#: Seconds that Docker may take; a trial never waits longer for a label.
+#: Seconds that an engine may take; a trial never waits longer for a label.
 _TIMEOUT = 5.0
 
 
 @functools.cache
-def image_digest(image: str) -> str | None:
-    """``sha256:...`` of an image that is present on this host, or ``None``."""
+def image_digest(image: str, engine: str = "docker") -> str | None:
+    """The id (``sha256:...``) of an image that is present on this host, or ``None``; of docker and podman only."""
+    if engine not in ("docker", "podman"):
+        return None
     try:
         answer = subprocess.run(
-            ["docker", "inspect", "--type", "image", "--format", "{{.Id}}", image],
+            [engine, "image", "inspect", "--format", "{{.Id}}", image],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT,
@@ -22,4 +24,5 @@ def image_digest(image: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    found = answer.stdout.strip()
+    return None if not found else found if ":" in found else f"sha256:{found}"

@@ -50,7 +50,7 @@ def imported_modules(installed: Installed, before: ModuleCount | None = None) ->
     With a count from ``before``, only what has been imported since is looked at: in a fork, each module that is
     touched costs a copy of its page of memory.
     """
-    names = None if before is None else _imported_since(before)
+    names = None if before is None else imported_since(before)
     if before is None or names is None:
         names = list(sys.modules)
         facts: Facts = {"count": 0, "stdlib": 0, "by_distribution": {}, "other": {}}
@@ -84,7 +84,7 @@ def imported_modules(installed: Installed, before: ModuleCount | None = None) ->
     }
 
 
-def _imported_since(before: ModuleCount) -> list[str] | None:
+def imported_since(before: ModuleCount) -> list[str] | None:
     """Names that ``sys.modules``, which keeps their order, has got since; ``None`` where some have gone as well."""
     added = len(sys.modules) - before.size
     if added < 0:

@@ -102,6 +102,15 @@ def write_package_list(folder: Path, listing: Mapping[str, object]) -> Path:
     return file
 
 
+def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
+    """The ``versions`` of the list with this digest in ``folder``; ``None`` where there is none."""
+    try:
+        versions = json.loads((folder / package_list_name(digest)).read_text(encoding="utf-8"))["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return versions if isinstance(versions, dict) else None
+
+
 def installed_distributions(guard: Guard) -> Installed:
     """All distributions on ``sys.path``; those whose metadata cannot be read are counted in a reason."""
     return _installed(metadata.distributions(), guard)

@@ -24,12 +24,13 @@ _FILES = {
     "run/.containerenv": "podman",
     ".dockerenv": "docker",
 }
-# Only whether these are set is used; their values are not recorded.
+# Only whether these are set is used; of their values, only the image's path is recorded.
 _VARIABLES = {
     "APPTAINER_CONTAINER": "singularity",
     "SINGULARITY_CONTAINER": "singularity",
     "KUBERNETES_SERVICE_HOST": "kubernetes",
 }
+_IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 _CGROUPS = {
     "kubepods": "kubernetes",
     "libpod": "podman",
@@ -50,20 +51,23 @@ def runtime_context(guard: Guard) -> Facts:
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
-    """The container around this process: ``kind``, ``detected_by``, and ``id`` and ``image`` where it shows them."""
+    """The container around this process: ``kind``, ``detected_by``; ``id``, ``image``, ``image_id`` if shown."""
     cgroup = _read(root / "proc/self/cgroup")
     evidence = [(kind, f"/{name}") for name, kind in _FILES.items() if (root / name).exists()]
     evidence += [(kind, name) for name, kind in _VARIABLES.items() if name in environ]
     evidence += [(kind, f"cgroup {word}") for word, kind in _CGROUPS.items() if re.search(rf"[/-]{word}\b", cgroup)]
     if not evidence:
         return None
+    podman = _settings(_read(root / "run/.containerenv"))
+    images = [_unquoted(podman, "image"), *(environ.get(name) for name in _IMAGE_VARIABLES)]
     identity = _CONTAINER_ID.search(_read(root / "proc/self/mountinfo"))
     in_cgroup = _CGROUP_ID.search(cgroup)
     return {
         "kind": min((kind for kind, _ in evidence), key=_KINDS.index),
         "detected_by": [sign for _, sign in evidence],
         "id": identity[1] if identity else in_cgroup[0] if in_cgroup else None,
-        "image": _podman_image(root / "run/.containerenv"),
+        "image": next((image for image in images if image), None),
+        "image_id": _unquoted(podman, "imageid"),
     }
 
 
@@ -86,8 +90,8 @@ def conda_environment() -> Facts | None:
     return {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
 
 
-def _podman_image(file: Path) -> str | None:
-    return _settings(_read(file)).get("image", "").strip('"') or None
+def _unquoted(settings: Mapping[str, str], name: str) -> str | None:
+    return settings.get(name, "").strip('"') or None
 
 
 def _settings(text: str) -> dict[str, str]:

@@ -36,6 +36,31 @@ NAMES = words(
 """Single names outside the families: ranks, numerics, and what decides which libraries and allocator are loaded."""
 
 
+#: Set by what starts processes, for each job or each process: places, and no settings.
+_PLACES = words("SLURM PET TORCHELASTIC RANK LOCAL ROLE GROUP WORLD MASTER OMPI")
+
+#: Which devices these show is a place, and how many a setting.
+_VISIBLE_DEVICES = words("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES")
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``recorded_variables`` that are equal in all jobs and processes which are to do the same.
+
+    Of variables with a list of devices, the number of them.
+    """
+    found = recorded_variables(environ)
+    return {
+        name: _devices(value) if name in _VISIBLE_DEVICES else value
+        for name, value in found.items()
+        if name.partition("_")[0] not in _PLACES
+    }
+
+
+def _devices(value: str) -> str:
+    listed = [device for device in value.split(",") if any(map(str.isdigit, device)) and not device.startswith("-")]
+    return f"{len(listed)} listed" if listed else value
+
+
 def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()) -> dict[str, str]:
     """The variables of ``environ`` that go into a trial's file, sorted by name.
 

@@ -9,15 +9,17 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_aorta.registry.errors import RegistryError
-from pytest_aorta.registry.types import Environment, Mitigation
+from pytest_aorta.registry.types import Engine, Environment, Mitigation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env")
+ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env", "enter", "engine_options")
+
+ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -41,15 +43,35 @@ def environment_from(
         venv = os.path.expanduser(venv)
         if base is not None:
             venv = str(base / venv)
+    docker = _text(payload.get("docker"), f"{where}.docker")
+    enter = _engine(payload.get("enter"), f"{where}.enter")
+    engine_options = _words(payload.get("engine_options"), f"{where}.engine_options")
+    if enter and docker is None:
+        raise RegistryError(f"{where}.enter: there is nothing to enter; name an image in the field 'docker'")
+    if engine_options and not enter:
+        raise RegistryError(f'{where}.engine_options: no engine is started; add "enter": true')
     return Environment(
         name,
-        docker=_text(payload.get("docker"), f"{where}.docker"),
+        docker=docker,
         venv=venv,
         rocm=_text(payload.get("rocm"), f"{where}.rocm"),
         launcher=_words(payload.get("launcher"), f"{where}.launcher"),
         env=_variables(payload.get("env", {}), f"{where}.env"),
+        enter=enter,
+        engine_options=engine_options,
         source_package=source_package,
     )
+
+
+def _engine(value: object, where: str) -> bool | Engine:
+    """Whether to enter, or by what."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    for engine in ENGINES:
+        if value == engine:
+            return engine
+    shown = repr(value) if isinstance(value, str) else _kind(value)
+    raise RegistryError(f"{where}: must be true, false or one of {', '.join(ENGINES)}, not {shown}")
 
 
 def _variables(payload: object, where: str) -> dict[str, str]:

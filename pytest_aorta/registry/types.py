@@ -8,6 +8,9 @@ from typing import Final, Literal
 
 EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
 
+#: What starts a process in a container.
+Engine = Literal["docker", "podman", "apptainer", "singularity", "enroot"]
+
 #: ``source_package`` of everything that this distribution brings itself.
 BUILTIN_SOURCE: Final = "pytest-aorta"
 
@@ -36,11 +39,13 @@ class Environment:
 
     Attributes:
         name: as it is typed; unique in a registry.
-        docker: reference of a container image.
+        docker: reference of a container image; a label, unless ``enter`` is set.
         venv: path of a virtual environment.
-        rocm: a ROCm version.
+        rocm: a ROCm version, or the path of an installation; a label.
         launcher: words put before the command of a trial, such as ``("numactl", "--cpunodebind=0")``.
         env: variable -> value, set before those of the mitigations, which therefore win.
+        enter: whether trials run in a container of the image, started by this engine, or by the first that is there.
+        engine_options: words for the engine, before the image.
         source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
     """
 
@@ -50,6 +55,8 @@ class Environment:
     rocm: str | None = None
     launcher: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    enter: bool | Engine = False
+    engine_options: tuple[str, ...] = ()
     source_package: str = field(kw_only=True)
 
     @property

@@ -143,6 +143,12 @@ class Orchestrator:
         self._dispatcher.release_scope([ref._node])
         return ref
 
+    def submit_preparation(self, preparation: Preparation) -> TaskRef:
+        """Prepare this host, or any host below, for jobs of a key, before what waits. Once on this host."""
+        if self._dispatcher.level == 3:
+            return self._prepared(preparation, urgent=True)
+        return self.submit_job(Job(preparation.target, preparation.payload), urgent=True)
+
     def _prepared(self, preparation: Preparation, urgent: bool) -> TaskRef:
         """The task that prepares this host for jobs of a key."""
         if preparation.key not in self._preparations:

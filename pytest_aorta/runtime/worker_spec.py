@@ -14,7 +14,7 @@ class WorkerSpec:
     """The arguments of ``Worker``, where they are documented, and what was registered with it since.
 
     Attributes:
-        slots: number of places for jobs. Shares of cores are not here: they are of the submitter's host.
+        slots: number of places for jobs.
         identity: digests of files that must be the same on the hosts of ``children``.
         children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
     """

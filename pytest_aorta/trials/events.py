@@ -121,10 +121,14 @@ class EnvEvent(TypedDict):
 
 
 class EnvEndEvent(TypedDict):
-    """The part of the snapshot that is taken when ``run()`` is over."""
+    """The part of the snapshot that is taken when ``run()`` is over.
+
+    ``sources``: digests of the source files that were imported after the cell was prepared; see ``trials.sources``.
+    """
 
     type: Literal["env_end"]
     end: dict[str, Any]
+    sources: NotRequired[dict[str, str]]
 
 
 class GroupEvent(TypedDict):

@@ -44,11 +44,18 @@ class Resources:
         slots: number of trials at a time, on each host.
         devices: ids that are leased to trials; empty hides all devices, ``None`` leaves them alone.
         hosts: execnet specifications; none for this host.
+        own_cores: whether each of several trials at a time has cores of its own, and no more threads than these;
+            otherwise it has what it would have alone.
+        workers: number of processes that share the trials, as those of xdist do, each with so many slots.
+        worker: number of this process among them.
     """
 
     slots: int = 1
     devices: tuple[int, ...] | None = None
     hosts: tuple[str, ...] = field(default=(), repr=False)  # a specification may set variables
+    own_cores: bool = False
+    workers: int = 1
+    worker: int = 0
 
     @property
     def total_slots(self) -> int:

@@ -16,7 +16,7 @@ class Limits:
     """Limits of a trial.
 
     Attributes:
-        timeout: deadline in seconds, ``None`` for the workload's own.
+        timeout: deadline in seconds, for the import and again from the constructor on; ``None`` for the workload's own.
         stall_timeout: seconds without progress in ``setup()`` or ``run()`` after which the trial is ended.
         grace: seconds between SIGTERM and SIGKILL when it is ended.
         memory: bytes that each of its processes may allocate.

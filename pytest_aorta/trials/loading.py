@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_aorta.trials import aorta
 from pytest_aorta.trials.config import ConfigError, resolve_config
+from pytest_aorta.trials.sources import data_files, source_root, sources
 
 
 class WorkloadLoadError(Exception):
@@ -144,22 +145,26 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
     config: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     startup: dict[str, str] = {}
+    data: dict[str, str | None] = {}
     scope, config_error = "global", None
     try:
         resolved = resolve_config(cls, overrides, steps)
-        config, warnings = resolved.plain, resolved.warnings
+        config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
         aorta.check_isolation(cls)
         scope = aorta.result_scope(cls)
         startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
     except (ConfigError, aorta.DeclarationError) as error:
         config_error = str(error)
+    root = source_root(cls)
     return {
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
         "min_world_size": int(getattr(cls, "min_world_size", 1)),
         "timeout_sec": getattr(cls, "timeout_sec", None),
         "result_scope": scope,
         "source": source_file(cls),
-        "source_digest": source_digest(cls),
+        "source_root": None if root is None else str(root),
+        "sources": sources(cls),
+        "data_files": data,
         "config": config,
         "config_error": config_error,
         "config_warnings": list(warnings),
@@ -171,27 +176,3 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
 def source_file(cls: type[Any]) -> str | None:
     """The file that defines a class."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
-
-
-def source_digest(cls: type[Any]) -> str:
-    """Digest of the class's module and of every loaded module from the same folder or package."""
-    own = source_file(cls)
-    if own is None:
-        return hashlib.sha256(f"{cls.__module__}:{cls.__qualname__}".encode()).hexdigest()
-    top = cls.__module__.partition(".")[0]
-    root = getattr(sys.modules.get(top), "__file__", None)
-    given = (Path(root) if root and "." in cls.__module__ else Path(own)).parent
-    folder = given.resolve()
-    files = {Path(own).resolve()}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and not {given, folder}.isdisjoint(Path(file).parents):
-            found = Path(file).resolve()
-            # A virtual environment may lie below a workload's folder; what is installed there is not its source.
-            if folder not in found.parents or "site-packages" not in found.relative_to(folder).parts:
-                files.add(found)
-    digest = hashlib.sha256(cls.__qualname__.encode())
-    for file in sorted(files):
-        digest.update(str(file.relative_to(folder) if folder in file.parents else file.name).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

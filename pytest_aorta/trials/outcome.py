@@ -46,6 +46,7 @@ class Observed:
         phase: the phase that the trial is in, or was in when it ended.
         phases_sec: duration of each ended phase in seconds.
         env: snapshot of the trial's environment, ``None`` before it was received.
+        imported_later: digests of the source files that were imported after the cell was prepared.
         result: what ``run()`` returned.
         failures: failures that the trial reported, by phase.
         ranks: records of the ranks of a distributed trial.
@@ -70,6 +71,7 @@ class Observed:
     phase: Phase = "launch"
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
+    imported_later: dict[str, str] = field(default_factory=dict)
     seeds: SeedsData | None = None
     result: ResultData | None = None
     failures: dict[Phase, FailureData] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Observed:
             self.seeds = event.get("seeds")
         elif event["type"] == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
+            self.imported_later = event.get("sources", {})
         elif event["type"] == "group":
             self.states.append(event)
         elif event["type"] == "attempt":
@@ -175,7 +178,7 @@ def _failure(seen: Observed) -> FailureData | None:
     """The first of: a rank, a phase, the deadline, a cleanup, the process."""
     if seen.rank_failure is not None and not seen.timed_out:
         return seen.rank_failure
-    if failure := seen.failures.get("setup") or seen.failures.get("run"):
+    if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure
     if seen.timed_out:
         return timeout_failure(seen)
@@ -190,10 +193,15 @@ def _failure(seen: Observed) -> FailureData | None:
     return None
 
 
+def place(phase: Phase) -> str:
+    """A phase after "in", for messages."""
+    return {"launch": "launching", "import": "importing"}.get(phase, f"{phase}()")
+
+
 def timeout_failure(seen: Observed) -> FailureData:
     """The failure of a process that was running when the deadline or the stall limit passed."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
-    where = {"launch": "launching", "import": "importing"}.get(seen.phase, f"{seen.phase}()")
+    where = place(seen.phase)
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"

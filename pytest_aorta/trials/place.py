@@ -48,7 +48,12 @@ def take_place(variables: Mapping[str, str]) -> None:
         variables = {name: value for name, value in variables.items() if name != "TMPDIR"}
     for name in (TRIAL_DIR, "TMPDIR"):
         if name in variables and not os.path.isdir(variables[name]):
-            os.makedirs(variables[name], exist_ok=True)
+            try:
+                os.makedirs(variables[name], exist_ok=True)
+            except OSError:
+                if name == TRIAL_DIR:
+                    raise
+                variables = {name: value for name, value in variables.items() if name != "TMPDIR"}
     os.environ.update(variables)
     if "TMPDIR" in variables and tempfile.tempdir == default:
         tempfile.tempdir = None

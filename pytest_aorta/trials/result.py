@@ -50,8 +50,20 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
+class Claim(_Record):
+    """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
+
+    claim: str
+    verified: bool | None
+    found: str
+
+
 class ExecutionEnv(_Record):
-    """The environment that the trial was started in."""
+    """The environment that the trial was started in.
+
+    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
+    null where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
+    """
 
     kind: Literal["local", "venv", "docker", "rocm"]
     name: str
@@ -59,6 +71,9 @@ class ExecutionEnv(_Record):
     digest: str | None = None
     venv: str | None = None
     rocm: str | None = None
+    verified: bool | None = None
+    claims: list[Claim] = Field(default_factory=list)
+    entered_with: str | None = None
     source_package: str
 
 
@@ -98,6 +113,31 @@ class Seeds(_Record):
     seed: int
     generators: dict[str, int]
     kept: list[str] = Field(default_factory=list)
+
+
+class Imposed(_Record):
+    """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
+
+    ``threads``: computing threads of each process; ``cpus``: those that it may run on; ``devices``: ids of those that
+    it may see, empty where all were hidden; ``variables``: by which, where nothing else has set them.
+    """
+
+    threads: int | None = None
+    cpus: list[int] | None = None
+    devices: list[int] | None = None
+    variables: dict[str, str] = Field(default_factory=dict)
+
+
+class SideBySide(_Record):
+    """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
+
+    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known.
+    """
+
+    slots: int = 1
+    workers: int = 1
+    hosts: int = 1
+    cores: int | None = None
 
 
 class RankRecord(_Record):
@@ -173,6 +213,9 @@ class TrialResult(_Record):
     started_at: str
     host: str
     request_fingerprint: str | None = None
+    fingerprint_parts: Free = Field(default_factory=dict)
+    imposed: Imposed = Imposed()
+    side_by_side: SideBySide | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
 
     @property

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.aorta import EnvironmentData
-from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.seeding import derived_seed
-
-#: Options of the agent that select nodes, and have no influence on the outcome.
-_PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
 
 
 @dataclass(frozen=True)
@@ -84,30 +78,3 @@ class TrialSpec:
     def item_name(self) -> str:
         """The pytest item's name, for instance ``fsdp[local-tf32_off+xnack-3]``."""
         return f"{identifier(self.workload.name)}[{self.cell}-{self.trial_index}]"
-
-    def fingerprint(self, source_digest: str, config: Mapping[str, Any], nproc: int) -> str:
-        """Digest of what decides a trial's outcome: the workload's source, options, environment, variables, ranks."""
-        environment, execution, memory = self.environment, self.execution, self.limits.memory
-        request: dict[str, Any] = {
-            "workload": [self.workload.name, source_digest],
-            "config": dict(config),
-            "environment": [
-                environment.name,
-                environment.docker,
-                environment.venv,
-                environment.rocm,
-                list(environment.launcher),
-            ],
-            "mitigations": list(self.mitigations),
-            "variables": dict(self.overlay),
-            "ranks": [execution.launcher, nproc],
-            "isolation": execution.isolation,
-            "trial": self.trial_index,
-        }
-        if execution.elastic != DEFAULTS:
-            request["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
-        if memory is not None:
-            request["memory"] = memory
-        if self.seed is not None:
-            request["seed"] = self.seed
-        return hashlib.sha256(canonical_json(request).encode()).hexdigest()

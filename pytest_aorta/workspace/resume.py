@@ -28,12 +28,17 @@ def read_record(file: Path) -> TrialResult | None:
         return None
 
 
+def reasons_against(record: TrialResult) -> list[str]:
+    """Why a record cannot stand for any trial; empty where it may."""
+    if record.exit_status not in REPLAYABLE:
+        return [f"{record.exit_status}, which says nothing about the workload"]
+    return [] if record.request_fingerprint is not None else ["its request was not recorded"]
+
+
 def read_kept(file: Path) -> TrialResult | None:
     """The record in a trial file that may stand for the trial, if that is still the same request."""
     record = read_record(file)
-    if record is None or record.exit_status not in REPLAYABLE or record.request_fingerprint is None:
-        return None
-    return record
+    return None if record is None or reasons_against(record) else record
 
 
 def retitle(file: Path, trial_id: str) -> None:

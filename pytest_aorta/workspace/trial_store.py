@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.packages import write_package_list
+from pytest_aorta.probe.packages import read_package_list, write_package_list
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths
-from pytest_aorta.workspace.resume import move_flat_files, read_kept, retitle
+from pytest_aorta.workspace.resume import move_flat_files, read_kept, read_record, reasons_against, retitle
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
@@ -41,6 +41,8 @@ class TrialStore:
         self.kind: PartKind = kind
         #: Trial files of this run, relative to the results directory, also those that could not be written.
         self.written: set[PurePosixPath] = set()
+        #: Why an earlier result does not stand for a trial.
+        self.not_kept: dict[TrialPaths, list[str]] = {}
         #: Temporary files of killed writers, by folder and trial file. Folders are large: each is read once.
         self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
 
@@ -53,13 +55,25 @@ class TrialStore:
         """The folder of a trial's artifacts of this process."""
         return paths.folder_in(self.results, self.number or 0, self.kind)
 
-    def kept(self, paths: TrialPaths, fingerprint: Callable[[], str | None]) -> TrialResult | None:
-        """The earlier result of a trial, where it is of the request with this ``fingerprint``.
+    def kept(self, paths: TrialPaths, changes: Callable[[TrialResult], list[str]]) -> TrialResult | None:
+        """The earlier result of a trial, where nothing has changed since; else ``not_kept`` says what has.
 
-        That is asked for only when there is a result at all: to know it, the workload has to be imported.
+        ``changes`` is asked only when there is a result: to know them, the workload has to be imported.
         """
-        record = read_kept(paths.file_in(self.results))
-        return record if record is not None and record.request_fingerprint == fingerprint() else None
+        file = paths.file_in(self.results)
+        record = read_record(file)
+        if record is None:
+            reasons = ["its file cannot be read"] if file.exists() else []
+        else:
+            reasons = reasons_against(record) or changes(record)
+        if reasons:
+            self.not_kept[paths] = reasons
+            return None
+        return record
+
+    def packages(self, digest: str) -> Mapping[str, str] | None:
+        """The versions of the distributions that were installed for the records with this digest."""
+        return read_package_list(self.results, digest)
 
     def write_packages(self, listing: Mapping[str, Any]) -> None:
         """Keep a list of installed distributions, which records name by its digest."""

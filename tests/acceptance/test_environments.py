@@ -17,6 +17,9 @@ HERE = Path(__file__).parent
 
 IMAGE = "aorta.invalid/no-such-image:0"
 
+#: Stands in for sudo: closes descriptors, and drops all variables but one.
+CLOSES = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], env={'FOO': 'set by it'}).returncode)"
+
 #: Seen by trials of every environment.
 SHOWN = ("FOO", "BAR", "VIRTUAL_ENV", "PYTHONHASHSEED")
 
@@ -41,6 +44,8 @@ def ran(
         "bad_launcher": {"launcher": ["sh", "-c", "echo the queue is closed; exit 3"]},
         "image": {"docker": IMAGE},
         "perturbed": {"env": {"MALLOC_PERTURB_": "165"}},
+        "closing": {"launcher": [sys.executable, "-S", "-c", CLOSES], "env": {"BAR": "from the environment"}},
+        "rocm": {"rocm": "0.1"},
     }
     registry = stage.write_registry(environments=environments)
     axis = [word for name in environments for word in ("--aorta-environment", name)]
@@ -92,7 +97,7 @@ def test_a_venv_is_the_interpreter_of_the_trial(ran: Ran) -> None:
             ["pytest-aorta is not installed for {path}/bare/bin/python", "-m pip install pytest-aorta=={version}"],
         ),
         ("no_launcher", ["cannot start 'no-such-launcher'"]),
-        ("bad_launcher", ["exit code 3", "the queue is closed"]),
+        ("bad_launcher", ["`sh -c 'echo the queue is closed; exit 3' ", "exit code 3", "the queue is closed"]),
     ],
 )
 def test_what_cannot_run_says_what_to_do(ran: Ran, name: str, says: list[str]) -> None:
@@ -112,6 +117,30 @@ def test_a_launcher_prefix_is_honoured(ran: Ran) -> None:
     assert metrics(ran, "with_env")["variables"]["BAR"] == "from the environment"
     assert metrics(ran, "with_nice")["niceness"] == min(19, metrics(ran, "image")["niceness"] + 5)
     assert metrics(ran, "stays_between")["variables"]["FOO"] is None
+
+
+def test_behind_a_launcher_that_passes_nothing_on_a_trial_has_the_variables_of_its_cell(ran: Ran) -> None:
+    seen = metrics(ran, "closing")["variables"]
+    assert seen == {"FOO": "set by it", "BAR": "from the environment", "VIRTUAL_ENV": None, "PYTHONHASHSEED": None}
+
+
+def test_a_label_that_is_false_is_in_record_warnings_and_table(ran: Ran) -> None:
+    _, done, trials = ran
+    there = trials["rocm"]["execution_env"]
+    assert (there["verified"], trials["rocm"]["exit_status"]) == (False, "ok")
+    [claim] = there["claims"]
+    assert (claim["claim"], claim["verified"]) == ("ROCm 0.1", False)
+    finding = f"ROCm 0.1: {claim['found']}"
+    warning = f"trials of the environment 'rocm' (sidecar:registry.json) do not run in it: {finding}"
+    assert any(warning in line for line in done.outlines)
+    assert f"1 trial of Tells rocm-none did not run in that environment: {finding}" in done.outlines
+
+
+def test_what_is_claimed_truly_is_verified_and_what_is_not_claimed_is_not(ran: Ran) -> None:
+    verified = {name: trial["execution_env"]["verified"] for name, trial in ran[2].items()}
+    assert verified["good"] is True
+    assert verified["image"] is not True  # the container of these tests, if there is one, may not show its image
+    assert [verified[name] for name in ("with_env", "missing", "bad_launcher")] == [None, None, None]
 
 
 def test_variables_are_in_place_before_the_interpreter_starts(ran: Ran) -> None:

@@ -50,7 +50,10 @@ MAY_DIFFER_WITH_RANKS = (
 )
 
 #: In addition, between isolations.
-MAY_DIFFER_BETWEEN_ISOLATIONS = ("request_fingerprint", "env.process.threads", "env.end.libraries", "env.end.modules")
+MAY_DIFFER_BETWEEN_ISOLATIONS = (
+    *("request_fingerprint", "fingerprint_parts.isolation"),
+    *("env.process.threads", "env.end.libraries", "env.end.modules"),
+)
 
 #: Whose leaves below may be others, too: a zygote has imported what examines it.
 MAY_DIFFER_IN_KEYS = ("env.end.libraries", "env.end.modules")
@@ -107,7 +110,7 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
     ("name", "options", "may_differ"),
     [
         ("again", (), MAY_DIFFER),
-        ("xdist", ("-n", "2"), MAY_DIFFER),
+        ("xdist", ("-n", "2"), (*MAY_DIFFER, "side_by_side.workers")),
         ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
     ],
 )

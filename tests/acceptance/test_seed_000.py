@@ -65,6 +65,9 @@ RECORD: dict[str, Any] = {
         "digest": "sha256:0123",
         "venv": None,
         "rocm": "7.0",
+        "verified": False,
+        "claims": [{"claim": "ROCm 7.0", "verified": False, "found": "there is no ROCm"}],
+        "entered_with": None,
         "source_package": "somebody",
     },
     "mitigations_applied": ["tf32_off", "xnack"],
@@ -134,6 +137,9 @@ RECORD: dict[str, Any] = {
     "started_at": "2026-01-02T03:04:05.678+00:00",
     "host": "node7",
     "request_fingerprint": "ab" * 32,
+    "fingerprint_parts": {"sources": {"w.py": "cd" * 8}, "nproc": 2},
+    "imposed": {"threads": 1, "cpus": [0], "devices": None, "variables": {"OMP_NUM_THREADS": "1"}},
+    "side_by_side": {"slots": 2, "workers": 1, "hosts": 1, "cores": 2},
     "artifacts": {"stdout": "trial_0/stdout.log"},
 }
 
@@ -440,10 +446,11 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
     for trial in simple.trials().values():
         assert "docker" not in trial
         there = trial["execution_env"]
-        assert sorted(there) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
+        new = {"verified", "claims", "entered_with"}
+        assert sorted(there.keys() - new) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
         assert TrialResult.from_dict(trial).to_dict() == trial
         name = there.pop("name")
-        found[name] = {key: value for key, value in there.items() if value is not None}
+        found[name] = {key: value for key, value in there.items() if value is not None and key not in new}
     sidecar = {"source_package": "sidecar:registry.json"}
     assert found == {
         "local": {"kind": "local", "source_package": "pytest-aorta"},

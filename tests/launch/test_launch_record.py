@@ -37,7 +37,7 @@ INFO = WorkloadInfo(
     result_scope="global",
     timeout_sec=None,
     source=None,
-    source_digest="digest",
+    sources={"w.py": "digest"},
     config={"lr": float("nan")},
 )
 CELL = PreparedCell(INFO, LaunchPlan("single"))

@@ -87,6 +87,27 @@ def test_the_closure_of_fixtures_is_made_once_for_all_items_of_a_function(genera
     assert all(fixture_definitions(item) is fixture_definitions(first) for item in others)
 
 
+def test_a_duration_that_is_no_phase_of_an_item_is_shown_with_the_others(pytester: pytest.Pytester) -> None:
+    """Without ``TerminalReporter.stats[""]``, ``--durations`` says nothing of imports."""
+    pytester.makeconftest("""
+        import pytest
+        from pytest_aorta.plugin.compat import Duration, add_duration
+
+        def pytest_runtest_logfinish(nodeid):
+            add_duration(the_config, Duration(12.5, "import", nodeid))
+
+        def pytest_configure(config):
+            global the_config
+            the_config = config
+        """)
+    pytester.makepyfile("def test_it(): pass")
+
+    shown = pytester.runpytest("--durations", "0")
+
+    shown.stdout.fnmatch_lines(["12.50s import   *::test_it", "*= 1 passed in *"])
+    assert pytester.runpytest("-p", "no:terminal").ret == pytest.ExitCode.OK
+
+
 def test_items_with_brackets_in_their_names_are_known_again(generated: pytest.Pytester) -> None:
     """Without ``Item._id`` as pytest 9.2 parses it, ``--lf`` runs all trials again."""
     generated.runpytest("generated.txt", "-p", "no:aorta").assert_outcomes(passed=2, failed=1)

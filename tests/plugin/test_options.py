@@ -61,7 +61,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
         *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
         *("--aorta-stall-timeout", "0.5", "--aorta-grace", "0", "--aorta-memory", "1.5G", "--aorta-log-limit", "4k"),
-        "--aorta-resume",
+        *("--aorta-resume", "--aorta-own-cores"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
         *("--aorta-slots", "3", "--aorta-devices", "0,2-3", "--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
@@ -82,7 +82,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         registry_files=(Path("/a.json"),),
         execution=Execution(isolation="spawn", launcher="torchrun", nproc=2),
         limits=Limits(timeout=1.5, stall_timeout=0.5, grace=0.0, memory=3 * 2**29, log_limit=4096),
-        resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7")),
+        resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7"), own_cores=True),
     )
 
 
@@ -342,6 +342,7 @@ VALID = {
     **dict.fromkeys(("mitigations", "collect"), "names separated by commas"),
     "grace": "a number of seconds, 0 for none",
     "slots": "a whole number of at least 1, or auto",
+    "own-cores": "true or false",
     "devices": "a list such as 0-3 or 0,2-4, or none",
     "resume": "true or false",
     "seed": "a whole number of at least 0",

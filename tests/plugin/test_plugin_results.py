@@ -171,7 +171,7 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     assert trial["config"] == {"steps": 4}
     overlay = {"HERE": "1", "OMP_NUM_THREADS": "3", "DISABLE_TF32": "1", "FREE": "a=b,c"}
     assert trial["env"]["env_vars"].items() >= overlay.items()
-    assert list(trial["phases_sec"]) == ["launch", "setup", "run", "cleanup"]
+    assert list(trial["phases_sec"]) == ["launch", "import", "setup", "run", "cleanup"]
     assert (trial["schema_version"], trial["trial_index"], trial["failure"], trial["ranks"]) == ("0.1", 0, None, [])
 
 

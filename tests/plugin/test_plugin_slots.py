@@ -546,30 +546,6 @@ def test_beside_xdist(faulty: Stage) -> None:
     faulty.run(*options, "--tx", "2*popen", "--dist", "load", "--aorta-slots", "auto").assert_outcomes(passed=4)
 
 
-def test_cores_and_threads(beside: Stage, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    import os
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("MKL_NUM_THREADS", "7")
-    beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO).assert_outcomes(passed=2)
-    first, second = metrics(beside)
-    mine = sorted(os.sched_getaffinity(0))
-    if len(mine) > 1:
-        assert sorted(first["cores"] + second["cores"]) == mine
-    else:  # too few: they share
-        assert first["cores"] == second["cores"] == mine
-    for seen in (first, second):
-        assert 1 <= int(seen["OMP_NUM_THREADS"]) <= len(seen["cores"])
-        assert seen["OPENBLAS_NUM_THREADS"] == seen["OMP_NUM_THREADS"]
-        assert seen["MKL_NUM_THREADS"] == "7"  # the user's own
-    # One slot is not restricted in any way; and whatever is said for trials comes last.
-    beside.run(*workloads("tells"), *TWO, "--aorta-extra-env", "OMP_NUM_THREADS=5")
-    assert beside.trial("tells/trial_0.json")["result"]["metrics"]["OMP_NUM_THREADS"] == "5"
-    beside.run(*workloads("tells"))
-    seen = beside.trial("tells/trial_0.json")["result"]["metrics"]
-    assert (seen["cores"], seen["OMP_NUM_THREADS"]) == (mine, None)
-
-
 # Cells that cannot be prepared, workloads that cannot be forked, time limits
 
 

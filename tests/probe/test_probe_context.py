@@ -42,18 +42,26 @@ def test_no_container_where_there_is_no_proc(tmp_path: Path) -> None:
 def test_docker_by_its_file_with_its_id_from_the_mounts(tmp_path: Path) -> None:
     mount = f"716 715 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw\n"
     root = tree(tmp_path, {".dockerenv": "", "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": mount})
-    assert container(root, {}) == {"kind": "docker", "detected_by": ["/.dockerenv"], "id": ID, "image": None}
+    assert container(root, {}) == {
+        "kind": "docker",
+        "detected_by": ["/.dockerenv"],
+        "id": ID,
+        "image": None,
+        "image_id": None,
+    }
 
 
 def test_docker_by_its_control_group(tmp_path: Path) -> None:
     found = container(tree(tmp_path, {"proc/self/cgroup": f"12:cpu:/docker/{ID}\n0::/system.slice\n"}), {})
-    assert found == {"kind": "docker", "detected_by": ["cgroup docker"], "id": ID, "image": None}
+    assert found == {"kind": "docker", "detected_by": ["cgroup docker"], "id": ID, "image": None, "image_id": None}
 
 
 def test_podman_tells_its_image(tmp_path: Path) -> None:
-    found = container(tree(tmp_path, {"run/.containerenv": 'engine="podman-4"\nimage="quay.io/rocm:7"\n'}), {})
+    found = container(
+        tree(tmp_path, {"run/.containerenv": 'engine="podman-4"\nimage="quay.io/rocm:7"\nimageid="5ab"\n'}), {}
+    )
     assert found is not None
-    assert (found["kind"], found["image"]) == ("podman", "quay.io/rocm:7")
+    assert (found["kind"], found["image"], found["image_id"]) == ("podman", "quay.io/rocm:7", "5ab")
 
 
 def test_a_pod_is_kubernetes_although_its_container_is_dockers(tmp_path: Path) -> None:
@@ -65,6 +73,12 @@ def test_a_pod_is_kubernetes_although_its_container_is_dockers(tmp_path: Path) -
 def test_singularity_by_its_folder_and_by_its_variable(tmp_path: Path) -> None:
     assert kind(tree(tmp_path / "a", {".singularity.d/runscript": ""})) == "singularity"
     assert kind(tmp_path / "b", {"APPTAINER_CONTAINER": "/images/x.sif"}) == "singularity"
+
+
+def test_apptainer_tells_its_image(tmp_path: Path) -> None:
+    found = container(tmp_path, {"APPTAINER_CONTAINER": "/images/x.sif"})
+    assert found is not None
+    assert found["image"] == "/images/x.sif"
 
 
 def test_the_tightest_limit_of_version_2_counts(tmp_path: Path) -> None:

@@ -200,3 +200,35 @@ def test_the_names_of_sidecars_are_listed_for_an_unknown_name(tmp_path: Path) ->
 
     with pytest.raises(UnknownMitigationError, match=r"lab_fast.*did you mean 'lab_fast'\?"):
         get_mitigation("lab-fast", [path])
+
+
+def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:
+    environments = {
+        "first": {"docker": "lab/x", "enter": True},
+        "chosen": {"docker": "lab/x", "enter": "podman", "engine_options": "--shm-size=8g -v '/a b:/a b'"},
+        "label": {"docker": "lab/x", "enter": False},
+    }
+    path = write(tmp_path / "lab.json", version=1, environments=environments)
+
+    first, chosen, label = (get_environment(name, [path]) for name in environments)
+
+    assert (first.enter, first.engine_options) == (True, ())
+    assert (chosen.enter, chosen.engine_options) == ("podman", ("--shm-size=8g", "-v", "/a b:/a b"))
+    assert label.enter is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"enter": True}, r"x\.enter: there is nothing to enter; name an image in the field 'docker'"),
+        (
+            {"docker": "i", "enter": "dokcer"},
+            r"x\.enter: must be true, false or one of docker, .*, not 'dokcer'",
+        ),
+        ({"docker": "i", "enter": 1}, r"x\.enter: must be true, false or one of .*, not int"),
+        ({"docker": "i", "engine_options": ["-v"]}, r'x\.engine_options: no engine is started; add "enter": true'),
+    ],
+)
+def test_what_cannot_be_entered_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RegistryError, match=reason):
+        Registry.load([write(tmp_path / "lab.json", version=1, environments={"x": fields})])

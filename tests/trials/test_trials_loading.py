@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_digest, source_file
+from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file
+from pytest_aorta.trials.sources import source_root, sources
 
 WORKLOAD = """
 class Plain:
@@ -49,10 +50,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest_in_a_new_process(target: str, *, path: Path) -> str:
-    """The digest as a zygote computes it."""
+    """The digests as a zygote computes them."""
     script = (
-        "import sys; from pytest_aorta.trials.loading import load_class, source_digest; "
-        "print(source_digest(load_class(sys.argv[1])))"
+        "import sys; from pytest_aorta.trials.loading import load_class; "
+        "from pytest_aorta.trials.sources import sources; "
+        "print(sources(load_class(sys.argv[1])))"
     )
     command = [sys.executable, "-B", "-c", script, target]
     return subprocess.run(command, cwd=path, capture_output=True, text=True, check=True).stdout
@@ -196,19 +198,11 @@ def test_the_digest_does_not_depend_on_where_a_package_lies(package: Path, tmp_p
     assert digest_in_a_new_process(f"{package.name}.square:Plain", path=tmp_path / "elsewhere") == before
 
 
-def test_two_classes_of_one_file_have_two_digests(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(WORKLOAD)
-
-    assert source_digest(load_class(f"{tmp_path}/two.py:Plain")) != source_digest(
-        load_class(f"{tmp_path}/two.py:Outer.Inner")
-    )
-
-
-def test_a_class_without_a_file_has_a_digest_of_its_name() -> None:
+def test_a_class_without_a_file_has_no_sources() -> None:
     cls = type("Made", (), {"__module__": "no_such_module"})
 
     assert source_file(cls) is None
-    assert source_digest(cls) == source_digest(type("Made", (), {"__module__": "no_such_module"}))
+    assert source_root(cls) is None
 
 
 def test_a_description_says_what_the_parent_needs(tmp_path: Path) -> None:
@@ -230,7 +224,9 @@ class Ranks(Plain):
         "timeout_sec": None,
         "result_scope": "global",
         "source": f"{tmp_path}/described.py",
-        "source_digest": source_digest(plain),
+        "source_root": str(tmp_path.resolve()),
+        "sources": sources(plain),
+        "data_files": {},
         "config": {},
         "config_error": None,
         "config_warnings": [],
@@ -243,7 +239,9 @@ class Ranks(Plain):
         "timeout_sec": 30.0,
         "result_scope": "global",
         "source": f"{tmp_path}/described.py",
-        "source_digest": source_digest(ranks),
+        "source_root": str(tmp_path.resolve()),
+        "sources": sources(ranks),
+        "data_files": {},
         "config": {"size": 3, "steps": 5},
         "config_error": None,
         "config_warnings": [

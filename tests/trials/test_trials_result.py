@@ -60,6 +60,7 @@ trial_results = st.builds(
         digest=optional_text,
         venv=optional_text,
         rocm=optional_text,
+        verified=st.none() | st.booleans(),
         source_package=text,
     ),
     mitigations_applied=st.lists(text, max_size=2),
@@ -208,9 +209,11 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "started_at",
             "host",
         ),
-        "artifacts",
+        *("artifacts", "fingerprint_parts", "imposed", "side_by_side"),
     }
-    assert set(record["execution_env"]) == {"kind", "name", "image", "digest", "venv", "rocm", "source_package"}
+    assert set(record["execution_env"]) == {
+        *("kind", "name", "image", "digest", "venv", "rocm", "source_package", "verified", "claims", "entered_with"),
+    }
     assert set(record["result"]) == {
         *("passed", "failure_count", "first_failure_iteration", "failure_details", "total_iterations"),
         *("step_times_ms", "elapsed_sec", "metrics"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.fingerprint import Ingredients, fingerprint, fingerprint_parts
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -79,5 +81,8 @@ def test_a_fingerprint_can_be_taken_of_whatever_names_and_values_there_are(memor
     )
     config = {"loss": float("nan"), "label": "NaN", "deep": [{"\udce9": None}]}
 
-    assert re.fullmatch("[0-9a-f]{64}", spec.fingerprint("source", config, 1))
-    assert spec.fingerprint("source", config, 1) != spec.fingerprint("source", {**config, "loss": "NaN"}, 1)
+    def taken(config: dict[str, Any]) -> str:
+        return fingerprint(fingerprint_parts(spec, Ingredients(config), 1))
+
+    assert re.fullmatch("[0-9a-f]{64}", taken(config))
+    assert taken(config) != taken({**config, "loss": "NaN"})

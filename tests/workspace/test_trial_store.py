@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.records import record
 
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -31,18 +32,27 @@ def test_a_result_is_kept_for_an_equal_request_only(tmp_path: Path) -> None:
     store = TrialStore(tmp_path, "now", resume=True)
     put(tmp_path)
 
-    kept = store.kept(PATHS, lambda: "f00")
+    kept = store.kept(PATHS, lambda record: [])
     assert kept is not None
     assert kept.to_dict()["host"] == "here"
-    assert store.kept(PATHS, lambda: "ba5") is None
-    assert store.kept(PATHS, lambda: None) is None
+    assert not store.not_kept
+    assert store.kept(PATHS, lambda record: ["steps 1 -> 2"]) is None
+    assert store.not_kept == {PATHS: ["steps 1 -> 2"]}
 
 
 def test_without_a_result_nobody_is_asked_for_the_request(tmp_path: Path) -> None:
-    def fingerprint() -> str | None:
+    def changes(record: TrialResult) -> list[str]:
         pytest.fail("asked")
 
-    assert TrialStore(tmp_path, "now", resume=True).kept(PATHS, fingerprint) is None
+    store = TrialStore(tmp_path, "now", resume=True)
+    assert store.kept(PATHS, changes) is None
+    assert not store.not_kept
+    put(tmp_path, exit_status="infrastructure_failed")
+    assert store.kept(PATHS, changes) is None
+    assert store.not_kept == {PATHS: ["infrastructure_failed, which says nothing about the workload"]}
+    PATHS.file_in(tmp_path).write_text("{")
+    assert store.kept(PATHS, changes) is None
+    assert store.not_kept == {PATHS: ["its file cannot be read"]}
 
 
 def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
-from pytest_aorta.launch.child.workload_main import prepare, run_workload, use_seed
+from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
-from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.events import EndEvent, Send
+from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
@@ -34,12 +36,29 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
     seed = rank_seed(payload["seed"], rank, attempt)
+    log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     if not prepared:
-        prepare(payload, seed)
+        _import(payload, seed, log.send)
     use_seed(seed)
     _serve_flight_recorder(Path(payload["sockets"]))
-    log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
     return run_workload(payload, log.send, on_error=_write_error_file)
+
+
+def _import(payload: TrialPayload, seed: int, send: Send) -> None:
+    """Import the workload in this rank, as a phase of it."""
+    send({"type": "begin", "phase": "import"})
+    end: EndEvent = {"type": "end", "phase": "import", "sec": 0.0}
+    start = time.monotonic()
+    try:
+        load(payload, seed)
+    except BaseException as error:
+        end["failure"] = failure_of(error, "import")
+        _write_error_file(error)
+        raise
+    finally:
+        end["sec"] = time.monotonic() - start
+        send(end)
+    prepare(payload)
 
 
 def _serve_flight_recorder(sockets: Path) -> None:

@@ -13,12 +13,14 @@ from typing_extensions import Required, TypedDict
 
 from pytest_aorta.launch.child.event_log import pid_of, read_event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, find_log, read_error_file
-from pytest_aorta.trials.events import FailureData, RankData
-from pytest_aorta.trials.outcome import Observed, exit_failure, signal_name, timeout_failure
+from pytest_aorta.trials.events import FailureData, Phase, RankData
+from pytest_aorta.trials.outcome import Observed, exit_failure, place, signal_name, timeout_failure
 
 #: An agent sends SIGTERM first. A SIGKILL within so many seconds of the first failure comes from elsewhere: the kernel
 #: may be short of memory.
 _AT_ONCE = 2
+
+_IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
 
 _NOT_PASSED: FailureData = {"phase": "run", "kind": "result", "message": "run() returned passed=False"}
 
@@ -119,7 +121,7 @@ def _failure_of(
     stalled: float | None,
 ) -> tuple[FailureData | None, bool]:
     """The failure of one rank, and whether it follows from that of another one."""
-    reported = seen.failures.get("setup") or seen.failures.get("run") or seen.failures.get("cleanup")
+    reported = next((seen.failures[phase] for phase in _IN_ORDER if phase in seen.failures), None)
     finished = seen.finished and (deadline is None or seen.finished_at <= deadline)
     if deadline is not None and not finished and (reported is None or reported.get("at", 0.0) > deadline):
         # What it reported after the deadline is an effect of the signals that ended it.
@@ -129,7 +131,7 @@ def _failure_of(
     if reported is not None:
         return reported, False
     if end is None and not seen.finished and first_failure is not None:
-        message = f"ended in {seen.phase}(), before it was done, because another rank had failed"
+        message = f"ended in {place(seen.phase)}, before it was done, because another rank had failed"
         return {"phase": seen.phase, "kind": "signal", "message": message}, True
     code = 0 if end is None else end["exitcode"]
     if code or not seen.finished:
@@ -143,9 +145,9 @@ def _failure_of(
 
 
 def _exit_failure(seen: Observed, code: int) -> FailureData:
-    message = f"ended itself with exit code {code} in {seen.phase}(), before it was done"
+    message = f"ended itself with exit code {code} in {place(seen.phase)}, before it was done"
     if code < 0:
-        message = f"ended by {signal_name(-code)} in {seen.phase}()"
+        message = f"ended by {signal_name(-code)} in {place(seen.phase)}"
     return exit_failure(seen.phase, code, {"message": message})
 
 

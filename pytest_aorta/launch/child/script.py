@@ -19,6 +19,7 @@ from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.events import RankData, ResultData, Send
 from pytest_aorta.trials.place import NAMES, note_tmp
 
@@ -36,6 +37,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
     global _static
     options = dict(argument["overrides"])
     digest, source = options.pop("digest"), options.pop("source")
+    variables = variables_now()
     _static = collect_static(Path(source) if source else None)
     note_tmp()
     return {
@@ -44,7 +46,8 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
         "result_scope": "global",
         "timeout_sec": None,
         "source": source,
-        "source_digest": digest,
+        "sources": {} if source is None else {Path(source).name: digest},
+        "surroundings": surroundings(_static, variables),
         "config": options,
         "config_error": None,
     }

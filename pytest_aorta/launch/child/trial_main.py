@@ -16,11 +16,17 @@ from pytest_aorta.trials.place import take_place
 from pytest_aorta.trials.seeding import rank_seed
 
 
+def load(argument: PrepareArgument) -> None:
+    """Import the workload; a script is imported by its ranks."""
+    if argument["target"] != script.TARGET:
+        workload_main.load(argument, argument["seed"])
+
+
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
-    """Prepare the workload, and import torch's agent where trials need it; the description of the workload."""
+    """Describe what was loaded, and import torch's agent where trials need it."""
     if argument["target"] == script.TARGET:
         return script.prepare_script(argument)
-    description = workload_main.prepare(argument, argument["seed"])
+    description = workload_main.prepare(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description

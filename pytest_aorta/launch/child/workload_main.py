@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
+from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
@@ -22,29 +23,44 @@ from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class, set_arguments
 from pytest_aorta.trials.place import NAMES, note_tmp
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
+from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
+#: Those that the workload's import has found.
+_variables: dict[str, str] = {}
+#: Digests of the source files that were imported when the workload was prepared.
+_sources: Mapping[str, str] = {}
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
 
 
-def prepare(argument: WorkloadArgument, seed: int | None = None) -> dict[str, Any]:
-    """Import the workload and describe it; take the snapshot of what will not change."""
-    global _static, _seeds, _startup
+def load(argument: WorkloadArgument, seed: int | None = None) -> None:
+    """Import the workload, whose generators get this seed."""
+    global _seeds, _variables
+    _variables = variables_now()
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
     note_tmp()
     set_arguments(argument["target"])
+    load_class(argument["target"])
+
+
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe the workload that was loaded; take the snapshot of what will not change."""
+    global _static, _sources, _startup
     description = describe(load_class(argument["target"]), argument["overrides"], argument["steps"])
+    assert _seeds is not None
     _seeds.note_kept()
-    _startup = tuple(description["startup_variables"])
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
+    description["surroundings"] = surroundings(_static, _variables)
+    _sources = description["sources"]
+    _startup = tuple(description["startup_variables"])
     return description
 
 
@@ -79,9 +95,12 @@ def run_workload(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
-    succeeded = Lifecycle(cls, config, send, lambda: join_group(cls, config)).run_all(
-        on_error, after_run=lambda: send({"type": "env_end", "end": collect_end(_static).to_dict()})
-    )
+
+    def after_run() -> None:
+        later = imported_later(cls, None if _static is None else _static.modules, _sources)
+        send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
+
+    succeeded = Lifecycle(cls, config, send, lambda: join_group(cls, config)).run_all(on_error, after_run)
     leave_group(cls)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full

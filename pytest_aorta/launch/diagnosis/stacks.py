@@ -54,6 +54,11 @@ def read_dump(path: Path) -> list[list[Frame]]:
             text = file.read(_LOOKED_AT).decode(errors="replace")
     except OSError:
         return []
+    return parse_dump(text)
+
+
+def parse_dump(text: str) -> list[list[Frame]]:
+    """The threads of the first dump in a text, as ``read_dump``."""
     threads: list[list[Frame]] = []
     before = ""
     for line in text.splitlines():
@@ -85,7 +90,8 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
     called = f"{inside[-1]} in " if inside else ""
     where = frames[own]
     collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
-    return Location(f"{called}{where.name}() at {Path(where.file).name} line {where.line}", collective)
+    function = "" if where.name == "<module>" else f"{where.name}() at "
+    return Location(f"{called}{function}{Path(where.file).name} line {where.line}", collective)
 
 
 def _own(frames: list[Frame], source: str | None) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.runtime.resources.cores import equal_shares, threads_of
 from pytest_aorta.runtime.resources.devices import choose_devices, device_variables, devices_text, find_devices
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
+from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.fingerprint import Impositions
+from pytest_aorta.trials.result import Imposed, SideBySide
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.job_slot import JobContext, Slot
+    from pytest_aorta.runtime.endpoints.job_slot import JobContext
 
+#: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -22,18 +28,33 @@ class Allocation:
     """The part of a host that a trial may use.
 
     Attributes:
+        imposes: what this changes for the trial, as numbers that are equal for all trials of a cell.
         cores: numbers of CPU cores; ``None`` for all.
-        threads: variables with the number of compute threads.
+        threads: variables with the number of compute threads; those that are set already have precedence.
         devices: variables that select devices.
         device_ids: numbers of these devices.
         descriptors: locks on these devices, inherited by the trial's process.
+        side_by_side: what runs beside it.
     """
 
+    imposes: Impositions = field(default_factory=Impositions)
     cores: tuple[int, ...] | None = None
     threads: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     device_ids: tuple[int, ...] = ()
     descriptors: tuple[int, ...] = ()
+    side_by_side: SideBySide = field(default_factory=SideBySide)
+
+    def imposed(self, inherited: Mapping[str, str], overlay: Mapping[str, str]) -> Imposed:
+        """For the record of a trial that inherits some variables and has others as its ``overlay``."""
+        threads = {name: value for name, value in self.threads.items() if name not in inherited}
+        variables = {name: value for name, value in {**threads, **self.devices}.items() if name not in overlay}
+        return Imposed(
+            threads=self.imposes.threads if _THREADS[0] in variables else None,
+            cpus=None if self.cores is None else list(self.cores),
+            devices=None if self.imposes.devices is None else list(self.device_ids),
+            variables=variables,
+        )
 
 
 class DevicesQuarantined(Exception):
@@ -44,13 +65,24 @@ class Allocator:
     """Allocates cores and devices of this host.
 
     Args:
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        resources: of the run; its hosts do not matter.
+        hosts: number of hosts of the run.
 
     Raises:
         LaunchModeError: a device does not exist, or cannot be locked.
     """
 
-    def __init__(self, devices: tuple[int, ...] | None) -> None:
+    def __init__(self, resources: Resources, hosts: int = 1) -> None:
+        devices = resources.devices
+        self._resources = resources
+        cpus = os.sched_getaffinity(0)
+        self._side_by_side = SideBySide(
+            slots=resources.slots, workers=resources.workers, hosts=hosts, cores=threads_of(cpus)
+        )
+        at_a_time = resources.slots * resources.workers
+        self._divides = resources.own_cores and at_a_time > 1
+        #: Of all slots of all workers; ``None`` where cores are not divided, or there are too few.
+        self._shares = equal_shares(at_a_time, cpus) if self._divides else None
         self._found = None if devices is None else find_devices()
         self._leases: Leases | None = None
         #: The processes that hold each device and cannot be ended.
@@ -74,19 +106,46 @@ class Allocator:
     def allocate(self, job: JobContext, need: int) -> Iterator[Allocation]:
         """The slot's cores, and ``need`` devices if devices are leased; waits until this and other runs leave so many.
 
+        ``need`` is the number of the trial's processes.
+
         Raises:
             LeaseCancelled: the job was cancelled before.
             DevicesQuarantined: so many will never be free again.
         """
-        cores, threads = job.slot.cores, _threads(job.slot)
+        imposes = self.imposes(need)
+        shared = Allocation(
+            imposes,
+            cores=self._cores(job.slot.index),
+            threads={} if imposes.threads is None else dict.fromkeys(_THREADS, str(imposes.threads)),
+            side_by_side=self._side_by_side,
+        )
         if self._found is None:
-            yield Allocation(cores, threads)
+            yield shared
         elif self._leases is None:  # --aorta-devices none
-            yield Allocation(cores, threads, device_variables([], self._found))
+            yield replace(shared, devices=device_variables([], self._found))
         else:
             with self._lease(self._leases, job, need) as lease:
-                variables = device_variables(lease.devices, self._found)
-                yield Allocation(cores, threads, variables, lease.devices, tuple(lease.descriptors))
+                yield replace(
+                    shared,
+                    devices=device_variables(lease.devices, self._found),
+                    device_ids=lease.devices,
+                    descriptors=tuple(lease.descriptors),
+                )
+
+    def imposes(self, need: int) -> Impositions:
+        """What an allocation for so many processes changes for them."""
+        devices = None if self._found is None else need if self._leases is not None else 0
+        if not self._divides:
+            return Impositions(devices=devices)
+        if self._shares is None:
+            return Impositions(threads=1, devices=devices)
+        cores = threads_of(self._shares[0])
+        return Impositions(threads=max(1, cores // need), cores=cores, devices=devices)
+
+    def _cores(self, slot: int) -> tuple[int, ...] | None:
+        if self._shares is None:
+            return None
+        return self._shares[(self._resources.worker * self._resources.slots + slot) % len(self._shares)]
 
     def _lease(self, leases: Leases, job: JobContext, need: int) -> Lease:
         def too_few() -> bool:
@@ -109,7 +168,3 @@ class Allocator:
         self._quarantined |= dict.fromkeys(allocation.device_ids, ", ".join(stuck))
         if self._leases is not None:  # the processes may end after all, and leave a device in any state
             self._leases = Leases([device for device in self._leases.devices if device not in self._quarantined])
-
-
-def _threads(slot: Slot) -> dict[str, str]:
-    return {} if slot.threads is None else {name: str(slot.threads) for name in _THREADS}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections import OrderedDict
 from dataclasses import replace
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.launch_mode import resolve_launch
+from pytest_aorta.launch.host.held_process import HeldProcess
+from pytest_aorta.launch.launch_mode import LaunchModeError, resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
+from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
 from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
-#: Zygotes kept warm per slot.
+#: Zygotes kept warm per slot, and processes held.
 _WARM = 8
 
 
@@ -27,56 +30,129 @@ class CellZygotes:
     """Thread-safe: the trials of all slots of the host share it."""
 
     def __init__(self, slots: int = 1) -> None:
-        self._pool = ZygotePool(_WARM * slots)
+        self._limit = _WARM * slots
+        self._pool = ZygotePool(self._limit)
         # All by the key of a zygote's specification.
         self._infos: dict[str, WorkloadInfo] = {}
         self._broken: dict[str, ZygoteError] = {}
         self._unforkable: set[str] = set()
+        #: Variables that a workload declares for the start of its process, and that are not set.
+        self._startup: dict[str, dict[str, str]] = {}
+        #: Those that wait for the first trial of their cell, and those that still import.
+        self._held: OrderedDict[str, tuple[int, HeldProcess]] = OrderedDict()
+        self._importing: list[tuple[str, HeldProcess]] = []
+        self._closed = False
         self._lock = threading.Lock()
         #: Warnings, and whether each has been taken.
         self._warnings: dict[str, bool] = {}
 
-    def prepare(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> PreparedCell:
-        """Import the workload in a zygote, unless that has been done, and plan the launch of its trials.
+    def prepare(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, timeout: float | None = None
+    ) -> PreparedCell:
+        """Import the workload, unless that has been done, and plan the launch of its trials.
+
+        Args:
+            spec: the first trial.
+            inherited: what it has of the process that asks for it.
+            allocation: where it runs.
+            timeout: of the trial, in seconds; overrides the spec's.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
             LaunchModeError: the workload cannot be launched this way.
+            ZygoteTimeout: the import took too long.
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
-        wanted = _specification(spec, inherited, allocation)
-        info = self._info(spec, wanted)
-        if (complete := self._complete(wanted)) is not wanted:
-            info = self._info(spec, complete)
-        if info.config_error is not None:
-            raise ConfigError(info.config_error)
-        return PreparedCell(info, resolve_launch(spec, info.launch_mode, info.min_world_size))
+        limits = start_limits(spec, timeout)
+        info = self._info(spec, inherited, allocation, limits)
+        if missing := _missing(info, self._wanted(spec, inherited, allocation)) if info.startup_variables else {}:
+            self.close_held(spec, inherited, allocation)
+            self._startup[_key(spec, _specification(spec, inherited, allocation))] = missing
+            info = self._info(spec, inherited, allocation, limits)
+        try:
+            if info.config_error is not None:
+                raise ConfigError(info.config_error)
+            plan = resolve_launch(spec, info.launch_mode, info.min_world_size)
+            return PreparedCell(info, plan, allocation.imposes)
+        except (ConfigError, LaunchModeError):  # of every trial of the cell
+            self.close_held(spec, inherited, allocation)
+            raise
 
-    def _complete(self, wanted: ZygoteSpec) -> ZygoteSpec:
-        """With the variables that the workload declares for the start of its process, where they are not set."""
-        info = self._infos.get(wanted.key())
-        missing = {} if info is None else _missing(info, wanted)
-        return replace(wanted, environ={**missing, **wanted.environ}) if missing else wanted
+    def _wanted(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, fresh_seed: int | None = None
+    ) -> ZygoteSpec:
+        """The process of a trial, with the variables that the workload declares for its start."""
+        wanted = _specification(spec, inherited, allocation, fresh_seed)
+        if not self._startup:
+            return wanted
+        missing = self._startup.get(_key(spec, _specification(spec, inherited, allocation)), {})
+        return replace(wanted, environ={**missing, **wanted.environ})
 
-    def _info(self, spec: TrialSpec, wanted: ZygoteSpec) -> WorkloadInfo:
-        key = wanted.key()
-        if key in self._broken:
-            raise self._broken[key]
-        if key not in self._infos:
+    def _info(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, limits: StartLimits) -> WorkloadInfo:
+        wanted = self._wanted(spec, inherited, allocation)
+        key = _key(spec, wanted)
+        while key not in self._infos:
+            if key in self._broken and not _may_take_longer(limits, self._broken[key]):
+                raise self._broken[key]
             try:
-                server = self._pool.acquire(wanted)
+                if spec.execution.isolation == "spawn":
+                    info = self._hold(key, spec, inherited, allocation, limits)
+                else:
+                    info = self._read_info(spec, key, self._pool.acquire(wanted, limits))
             except ZygoteUnwanted:
                 raise
             except ZygoteError as error:
                 self._broken[key] = error
-                raise
-            self._infos[key] = self._read_info(spec, wanted, server)
+            else:
+                for text in info.config_warnings:
+                    self._warn(text)
+                imposed = allocation.imposed(inherited.variables, {})
+                self._infos[key] = info.without_variables(imposed.variables)
         return self._infos[key]
 
-    def _read_info(self, spec: TrialSpec, wanted: ZygoteSpec, server: Server) -> WorkloadInfo:
-        info, key = WorkloadInfo.model_validate(server.info), wanted.key()
-        for text in info.config_warnings:
-            self._warn(text)
+    def _hold(
+        self, key: str, spec: TrialSpec, inherited: Inherited, allocation: Allocation, limits: StartLimits
+    ) -> WorkloadInfo:
+        """The description from a fresh process, which is held for the first trial."""
+        seed = random_seed() if spec.seed is None else spec.seed
+        process = HeldProcess(self._wanted(spec, inherited, allocation, seed))
+        with self._lock:
+            self._importing.append((key, process))
+            closed = self._closed
+        try:
+            if closed:
+                process.interrupt()
+            process.prepare(allocation.cores, limits)
+        finally:
+            with self._lock:
+                self._importing.remove((key, process))
+        surplus = []
+        with self._lock:
+            if key in self._held or self._closed:
+                surplus.append(process)
+            else:
+                self._held[key] = seed, process
+                if len(self._held) > self._limit:
+                    surplus.append(self._held.popitem(last=False)[1][1])
+        for held in surplus:
+            held.close()
+        return WorkloadInfo.model_validate(process.info)
+
+    def take_held(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation
+    ) -> tuple[int, HeldProcess] | None:
+        """The process that has imported the workload for the first trial, and its seed, if this is that trial."""
+        with self._lock:
+            if not self._held:
+                return None
+            key = _key(spec, self._wanted(spec, inherited, allocation))
+            seed, _ = self._held.get(key, (None, None))
+            return None if seed is None or spec.seed not in (None, seed) else self._held.pop(key)
+
+    def _read_info(self, spec: TrialSpec, key: str, server: Server) -> WorkloadInfo:
+        info = WorkloadInfo.model_validate(server.info)
+        for path in (path for path, digest in info.data_files.items() if digest is None):
+            self._warn(f"data_files of {spec.workload.name} names {path!r}, which is not there")
         if server.against_forking:
             self._unforkable.add(key)
             if spec.execution.isolation == "fork":
@@ -85,7 +161,7 @@ class CellZygotes:
                     f"would not be safe, so every trial of {spec.workload.name} starts a fresh interpreter (as with "
                     "--aorta-isolation spawn)"
                 )
-        if self._needs_fresh(spec, key) or _missing(info, wanted):
+        if key in self._unforkable or _missing(info, server.spec):
             self._pool.discard(server)
         else:
             self._pool.release(server)
@@ -95,26 +171,38 @@ class CellZygotes:
         with self._lock:  # once: a workload is imported again for every cell, and for every set of devices
             self._warnings.setdefault(text, False)
 
-    def _needs_fresh(self, spec: TrialSpec, key: str) -> bool:
-        return spec.execution.isolation == "spawn" or key in self._unforkable
+    def close_held(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> None:
+        """End the process that waits for the first trial, if there is one."""
+        if (held := self.take_held(spec, inherited, allocation)) is not None:
+            held[1].close()
 
     def acquire(
-        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, seed: int, place: Mapping[str, str]
+        self,
+        spec: TrialSpec,
+        inherited: Inherited,
+        allocation: Allocation,
+        seed: int,
+        timeout: float | None = None,
     ) -> Server:
         """A server for one trial of a prepared cell; of a ``fresh`` one where the workload cannot be forked.
-
-        ``place`` holds the variables of the trial's place, with which a fresh interpreter starts.
 
         Raises:
             ZygoteError: there is none.
         """
-        wanted = self._complete(_specification(spec, inherited, allocation))
-        if not self._needs_fresh(spec, wanted.key()):
-            return self._pool.acquire(wanted)
-        fresh = _specification(spec, inherited, allocation, seed)
-        zygote = Zygote(replace(fresh, environ={**wanted.environ, **place}))
+        wanted = self._wanted(spec, inherited, allocation)
+        if spec.execution.isolation != "spawn" and _key(spec, wanted) not in self._unforkable:
+            return self._pool.acquire(wanted, start_limits(spec, timeout))
+        zygote = Zygote(self._wanted(spec, inherited, allocation, seed))
         zygote.wait_ready()
         return zygote
+
+    def take_import(self, server: Server) -> tuple[float, float] | None:
+        """For the first trial from a zygote: the seconds that its import took, and when that ended."""
+        zygote = server.zygote if isinstance(server, Branch) else server
+        assert isinstance(zygote, Zygote)
+        with self._lock:
+            sec, zygote.load_sec = zygote.load_sec, None
+        return None if sec is None else (sec, zygote.loaded_at)
 
     def release(self, server: Server) -> None:
         """Give back a server when the trial is over."""
@@ -126,10 +214,13 @@ class CellZygotes:
     def abandon(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> None:
         """Stop waiting in ``prepare`` or ``acquire`` for the import of a workload."""
         with contextlib.suppress(EnvironmentUnusable):
-            wanted = _specification(spec, inherited, allocation)
+            wanted = self._wanted(spec, inherited, allocation)
             self._pool.abandon(wanted)
-            if (complete := self._complete(wanted)) is not wanted:
-                self._pool.abandon(complete)
+            own = _key(spec, wanted)
+            with self._lock:
+                importing = [process for key, process in self._importing if key == own]
+            for process in importing:
+                process.interrupt()
 
     def take_warnings(self) -> list[str]:
         """Warnings since the last call: which module cannot be forked, and why."""
@@ -140,11 +231,34 @@ class CellZygotes:
 
     def close(self) -> None:
         """End all processes; from any thread."""
+        with self._lock:
+            self._closed = True
+            importing = [process for _, process in self._importing]
+            held, self._held = [process for _, process in self._held.values()], OrderedDict()
+        for process in importing:
+            process.interrupt()
+        for process in held:
+            process.close()
         self._pool.close()
 
 
 def _missing(info: WorkloadInfo, wanted: ZygoteSpec) -> dict[str, str]:
     return {name: value for name, value in info.startup_variables.items() if name not in wanted.environ}
+
+
+def start_limits(spec: TrialSpec, timeout: float | None) -> StartLimits:
+    """An import has a trial's deadline for itself; what the workload gives as its own is known only after it."""
+    return StartLimits(load=spec.limits.timeout if timeout is None else timeout, grace=spec.limits.grace)
+
+
+def _may_take_longer(limits: StartLimits, error: ZygoteError) -> bool:
+    """Whether a start that has failed had less time than ``limits`` give."""
+    return isinstance(error, ZygoteTimeout) and error.limit < min(limits.load or limits.total, limits.total)
+
+
+def _key(spec: TrialSpec, wanted: ZygoteSpec) -> str:
+    """What is known of an import, it is known for trials of the same isolation only: may it be forked?"""
+    return f"{spec.execution.isolation} {wanted.key()}"
 
 
 def _specification(

@@ -110,6 +110,8 @@ class Evidence:
         if overdue is not None:
             report = explain_hang(records, stacks, self._cell.info.source, read_collectives(self._last_attempt))
             self._seen.location, self._seen.hung_rank = report.text, report.rank
+            if any(_hung_importing(record) for record in records if record["rank"] == report.rank):
+                self._seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
         self._seen.see(ranks_event(records))
         self.combine_results()
 
@@ -120,3 +122,8 @@ class Evidence:
             seen.result = combined_result(seen.ranks) or seen.result
         elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
             seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)
+
+
+def _hung_importing(record: RankData) -> bool:
+    failure = record["failure"]
+    return failure is not None and failure["kind"] in ("timeout", "stall") and failure["phase"] == "import"

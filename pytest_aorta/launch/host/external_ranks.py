@@ -11,9 +11,9 @@ import os
 import time
 from pathlib import Path
 
-from pytest_aorta.launch.child.event_log import event_log
+from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
-from pytest_aorta.trials.events import ExitEvent, RankData
+from pytest_aorta.trials.events import ExitEvent, FailureData, RankData
 
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0
@@ -32,6 +32,18 @@ def report_exit(folder: Path, rank: int, returncode: int | None, overdue: float 
     event: ExitEvent = {"type": "over", "returncode": returncode, "overdue": overdue}
     with event_log(folder, rank).open("a") as file:
         file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
+
+
+def report_unstarted(folder: Path, rank: int, failure: FailureData) -> None:
+    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = EventLogWriter(event_log(folder, rank))
+    log.send({"type": "begin", "phase": failure["phase"]})
+    if failure["kind"] == "timeout":
+        report_exit(folder, rank, None, overdue=time.time())
+    else:
+        log.send({"type": "end", "phase": failure["phase"], "sec": 0.0, "failure": {**failure, "at": time.time()}})
+        report_exit(folder, rank, 1)
 
 
 def gather_rank_records(

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.diagnosis.import_hang import ImportHang
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read
-from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
@@ -25,12 +26,12 @@ from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
-from pytest_aorta.runtime.zygotes.zygote import STARTUP_TIMEOUT
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
-from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.result import Imposed, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -62,6 +63,11 @@ class ProcessTrial:
         self._evidence: Evidence | None = None
         self._server: Server | None = None
         self._task: Task | None = None
+        self._imposed = Imposed()
+        self._side_by_side: SideBySide | None = None
+        #: Of an import in its own process; and the one that holds now, in seconds, while it imports.
+        self._import_limits = StartLimits()
+        self._import_limit: float | None = None
         self._deadline: float | None = None
         #: When the stall limit will have passed.
         self._stalls_at: float | None = None
@@ -77,32 +83,64 @@ class ProcessTrial:
         Args:
             inherited: what it has of the process that asks for it.
             allocation: where it runs.
-            timeout: deadline in seconds that overrides the spec's; counts from here, or from the end of a fresh import.
+            timeout: deadline in seconds that overrides the spec's; counts for an import, and again from its end.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._imposed = allocation.imposed(inherited.variables, self.spec.overlay)
+        self._side_by_side = allocation.side_by_side
+        self._import_limits = start_limits(self.spec, timeout)
         try:
-            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation)
+            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout)
             self.seen.notes += [{"note": text} for text in cell.info.config_warnings]
             self._place = place = self._make_place(cell, inherited)
             self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            variables = place.variables(self.spec.overlay)
-            self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, variables)
-            logs = {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
-            self._task = self._server.submit(
-                self._payload(cell, place), **logs, cores=allocation.cores, descriptors=allocation.descriptors
-            )
+            if not self._resume_held(cell, inherited, allocation):
+                self._submit(cell, inherited, allocation, timeout)
+        except ZygoteTimeout as error:
+            hang = ImportHang(error.limit, error.stacks, error.output)
+            hang.see(self.seen, self.spec.workload.target, self._folder)
         except ZygoteError as error:
             self._lose(error)
         except (EnvironmentUnusable, ConfigError, LaunchModeError) as error:
             self._lose(ZygoteError(str(error)))
-        else:
-            if self._server.spec.fresh:
-                self.seen.phase = "import"
-                self._deadline = time.monotonic() + STARTUP_TIMEOUT
-            else:
-                self._start_clock()
+
+    def _resume_held(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation) -> bool:
+        """Run in the process that has imported the workload for the first trial of the cell, if it is there."""
+        held = self._zygotes.take_held(self.spec, inherited, allocation)
+        if held is None:
+            return False
+        given, self._seed = self._seed, held[0]
+        try:
+            self._task = held[1].resume(
+                self._payload(cell), self._log_files(), allocation.cores, allocation.descriptors
+            )
+        except OSError:  # it has died since
+            held[1].close()
+            self._seed = given
+            return False
+        self._server = held[1].server
+        self.seen.phases_sec["import"] = held[1].import_sec
+        self._start_clock()
+        return True
+
+    def _submit(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation, timeout: float | None) -> None:
+        self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, timeout)
+        self._task = self._server.submit(
+            self._payload(cell), **self._log_files(), cores=allocation.cores, descriptors=allocation.descriptors
+        )
+        if self._server.spec.fresh:
+            self.seen.phase = "import"
+            self._limit_import(self._import_limits.total)
+            return
+        imported = self._zygotes.take_import(self._server)
+        if imported is not None:
+            self.seen.phases_sec["import"], ended_at = imported
+        self._start_clock(waited=imported is not None and ended_at > self._start)
+
+    def _log_files(self) -> dict[str, Any]:
+        return {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
 
     @property
     def packages(self) -> dict[str, Any] | None:
@@ -116,8 +154,9 @@ class ProcessTrial:
             self.seen.notes.append({"note": place.problem})
         return place
 
-    def _payload(self, cell: PreparedCell, place: Place) -> TrialPayload:
-        spec = self.spec
+    def _payload(self, cell: PreparedCell) -> TrialPayload:
+        spec, place = self.spec, self._place
+        assert place is not None
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
@@ -138,14 +177,23 @@ class ProcessTrial:
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
         }
 
-    def _start_clock(self) -> None:
-        self.seen.phases_sec["launch"] = time.monotonic() - self._start
+    def _limit_import(self, seconds: float) -> None:
+        self._import_limit = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def _start_clock(self, *, waited: bool = False) -> None:
+        """It is about to be set up, and has ``waited`` since its start for the import as well, if there was one."""
+        launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
+        self.seen.phases_sec = {"launch": launched, **self.seen.phases_sec}
         self.seen.phase = "setup"
+        self._import_limit = None
         self._deadline = None if self.seen.timeout is None else time.monotonic() + self.seen.timeout
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
+        if self.seen.phase == "import":  # which cannot report progress
+            self._stalls_at = None
+        elif self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
@@ -208,8 +256,8 @@ class ProcessTrial:
 
     def _receive(self, message: Message) -> None:
         assert self._evidence is not None
-        if message.get("type") == "prepared":
-            self._start_clock()
+        if message.get("type") in ("loading", "loaded", "prepared"):
+            self._follow_import(message)
             return
         try:
             event = parse_event(message)
@@ -220,6 +268,18 @@ class ProcessTrial:
             self._note_progress()
         elif event["type"] == "ranks":
             self._evidence.combine_results()
+
+    def _follow_import(self, message: Message) -> None:
+        """In a fresh process. What the workload says afterwards is not taken for that."""
+        if self._import_limit is None or self.seen.timed_out or self.seen.lost is not None:
+            return
+        if message["type"] == "prepared":
+            self._start_clock(waited="import" in self.seen.phases_sec)
+        elif message["type"] == "loaded":
+            self.seen.phases_sec["import"] = float(message["sec"])
+            self._limit_import(self._import_limits.total)
+        elif self._import_limits.load is not None:
+            self._limit_import(self._import_limits.load)
 
     def _end(self, task: Task) -> None:
         """Its process has ended."""
@@ -239,8 +299,8 @@ class ProcessTrial:
         self._overdue = time.time()
         if stalled:
             self.seen.stalled = self.spec.limits.stall_timeout
-        elif self.seen.phase == "import":
-            self.seen.timeout = STARTUP_TIMEOUT
+        elif self._import_limit is not None:
+            self.seen.timeout = self._import_limit
         self._deadline = self._stalls_at = None
         self._evidence.save_collectives()
         self._task.kill(self.spec.limits.grace)
@@ -279,4 +339,6 @@ class ProcessTrial:
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
+            imposed=self._imposed,
+            side_by_side=self._side_by_side,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,10 @@ from pytest_aorta.launch.job_messages import (
 )
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.job_slot import JobContext
@@ -40,13 +44,13 @@ class HostOptions:
     """Options of a ``HostService``.
 
     Attributes:
-        slots: trials at a time.
-        devices: ids to lease from; empty for hiding all; ``None`` for leaving devices alone.
+        resources: of the run, without the specifications of its hosts.
+        hosts: number of hosts of the run.
         node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
     """
 
-    slots: int
-    devices: tuple[int, ...] | None
+    resources: Resources
+    hosts: int = 1
     node_port: int | None = None
 
 
@@ -54,13 +58,15 @@ class HostService:
     """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
 
     def __init__(self, options: HostOptions) -> None:
-        self.allocator = Allocator(options.devices)
-        self.zygotes = CellZygotes(options.slots)
+        self.allocator = Allocator(options.resources, options.hosts)
+        self.zygotes = CellZygotes(options.resources.slots)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self.ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that jobs have emitted.
         self._listed: set[str] = set()
+        #: Environments that trials were found not to run in.
+        self._warned: set[str] = set()
         self._folder: Path | None = None
         self._node_store = None if options.node_port is None else NodeStore(options.node_port)
 
@@ -77,6 +83,15 @@ class HostService:
             return None
         self._listed.add(listing["digest"])
         return listing
+
+    def new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
+        """That a trial does not run in its environment, by its snapshot; once for each environment."""
+        if environment.name in self._warned or env is None:
+            return None
+        text = warning_of(environment, check_claims(environment, env))
+        if text is not None:
+            self._warned.add(environment.name)
+        return text
 
     def close(self) -> None:
         """End all processes."""
@@ -101,6 +116,8 @@ class CellBroken(Exception):
             "error": lost.error,
             "returncode": lost.returncode,
         }
+        if isinstance(error, ZygoteTimeout):
+            self.details["hang"] = {"limit": error.limit, "stacks": error.stacks, "output": error.output}
 
 
 def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
@@ -112,13 +129,16 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         CellBroken: they cannot be started.
     """
     service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now()
+    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
     try:
         with service.allocator.allocate(job, 1) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            cell = service.zygotes.prepare(spec, inherited, allocation)
+            cell = service.zygotes.prepare(spec, inherited, allocation, order.timeout)
+            if allocation.device_ids:  # it may use what it has no lease for any more
+                service.zygotes.close_held(spec, inherited, allocation)
         service.allocator.check_need(spec.workload.name, cell.plan.nproc)
         service.ranks[spec.workload.name] = cell.plan.nproc
+        cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
     except Exception as error:
         raise CellBroken(error) from error
     return cell.to_plain()
@@ -130,7 +150,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     Emits ``PhaseEnded`` after setup and run, ``WarningIssued``, and ``FilePiece`` for a trial of another host.
     """
     service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now()
+    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
     local = order.folder.is_absolute()
     # The folder's name is the one that it will have at home: records name files by it.
     folder = order.folder if local else Path(tempfile.mkdtemp(dir=service.folder)) / order.folder.name
@@ -147,6 +167,8 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
                 job.emit(PackagesListed(type="packages", listing=listing))
             for phase in _PHASES:
                 trial.wait(phase)
+                if (warning := service.new_warning(spec.environment, trial.seen.env)) is not None:
+                    job.emit(WarningIssued(type="warning", text=warning))
                 job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))
             record = trial.finish().to_dict()
             if trial.stuck:

@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of this host.
-
-    Attributes:
-        index: its number, from 0.
-        cores: the cores of its own; ``None`` for all that the host worker may use.
-        threads: number of compute threads that fit; ``None`` where ``cores`` is.
-    """
+    """A place of this host; ``index`` is its number, from 0."""
 
     index: int = 0
-    cores: tuple[int, ...] | None = None
-    threads: int | None = None
 
 
 class JobContext:

@@ -37,6 +37,24 @@ def core_shares(slots: int, available: Collection[int] | None = None, root: Path
     return [tuple(sorted(cpu for unit in units[start:end] for cpu in unit)) for start, end in pairwise(starts)]
 
 
+def equal_shares(
+    shares: int, available: Collection[int] | None = None, root: Path = Path("/")
+) -> list[tuple[int, ...]] | None:
+    """As ``core_shares``, but of equally many physical cores; what is left over is in none.
+
+    ``None`` with fewer cores than shares.
+    """
+    cpus = sorted(os.sched_getaffinity(0) if available is None else set(available))
+    cores = _cores(cpus, root)
+    size = len(cores) // shares
+    if size == 0:
+        return None
+    return [
+        tuple(sorted(cpu for core in cores[share * size : (share + 1) * size] for cpu in core))
+        for share in range(shares)
+    ]
+
+
 def threads_of(share: Collection[int], root: Path = Path("/")) -> int:
     """How many computing threads suit a share: its physical cores, at least 1.
 

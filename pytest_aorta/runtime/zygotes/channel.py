@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import json
 import os
+import signal
 import socket
 import threading
 import weakref
@@ -137,6 +139,19 @@ class Channel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= size:
                 return array.array("i", data[:size])[0]
         return None
+
+    def kill_when_closed(self, wanted: bool) -> None:
+        """Have the kernel SIGKILL this process as soon as the other end closes, hangs up or sends; or no longer."""
+        fd = self._end.fileno()
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if not wanted:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+            return
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        if self.poll():  # since before that
+            os._exit(1)
 
     def hang_up(self) -> None:
         """End the conversation for both sides, and for a thread that waits for this channel right now.

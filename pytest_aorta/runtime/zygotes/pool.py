@@ -12,7 +12,7 @@ from pytest_aorta.runtime.zygotes.branch import start_branch
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteUnwanted
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
 
 #: Warm zygotes per pool. One that has imported torch holds some 200 MB; its branches share them.
 MAX_WARM = 8
@@ -63,19 +63,21 @@ class ZygotePool:
         self._lent: dict[Server, _Entry] = {}
         self._closed = False
 
-    def acquire(self, spec: ZygoteSpec) -> Server:
+    def acquire(self, spec: ZygoteSpec, limits: StartLimits = StartLimits()) -> Server:  # noqa: B008  (frozen)
         """A server of tasks of ``spec``, for the caller alone until it is released.
 
         Its zygote is started when there is none, and branched when all are in use. One that must not be forked is only
         asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it. A
-        ``fresh`` one serves one task and is then gone, so each caller gets a new one.
+        ``fresh`` one serves one task and is then gone, so each caller gets a new one. ``limits`` count if it is this
+        call that starts the zygote.
 
         Raises:
+            ZygoteTimeout: its start took too long.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error), or is gone.
         """
         entry, surplus = self._join(spec)
         try:
-            return self._take(entry) if surplus is None else self._start(entry, spec, surplus)
+            return self._take(entry) if surplus is None else self._start(entry, spec, limits, surplus)
         except BaseException:
             with self._lock:
                 entry.users -= 1
@@ -99,10 +101,10 @@ class ZygotePool:
             entry.users += 1
             return entry, surplus
 
-    def _start(self, entry: _Entry, spec: ZygoteSpec, surplus: list[Server]) -> Server:
+    def _start(self, entry: _Entry, spec: ZygoteSpec, limits: StartLimits, surplus: list[Server]) -> Server:
         try:
             _close(surplus)
-            root = self._launch(entry, spec)
+            root = self._launch(entry, spec, limits)
         except BaseException as error:
             self._forget_failed(entry)
             if not isinstance(error, ZygoteError):
@@ -119,7 +121,7 @@ class ZygotePool:
         entry.started.set_result(root)
         return root
 
-    def _launch(self, entry: _Entry, spec: ZygoteSpec) -> Zygote:
+    def _launch(self, entry: _Entry, spec: ZygoteSpec, limits: StartLimits) -> Zygote:
         root = Zygote(spec)
         with self._lock:
             entry.root = root
@@ -127,7 +129,7 @@ class ZygotePool:
             unwanted = self._closed or entry.unwanted
         if unwanted:
             root.end()
-        root.wait_ready()
+        root.wait_ready(limits)
         return root
 
     def _forget_failed(self, entry: _Entry) -> None:

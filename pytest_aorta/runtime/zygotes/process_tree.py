@@ -56,6 +56,31 @@ def tree(roots: Iterable[int]) -> list[int]:
     return list(found)
 
 
+class Family:
+    """Processes and their descendants. Each is known from when it was first seen, also after its parent has ended.
+
+    ``roots`` gives the processes to begin with; it is asked again and again.
+    """
+
+    def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
+        self._roots = roots
+        self._seen: dict[int, psutil.Process] = {}
+
+    def members(self) -> list[int]:
+        """Those that still exist."""
+        for pid in tree(self._roots()):
+            with contextlib.suppress(psutil.Error):
+                self._seen.setdefault(pid, psutil.Process(pid))
+        return [pid for pid, process in self._seen.items() if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def describe(pid: int) -> str:
     """Name and pid, for messages."""
     try:

@@ -20,6 +20,28 @@ from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 _ABANDON = 15.0
 
 
+def child_task(
+    payload: Any,
+    stdout: Path | None,
+    stderr: Path | None,
+    stacks: Path | None,
+    cores: Sequence[int] | None,
+    descriptors: Sequence[int],
+    *,
+    hold: bool = False,
+) -> ChildTask:
+    """The message to the child; the descriptors follow it."""
+    return {
+        "payload": payload,
+        "hold": hold,
+        "stdout": None if stdout is None else str(stdout),
+        "stderr": None if stderr is None else str(stderr),
+        "stacks": None if stacks is None else str(stacks),
+        "cores": None if cores is None else list(cores),
+        "descriptors": len(descriptors),
+    }
+
+
 class Server(ABC):
     """Serves one task at a time. One thread uses it at a time; ``end`` and ``order`` may be called by any.
 
@@ -67,6 +89,7 @@ class Server(ABC):
         stacks: Path | None,
         cores: Sequence[int] | None = None,
         descriptors: Sequence[int] = (),
+        hold: bool = False,
     ) -> Task:
         """Hand a task to the child that stands by.
 
@@ -77,19 +100,13 @@ class Server(ABC):
             stacks: a file for the stacks that ``Task.kill`` takes; ``None`` for no stacks.
             cores: cores that the child may run on; ``None`` for those of the zygote.
             descriptors: open files that the child keeps as long as it lives, locked ones for instance.
+            hold: of a ``fresh`` server, whose child prepares itself: have it do only that, until ``resume``.
 
         Raises:
             ZygoteError: the zygote is gone.
         """
         self.wait_ready()
-        order: ChildTask = {
-            "payload": payload,
-            "stdout": None if stdout is None else str(stdout),
-            "stderr": None if stderr is None else str(stderr),
-            "stacks": None if stacks is None else str(stacks),
-            "cores": None if cores is None else list(cores),
-            "descriptors": len(descriptors),
-        }
+        order = child_task(payload, stdout, stderr, stacks, cores, descriptors, hold=hold)
         for _ in range(3):  # a standby child that was killed is replaced
             pid, channel = self.take_standby()
             try:

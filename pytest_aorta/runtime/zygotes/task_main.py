@@ -14,6 +14,7 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.preparation import prepare
 from pytest_aorta.runtime.zygotes.task_messages import ChildReport, ChildTask, PrepareOrder
 
 
@@ -25,6 +26,24 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     if prepared["warm_up"] and not prepared["fresh"]:
         with contextlib.suppress(Exception):  # the task that meets the same error will report it
             import_target(prepared["warm_up"])(prepared["argument"])
+    task = _take(channel)
+    try:
+        _move(task["cores"])
+        if run is None:
+            run = _prepare(channel, prepared)
+            if task["hold"]:
+                task = _take(channel)
+                _move(task["cores"])
+        run(task["payload"], channel)
+    except BaseException:
+        traceback.print_exc()  # into the task's own log
+        leave(1)
+    _report(channel, {"type": "done"})
+    leave(0)
+
+
+def _take(channel: Channel) -> ChildTask:
+    """Wait for a task and its descriptors, and redirect this process to the task's files."""
     received = channel.receive()
     if received is None:
         os._exit(0)
@@ -39,23 +58,21 @@ def task_main(channel: Channel, zygote: int, prepared: PrepareOrder, run: Callab
     except OSError as error:  # a folder that has vanished, a full disk
         _report(channel, {"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
-    try:
-        if task["cores"] is not None:
-            os.sched_setaffinity(0, task["cores"])
-        if run is None:
-            run = _prepare(channel, prepared)
-        run(task["payload"], channel)
-    except BaseException:
-        traceback.print_exc()  # into the task's own log
-        leave(1)
-    _report(channel, {"type": "done"})
-    leave(0)
+    return task
+
+
+def _move(cores: list[int] | None) -> None:
+    """Have all threads of this process run on these cores."""
+    if cores is not None:
+        for thread in os.listdir("/proc/self/task"):  # there is only one, unless it was held
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), cores)
 
 
 def _prepare(channel: Channel, order: PrepareOrder) -> Callable[..., Any]:
     """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
     try:
-        info = import_target(order["prepare"])(order["argument"])
+        info = prepare(order, channel.send)
         run: Callable[..., Any] = import_target(order["run"])
     except BaseException as error:
         _report(channel, {"type": "failed", "error": describe_exception(error)})

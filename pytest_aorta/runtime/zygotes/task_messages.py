@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 
+class Surroundings(TypedDict):
+    """The first message to what runs behind a launcher prefix: variables it may be missing, its directory."""
+
+    environ: dict[str, str]
+    cwd: str
+
+
 class PrepareOrder(TypedDict):
     """The first message to a zygote: fields of its ``ZygoteSpec``."""
 
@@ -14,12 +21,14 @@ class PrepareOrder(TypedDict):
     sys_path: list[str]
     fresh: bool
     warm_up: str | None
+    load: str | None
 
 
 class StartReport(TypedDict, total=False):
-    """How far a zygote has come; ``error`` of what failed, the others of what is ready."""
+    """How far a zygote has come; ``sec`` of what was loaded, ``error`` of what failed, the others of what is ready."""
 
-    type: Literal["preparing", "failed", "ready"]
+    type: Literal["preparing", "loading", "loaded", "failed", "ready"]
+    sec: float
     error: dict[str, str]
     info: dict[str, Any]
     against_forking: list[str]
@@ -81,9 +90,13 @@ class BranchFate(TypedDict, total=False):
 
 
 class ChildTask(TypedDict):
-    """The task of a child. ``descriptors`` says how many follow."""
+    """The task of a child. ``descriptors`` says how many follow.
+
+    With ``hold``, a child that prepares itself does only that, and then waits for another one.
+    """
 
     payload: Any
+    hold: bool
     stdout: str | None
     stderr: str | None
     stacks: str | None
@@ -94,7 +107,8 @@ class ChildTask(TypedDict):
 class ChildReport(TypedDict, total=False):
     """What a child sends besides the messages of its task. ``phase`` is missing where the preparation failed."""
 
-    type: Literal["prepared", "failed", "done"]
+    type: Literal["loading", "loaded", "prepared", "failed", "done"]
+    sec: float
     info: dict[str, Any]
     phase: Literal["launch"]
     error: dict[str, str]

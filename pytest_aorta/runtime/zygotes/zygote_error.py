@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
+from collections.abc import Sequence
 from typing import Literal
 
 #: What a zygote was doing when it failed: being started, or preparing.
@@ -36,6 +39,26 @@ class ZygoteError(Exception):
         return type(self)(str(self), phase=self.phase, error=self.error, returncode=self.returncode)
 
 
+class ZygoteTimeout(ZygoteError):
+    """Its start took longer than it may, and was ended.
+
+    Attributes:
+        limit: the seconds that have passed.
+        stacks: of the processes that were ended, as ``faulthandler`` writes them.
+        output: the end of what they had written.
+    """
+
+    def __init__(self, limit: float, *, stacks: str, output: str) -> None:
+        super().__init__(f"not ready after {limit:g} s\n{output}", phase="import")
+        self.limit = limit
+        self.stacks = stacks
+        self.output = output
+
+    def again(self) -> ZygoteTimeout:
+        """The same for another thread, which must not share a traceback."""
+        return type(self)(self.limit, stacks=self.stacks, output=self.output)
+
+
 class ZygoteUnwanted(ZygoteError):
     """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
 
@@ -48,3 +71,15 @@ def exit_text(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def code_behind_prefix(code: int) -> int:
+    """The exit status of what ran behind a prefix: by the convention of shells, 128 + N for signal N."""
+    return 128 - code if code > 128 and code - 128 in set(signal.Signals) else code
+
+
+def prefix_text(command: Sequence[str]) -> str:
+    """A command as it would be typed, without the values of variables, which may be secrets."""
+    return shlex.join(
+        re.sub(r"\A(--env=|-e)?([A-Za-z_]\w*)=.*", r"\1\2=...", word, flags=re.DOTALL) for word in command
+    )

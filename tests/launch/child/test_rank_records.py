@@ -61,6 +61,15 @@ def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
     assert root_cause(records) is None
 
 
+def test_an_import_is_a_phase_of_a_rank_that_has_to_do_it(tmp_path: Path) -> None:
+    begun: list[TrialEvent] = [{"type": "begin", "phase": "import"}]
+
+    crashed = records_of(tmp_path, [SETUP_DONE, begun], {1: -signal.SIGSEGV})[1]["failure"]
+
+    assert crashed is not None
+    assert (crashed["phase"], crashed["message"]) == ("import", "ended by SIGSEGV in importing")
+
+
 def test_a_signal_is_named_with_the_phase(tmp_path: Path) -> None:
     records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGSEGV})
 

@@ -50,6 +50,15 @@ def test_the_location_is_a_frame_of_the_workload(tmp_path: Path) -> None:
     assert location.collective == "all_reduce"
 
 
+def test_in_an_import_it_is_the_line_of_the_module(tmp_path: Path) -> None:
+    dump = 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in <module>\n'
+
+    location = locate(dumped(tmp_path, dump + '  File "<frozen importlib._bootstrap>", line 241 in _call\n'))
+
+    assert location is not None
+    assert location.text == "hang.py line 9"
+
+
 def test_without_a_call_into_a_library_it_is_only_the_line(tmp_path: Path) -> None:
     location = locate(
         dumped(tmp_path, 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in run\n')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.runtime.resources.cores import core_shares, threads_of
+from pytest_aorta.runtime.resources.cores import core_shares, equal_shares, threads_of
 
 
 def fake_topology(root: Path, *siblings: str) -> Path:
@@ -64,6 +64,14 @@ def test_only_available_cpus_are_dealt_out(tmp_path: Path) -> None:
 
 def test_more_slots_than_cpus_take_turns(tmp_path: Path) -> None:
     assert core_shares(5, {0, 1}, tmp_path) == [(0,), (1,), (0,), (1,), (0,)]
+
+
+def test_equal_shares_leave_over_what_does_not_divide(tmp_path: Path) -> None:
+    root = fake_topology(tmp_path, "0,4", "1,5", "2,6", "3,7")
+
+    assert equal_shares(3, range(8), root) == [(0, 4), (1, 5), (2, 6)]
+    assert equal_shares(2, range(8), root) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert equal_shares(5, range(8), root) is None
 
 
 def test_the_number_of_threads_is_the_number_of_physical_cores(tmp_path: Path) -> None:

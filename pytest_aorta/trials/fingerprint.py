@@ -1,0 +1,162 @@
+"""What the request of a trial is made of, part by part, and the fingerprint that is taken of all parts.
+
+A part is a JSON value. Parts that are empty are left out: the fingerprint does not change when a version learns to
+look at something that this trial does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.trials.conversion import canonical_json
+from pytest_aorta.trials.elastic_options import DEFAULTS
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+
+Parts = dict[str, Any]
+
+#: Options of the agent that select nodes, and have no influence on the outcome.
+_PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
+
+#: Parts that a record has under names of their own.
+_ELSEWHERE = ("config", "mitigations", "trial")
+
+#: How values begin that are not recorded themselves.
+DIGEST = "sha256:"
+
+#: The part that is known only when a trial is over; the fingerprint is without it.
+IMPORTED_LATER = "imported_later"
+
+#: Of the surroundings, what processes of one trial may have different values of.
+_OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
+
+
+@dataclass(frozen=True)
+class Impositions:
+    """What the resources of a run change for a trial, as numbers that are equal for all trials of a cell.
+
+    Which of the cores and devices a trial gets depends on what else runs, and is in its record only.
+
+    Attributes:
+        threads: computing threads of each process; ``None`` for as many as alone.
+        cores: physical cores that it is kept on; ``None`` for all.
+        devices: number of devices that it sees; ``None`` where they are left alone.
+    """
+
+    threads: int | None = None
+    cores: int | None = None
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a process that has imported the workload knows of it.
+
+    Attributes:
+        config: options of the workload.
+        sources: digests of its source files.
+        data_files: digests of the files that it declares; ``None`` for one that is not there.
+        surroundings: as of ``probe.surroundings``.
+    """
+
+    config: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    data_files: Mapping[str, str | None] = field(default_factory=dict)
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fingerprint_parts(
+    spec: TrialSpec,
+    ingredients: Ingredients,
+    nproc: int,
+    imposes: Impositions = Impositions(),
+    *,
+    together: bool = False,
+) -> Parts:
+    """All parts of the request of a trial.
+
+    Args:
+        spec: the trial.
+        ingredients: of its workload.
+        nproc: number of ranks.
+        imposes: what the resources of the run change for it.
+        together: whether several pytest processes run it together: each of them decides whether an earlier result is
+            kept, and all have to decide alike, so what each process may have of its own is left out.
+    """
+    environment, execution = spec.environment, spec.execution
+    where, _, cls = spec.workload.target.rpartition(":")
+    surroundings = dict(ingredients.surroundings)
+    if together:
+        for name in _OF_ONE_PROCESS:
+            surroundings.pop(name, None)
+    else:
+        surroundings["variables"] = {
+            name: value for name, value in surroundings.get("variables", {}).items() if name not in spec.overlay
+        }
+    parts: Parts = {
+        "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
+        "sources": dict(ingredients.sources),
+        "data_files": dict(ingredients.data_files),
+        "config": dict(ingredients.config),
+        "environment": {
+            name: value
+            for name in ("name", "docker", "venv", "rocm", "launcher", "enter", "engine_options")
+            if (value := getattr(environment, name))
+        },
+        "mitigations": list(spec.mitigations),
+        "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},
+        "launcher": execution.launcher,
+        "nproc": nproc,
+        "isolation": execution.isolation,
+        "trial": spec.trial_index,
+        "memory": spec.limits.memory,
+        "seed": spec.seed,
+        "imposed": {name: value for name, value in asdict(imposes).items() if value is not None},
+        **surroundings,
+    }
+    if execution.elastic != DEFAULTS:
+        parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(_PLACES)}
+    return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
+
+
+def _without_secrets(name: str, value: str) -> str:
+    """A variable's value, where it may be recorded of any environment, or else a digest of it."""
+    known = next(iter(recorded_variables({name: value}).values()), REDACTED)
+    return (
+        known
+        if known != REDACTED
+        else DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    )
+
+
+def fingerprint(parts: Parts) -> str:
+    """Digest of all parts that are known before the trial starts."""
+    known = {name: value for name, value in parts.items() if name != IMPORTED_LATER}
+    return hashlib.sha256(canonical_json(known).encode()).hexdigest()
+
+
+def recorded_parts(parts: Parts, imported_later: Mapping[str, str]) -> Parts:
+    """What a record has as ``fingerprint_parts``.
+
+    ``imported_later``: digests of the source files that were imported after the preparation of the cell.
+    """
+    recorded = {name: value for name, value in parts.items() if name not in _ELSEWHERE}
+    if imported_later:
+        recorded[IMPORTED_LATER] = imported_later
+    return cast(Parts, plain(recorded))  # names and paths that are no UTF-8 cannot be written
+
+
+def parts_of(record: TrialResult) -> Parts:
+    """All parts of the request that a record is of; empty where it does not say."""
+    if not record.fingerprint_parts:
+        return {}
+    elsewhere = (record.config, record.mitigations_applied, record.trial_index)
+    return {**dict(zip(_ELSEWHERE, elsewhere, strict=True)), **record.fingerprint_parts}

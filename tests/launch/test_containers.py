@@ -1,0 +1,129 @@
+"""The command lines of container engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.launch.containers import (
+    Caller,
+    Mount,
+    candidates,
+    choose_engine,
+    mounts,
+    outermost,
+    run_command,
+    stop_command,
+)
+from pytest_aorta.registry import Environment
+from pytest_aorta.registry.types import Engine
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
+
+USER = Caller(1000, 100, "me")
+ROOT = Caller(0, 0, "root")
+PROJECT = [Mount("/work/a,b", "/work/a,b"), Mount("/lib/x", "/opt/x", writable=False)]
+
+
+def line(engine: Engine, caller: Caller = USER, **changes: Any) -> str:
+    settings: dict[str, Any] = {"mounts": PROJECT[1:], "cwd": "/work", "caller": caller, **changes}
+    return " ".join(run_command(engine, f"/usr/bin/{engine}", "lab/x:1", **settings))
+
+
+def test_docker() -> None:
+    assert line("docker", options=("--shm-size=8g",)) == (
+        f"/usr/bin/docker run --rm --name=pytest-aorta-{TAG_WORD} --pull=never --network=host --ipc=host "
+        "--user=1000:100 --security-opt=label=disable --workdir=/work "
+        "--env=HOME=/tmp --env=USER=me --env=LOGNAME=me "
+        "--mount=type=bind,source=/lib/x,target=/opt/x,readonly --shm-size=8g lab/x:1"
+    )
+
+
+def test_podman_keeps_the_user_where_it_has_no_root() -> None:
+    assert "--userns=keep-id" in line("podman")
+    assert "--userns" not in line("podman", ROOT)
+    assert "--userns" not in line("docker")
+
+
+def test_a_path_with_a_comma_stays_one_field() -> None:
+    assert '--mount=type=bind,"source=/work/a,b","target=/work/a,b" ' in line("docker", mounts=PROJECT[:1])
+
+
+def test_apptainer_gets_nothing_of_this_host_but_the_mounts() -> None:
+    assert line("apptainer") == (
+        "/usr/bin/apptainer exec --cleanenv --no-home --pwd=/work --bind=/lib/x:/opt/x:ro lab/x:1"
+    )
+    assert line("singularity").startswith("/usr/bin/singularity exec --cleanenv ")
+
+
+def test_enroot() -> None:
+    assert line("enroot") == "/usr/bin/enroot start --mount=/lib/x:/opt/x:none:x-create=dir,rbind,ro lab/x:1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "uid", "gpu", "words"),
+    [
+        ("docker", 0, "nvidia", ["--gpus=all"]),
+        ("podman", 0, "nvidia", ["--device=nvidia.com/gpu=all"]),
+        ("apptainer", 0, "nvidia", ["--nv"]),
+        ("enroot", 0, "nvidia", ["--env=NVIDIA_VISIBLE_DEVICES=all"]),
+        ("docker", 0, "amd", ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=44", "--group-add=109"]),
+        ("podman", 1000, "amd", ["--device=/dev/kfd", "--group-add=keep-groups"]),
+        ("apptainer", 0, "amd", ["--rocm"]),
+        ("enroot", 0, "amd", ["--mount=/dev/kfd:/dev/kfd:none:x-create=auto,rbind,rw"]),
+    ],
+)
+def test_the_gpus_of_this_host_are_in_the_container(engine: Engine, uid: int, gpu: Any, words: list[str]) -> None:
+    with_gpu = line(engine, Caller(uid, uid, "me", gpu, (44, 109)))
+    without = line(engine, Caller(uid, uid, "me"))
+
+    assert [word for word in words if f" {word} " not in with_gpu] == []
+    assert [word for word in words if word in without] == []
+
+
+def test_what_this_host_has(tmp_path: Path) -> None:
+    assert Caller.here(tmp_path).gpu is None
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/nvidiactl").touch()
+    assert Caller.here(tmp_path).gpu == "nvidia"
+    for name in ("kfd", "dri/renderD128"):
+        (tmp_path / "dev" / name).touch()
+    there = Caller.here(tmp_path)
+    assert (there.gpu, there.gpu_groups) == ("amd", ((tmp_path / "dev/kfd").stat().st_gid,))
+
+
+def test_a_container_is_ended_by_its_name_where_it_has_one() -> None:
+    assert stop_command("podman", "/usr/bin/podman") == ("/usr/bin/podman", "kill", f"pytest-aorta-{TAG_WORD}")
+    assert stop_command("apptainer", "/usr/bin/apptainer") == ()
+
+
+def test_folders_in_one_another_are_mounted_once() -> None:
+    assert outermost(["/work/p/results", "/work/p", "/work/pp", "/", "/work/p/"]) == ["/work/p", "/work/pp"]
+
+
+def test_a_trial_gets_its_folders_and_the_packages() -> None:
+    assert mounts(["/work"], {"aorta_workloads": "/src/workloads"}) == [
+        Mount("/work", "/work"),
+        Mount("/src/workloads", "/opt/pytest-aorta/aorta_workloads", writable=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "enter", "engines"),
+    [
+        ("rocm/pytorch:latest", True, ("docker", "podman")),
+        ("/images/x.sif", True, ("apptainer", "singularity")),
+        ("x.sqsh", True, ("enroot",)),
+        ("x.sqsh", "podman", ("podman",)),
+    ],
+)
+def test_the_engine_by_the_image(image: str, enter: Any, engines: tuple[str, ...]) -> None:
+    assert candidates(Environment("e", docker=image, enter=enter, source_package="test")) == engines
+
+
+def test_the_first_engine_that_is_there() -> None:
+    environment = Environment("e", docker="x", enter=True, source_package="test")
+
+    assert choose_engine(environment, {"podman": "/bin/podman"}.get) == ("podman", "/bin/podman")
+    assert choose_engine(environment, {"enroot": "/bin/enroot"}.get) is None

@@ -1,0 +1,242 @@
+"""Imports: a deadline holds for them, a hang shows where it was, and their time is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.plugin import preflight
+
+#: Hangs with the GIL held, beside a thread and a process of another session.
+HANGS = """
+import ctypes
+import os
+import subprocess
+import threading
+
+open("imports", "a").write(f"{os.getpid()}\\n")
+print("looking for the licence", flush=True)
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+def in_a_thread():
+    threading.Event().wait()
+
+def wait_for_the_licence():
+    ctypes.PyDLL(None).sleep(1000)
+
+threading.Thread(target=in_a_thread, daemon=True).start()
+wait_for_the_licence()
+
+class Hangs:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): pass
+"""
+
+#: Takes a moment to import, and counts.
+SLOW = """
+import os
+import time
+
+open("imports", "a").write(f"{os.getpid()}\\n")
+print("importing", flush=True)
+time.sleep({sleep})
+
+class Slow:
+    timeout_sec = 30
+
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        print("running")
+        return {"passed": True, "metrics": {"pid": os.getpid()}}
+"""
+
+PASSES = """
+class Passes:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
+
+ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "spawn"])
+MOSTLY_SPAWN = pytest.mark.parametrize("isolation", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
+
+
+def slow_to_import(seconds: str) -> str:
+    return SLOW.replace("{sleep}", seconds)
+
+
+def imports(stage: Stage) -> list[str]:
+    """The processes that have imported the workload."""
+    return (stage.path / "imports").read_text().split()
+
+
+@ISOLATIONS
+def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_once(
+    stage: Stage, isolation: str
+) -> None:
+    stage.write(hangs=HANGS, passes=PASSES)
+    files = ("hangs.py", "passes.py", "--aorta-trials", "2")
+    result = stage.run_here(*files, "--aorta-isolation", isolation, "--aorta-timeout", "1", "-v")
+    words = stage.words(result)
+    assert [words[f"Hangs[local-none-{index}]"] for index in range(2)] == [["TIMEOUT"], ["TIMEOUT"]]
+    assert [words[f"Passes[local-none-{index}]"] for index in range(2)] == [["PASSED"], ["PASSED"]]
+    for index in range(2):
+        trial = stage.trial(f"Hangs/trial_{index}.json")
+        failure = trial["failure"]
+        assert (trial["exit_status"], failure["phase"], failure["kind"]) == ("timeout", "import", "timeout")
+        assert failure["message"] == (
+            "the deadline of 1 s passed in importing; wait_for_the_licence() at hangs.py line 14"
+        )
+        assert failure["stacks"] == trial["artifacts"]["stacks"] == f"trial_{index}/stacks.log"
+        stacks = (stage.results / "Hangs" / failure["stacks"]).read_text()
+        assert "in in_a_thread" in stacks
+        assert "in wait_for_the_licence" in stacks
+        assert "import" not in trial["phases_sec"]  # it has not ended
+        assert "looking for the licence" in "".join(
+            (stage.results / "Hangs" / path).read_text()
+            for name, path in trial["artifacts"].items()
+            if name != "stacks"
+        )
+    result.stdout.fnmatch_lines(["timeout in import: the deadline of 1 s passed in importing; *", "looking for the *"])
+    assert len(imports(stage)) == 1
+    assert stage.left_running() == []
+
+
+def test_an_import_that_took_too_long_for_one_deadline_may_be_fast_enough_for_another(stage: Stage) -> None:
+    stage.write(
+        slow=slow_to_import("1000 if not os.path.exists('tried') and not open('tried', 'w').close() else 0"),
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[0].add_marker(pytest.mark.timeout(1))
+            items[1].add_marker(pytest.mark.aorta(timeout=30))
+        """,
+    )
+    pytest.importorskip("pytest_timeout")
+    result = stage.run_here("slow.py", "--aorta-trials", "2", "-v")
+    assert stage.words(result) == {"Slow[local-none-0]": ["TIMEOUT"], "Slow[local-none-1]": ["PASSED"]}
+    assert stage.trial("Slow/trial_0.json")["failure"]["message"].startswith("the deadline of 1 s passed in importing")
+    assert len(imports(stage)) == 2
+
+
+@MOSTLY_SPAWN
+def test_an_import_cannot_report_progress_and_so_does_not_stall(stage: Stage, isolation: str) -> None:
+    stage.write(slow=slow_to_import("1.0"))
+    options = ("--aorta-isolation", isolation, "--aorta-stall-timeout", "0.7")
+    stage.run_here("slow.py", *options).assert_outcomes(passed=1)
+
+
+def test_spawn_imports_once_per_trial(stage: Stage) -> None:
+    stage.write(slow=slow_to_import("0.1"))
+    cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
+    result = stage.run_here("slow.py", "--aorta-isolation", "spawn", "--aorta-trials", "2", *cells, "--durations", "0")
+    result.assert_outcomes(passed=4)
+    trials = stage.trials()
+    assert sorted(imports(stage)) == sorted(str(trial["result"]["metrics"]["pid"]) for trial in trials.values())
+    for path, trial in trials.items():
+        assert trial["phases_sec"]["import"] >= 0.1
+        assert list(trial["phases_sec"]) == ["launch", "import", "setup", "run", "cleanup"]
+        log = (stage.results / Path(path).parent / trial["artifacts"]["stdout"]).read_text()
+        assert log == "importing\nrunning\n"
+    result.stdout.fnmatch_lines_random(
+        [f"*s import   slow.py::Slow?local-{cell}-{index}?" for cell in ("none", "omp_1") for index in range(2)]
+    )
+    assert stage.left_running() == []
+
+
+def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stage) -> None:
+    stage.write(slow=slow_to_import("0.1"))
+    result = stage.run_here("slow.py", "--aorta-trials", "3", "--durations", "0")
+    result.assert_outcomes(passed=3)
+    told = [trial["phases_sec"].get("import") for trial in stage.trials().values()]
+    assert told[0] >= 0.1
+    assert told[1:] == [None, None]
+    assert len(imports(stage)) == 1
+    result.stdout.fnmatch_lines(["*s import   slow.py::Slow?local-none-0?"])
+    result.stdout.no_fnmatch_line("*import   slow.py::Slow?local-none-1?")
+
+
+def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import waits for a trial of the other cell to end."""
+    monkeypatch.setattr(preflight, "_PATIENCE", 0.1)
+    stage.write(
+        waits="""
+        import os
+        import time
+
+        while os.environ["CELL"] == "slow" and not os.path.exists("others_done"):
+            time.sleep(0.01)
+
+        class Waits:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                if os.environ["CELL"] == "fast":
+                    open("others_done", "w").close()
+                return {"passed": True}
+        """
+    )
+    stage.write_registry(mitigations={"slow": {"CELL": "slow"}, "fast": {"CELL": "fast"}})
+    result = stage.run_here(
+        *("waits.py", "--aorta-slots", "2", "--aorta-timeout", "60", "--aorta-registry-file", "registry.json"),
+        *("--aorta-mitigations", "slow", "--aorta-mitigations", "fast", "--aorta-trials", "2"),
+    )
+    result.assert_outcomes(passed=4)
+
+
+@MOSTLY_SPAWN
+def test_an_interrupt_ends_an_import(stage: Stage, isolation: str) -> None:
+    stage.write(hangs=HANGS)
+    process = stage.start("hangs.py", "--aorta-isolation", isolation)
+    stage.wait_until((stage.path / "imports").exists)
+    output = stage.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert stage.left_running() == []
+
+
+RANKS = """
+import os
+import time
+
+import torch.distributed as dist
+
+if os.environ.get("RANK") == "1":
+    time.sleep(1000)
+
+class Ranks:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config): pass
+    def setup(self): dist.init_process_group("gloo")
+    def run(self): return {"passed": True}
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_its_import_is_missing(stage: Stage) -> None:
+    stage.write(ranks=RANKS)
+    result = stage.run("ranks.py", "--aorta-launcher", "torchrun", "--aorta-timeout", "20")
+    result.assert_outcomes(errors=1)
+    failure = stage.trial("Ranks/trial_0.json")["failure"]
+    assert (failure["phase"], failure["kind"], failure["rank"]) == ("import", "timeout", 1)
+    assert "passed in importing; rank 1 is missing: ranks.py line 7; rank 0: " in failure["message"]
+    assert stage.left_running() == []
+
+
+@pytest.mark.slow
+def test_a_rank_of_an_outer_launcher_tells_rank_0_that_its_import_hung(stage: Stage) -> None:
+    stage.write(ranks=RANKS)
+    stage.torchrun(2, "ranks.py", "--aorta-timeout", "10")
+    trial = stage.trial("Ranks/trial_0.json")
+    assert trial["exit_status"] == "timeout"
+    assert trial["failure"]["message"].endswith("; rank 1: ranks.py line 7")
+    failure = trial["ranks"][1]["failure"]
+    assert (failure["phase"], failure["kind"]) == ("import", "timeout")
+    assert (stage.results / "Ranks" / trial["ranks"][1]["stacks"]).exists()
+    assert stage.left_running() == []

@@ -1,0 +1,90 @@
+"""What a zygote, or a task with an interpreter of its own, loads first: its time is limited, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nursery import Nursery, deadline, message_of, nursery_at
+from support.processes import MARK
+
+from pytest_aorta.runtime.zygotes.server import child_task
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteTimeout
+from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
+
+LOADS = """
+    import os, subprocess, time
+    def wait_for_ever():
+        open("begun", "w").close()
+        time.sleep(600)
+    def load(argument):
+        print("loading", flush=True)
+        if argument:
+            subprocess.Popen(["sleep", "600"], env={"MARK": os.environ["MARK"]}, start_new_session=True)
+            wait_for_ever()
+    def prepare(argument):
+        time.sleep(0.3)
+        return {}
+    """.replace("MARK", MARK)
+
+
+PREPARES_ITSELF = """
+    import os
+    prepared_in = None
+    def prepare(argument):
+        global prepared_in
+        prepared_in = os.getpid()
+        return {"argument": argument}
+    def run(payload, send):
+        send({"value": [payload, prepared_in == os.getpid()]})
+"""
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def loading(nursery: Nursery, argument: Any, **fields: Any) -> Zygote:
+    """A zygote of a module that loads something first."""
+    name = nursery.module(LOADS)
+    return nursery.start("", load=f"{name}:load", prepare=f"{name}:prepare", argument=argument, **fields)
+
+
+def test_what_is_loaded_may_hang_and_then_shows_its_stacks_and_is_ended_with_all_that_it_has_started(
+    nursery: Nursery,
+) -> None:
+    zygote = loading(nursery, True)
+
+    with pytest.raises(ZygoteTimeout, match=r"^not ready after 0\.3 s\nloading") as caught:
+        zygote.wait_ready(StartLimits(load=0.3, grace=5))
+
+    assert (caught.value.phase, caught.value.limit) == ("import", 0.3)
+    assert "in wait_for_ever" in caught.value.stacks
+    assert caught.value.again().stacks == caught.value.stacks
+    assert nursery.alive() == []
+
+
+def test_the_limit_for_what_is_loaded_is_for_nothing_else(nursery: Nursery) -> None:
+    zygote = loading(nursery, False)
+
+    zygote.wait_ready(StartLimits(load=0.25))
+
+    assert zygote.load_sec is not None
+    assert zygote.load_sec < 0.25
+
+
+def test_a_held_task_prepares_itself_before_it_gets_its_payload(nursery: Nursery) -> None:
+    zygote = nursery.start(PREPARES_ITSELF, fresh=True)
+    logs: dict[str, Any] = {name: nursery.path / f"held.{name}" for name in ("stdout", "stderr", "stacks")}
+    task = nursery.submit(zygote, None, hold=True)
+    assert task.next_message(deadline()) == {"type": "prepared", "info": {"argument": None}}
+
+    task.send(child_task("payload", **logs, cores=None, descriptors=()))
+
+    assert message_of(task) == ["payload", True]
+    assert logs["stdout"].exists()

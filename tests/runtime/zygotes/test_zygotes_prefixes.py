@@ -1,0 +1,303 @@
+"""Zygotes behind launcher prefixes: those that pass everything on, and those that pass on nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from nursery import Nursery, nursery_at
+from support.processes import is_gone, wait_for, wait_until
+
+from pytest_aorta.runtime.zygotes import prefix_entry
+from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD, PrefixSocket
+from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, code_behind_prefix, prefix_text
+from pytest_aorta.runtime.zygotes.zygote_spec import Behind
+
+#: Stands in for sudo, ssh and srun: closes descriptors, drops variables, goes elsewhere, stays in between.
+CLOSES = (
+    "import os, subprocess, sys; os.chdir('/'); sys.exit(subprocess.run(sys.argv[1:], env={'SET': 'by it'}).returncode)"
+)
+CLOSING = (sys.executable, "-S", "-c", CLOSES)
+
+SAYS = """
+    import os
+    def run(payload, send):
+        send({"value": [os.environ.get(name) for name in payload] + [os.getcwd()]})
+"""
+
+
+def exit_code(*command: str) -> int:
+    """The exit code of a command, 127 without one."""
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
+    except OSError:
+        return 127
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def behind(nursery: Nursery, source: str, prefix: tuple[str, ...] = CLOSING, **restored: str) -> Zygote:
+    mark = {"AORTA_TEST": nursery.mark}
+    return nursery.start(source, command=(*prefix, sys.executable), behind=Behind({**mark, **restored}))
+
+
+def test_what_a_prefix_drops_is_restored_and_what_it_sets_is_kept(nursery: Nursery) -> None:
+    zygote = behind(nursery, SAYS, CELL="a value\nof two lines", LARGE="x" * 100_000)
+
+    [told] = nursery.run(zygote, ["CELL", "SET", "HOME"]).told
+
+    assert told == ["a value\nof two lines", "by it", None, str(nursery.path)]
+    assert len(nursery.run(zygote, ["LARGE"]).told[0][0]) == 100_000
+
+
+def test_a_prefix_that_passes_variables_on_may_change_them(nursery: Nursery) -> None:
+    zygote = behind(nursery, SAYS, ("env", "-u", "GONE", "CELL=changed"), GONE="1")
+
+    assert nursery.run(zygote, ["CELL", "GONE"]).told == [["changed", None, str(nursery.path)]]
+
+
+def test_tasks_branches_and_descriptors_work_behind_a_prefix_that_closes_them(nursery: Nursery) -> None:
+    from pytest_aorta.runtime.zygotes.branch import start_branch
+
+    zygote = behind(nursery, "def run(payload, send): send({'value': payload})")
+    branch = start_branch(zygote)
+
+    with open(os.devnull) as file:
+        assert [nursery.run(server, 7, descriptors=[file.fileno()]).told for server in (zygote, branch)] == [[7], [7]]
+    branch.close()
+
+
+def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = nursery.path / ("long" * 50)  # more than the address of a socket may have
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    zygote = behind(nursery, "def run(payload, send): send({'value': 1})")
+    [private] = list(folder.glob("pytest-aorta-*"))
+    assert private.stat().st_mode & 0o777 == 0o700
+
+    zygote.wait_ready()
+
+    assert list(folder.glob("pytest-aorta-*")) == []
+    assert nursery.run(zygote).told == [1]
+
+
+def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Channel.pair()
+    door = PrefixSocket(theirs, "the tag")
+    *_, address, tag = door.arguments()
+    assert tag == "the tag"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(address)
+        stranger.send(b"another tag")
+        door.admit()
+        assert stranger.recv(1) == b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as friend:
+        friend.connect(address)
+        friend.send(b"the tag")
+        door.admit()
+        _, [descriptor], _, _ = socket.recv_fds(friend, 1, 1)
+    Channel.from_fd(descriptor).send({"got": "it"})
+    assert ours.receive() == {"got": "it"}
+    door.close()
+    door.close()
+    assert not os.path.exists(os.path.dirname(address))
+
+
+def test_a_descriptor_of_the_same_number_is_not_taken_for_the_inherited_one(tmp_path: Path) -> None:
+    left, right = socket.socketpair()
+    with left, right, (tmp_path / "file").open("w") as file:
+        inode = os.fstat(left.fileno()).st_ino
+        assert prefix_entry._is_inherited(left.fileno(), inode)
+        assert not prefix_entry._is_inherited(right.fileno(), inode)
+        assert not prefix_entry._is_inherited(file.fileno(), os.fstat(file.fileno()).st_ino)
+        closed = os.dup(left.fileno())
+        os.close(closed)
+        assert not prefix_entry._is_inherited(closed, inode)
+
+
+def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:
+    """As ssh does."""
+    zygote = behind(nursery, SAYS, ("sh", "-c", 'exec env -i sh -c "$*"', "sh"), CELL="a b; c")
+
+    assert nursery.run(zygote, ["CELL"]).told == [["a b; c", str(nursery.path)]]
+
+
+@pytest.mark.skipif(exit_code("sudo", "-n", "true") != 0, reason="no sudo without a password")
+def test_the_real_sudo(nursery: Nursery) -> None:
+    zygote = behind(nursery, SAYS, ("sudo", "-n"), CELL="1")
+
+    assert nursery.run(zygote, ["CELL"]).told == [["1", str(nursery.path)]]
+
+
+# How it fails.
+
+
+def error_of(zygote: Zygote) -> ZygoteError:
+    with pytest.raises(ZygoteError) as caught:
+        zygote.wait_ready()
+    return caught.value
+
+
+def test_a_prefix_that_fails_shows_its_command_and_what_it_said(nursery: Nursery) -> None:
+    error = error_of(behind(nursery, "", ("sh", "-c", "echo the queue is closed >&2; exit 3", "sh")))
+
+    assert str(error) == (
+        f"`sh -c 'echo the queue is closed >&2; exit 3' sh {sys.executable}` ended with exit code 3 before it was "
+        "ready\nthe queue is closed"
+    )
+
+
+def test_a_host_that_does_not_see_the_folder_is_told_what_is_needed(nursery: Nursery) -> None:
+    moved = "import subprocess, sys; sys.argv[-2] = '/nowhere/zygote.sock'; subprocess.run(sys.argv[1:])"
+    error = error_of(behind(nursery, "", (sys.executable, "-c", moved)))
+
+    assert "No such file or directory: '/nowhere'" in str(error)
+    assert "has to run on the same host, and to see that folder" in str(error)
+
+
+def test_a_crash_behind_a_prefix_is_that_signal(nursery: Nursery) -> None:
+    shell = ("sh", "-c", '"$@"; exit $?', "sh")
+    error = error_of(behind(nursery, "import os; os.abort()", shell))
+
+    assert (error.returncode, error.phase) == (-signal.SIGABRT, "import")
+    assert [code_behind_prefix(code) for code in (0, 3, 128, 137, 255, -9)] == [0, 3, 128, -9, 255, -9]
+
+
+def test_a_command_in_a_message_has_no_values_of_variables() -> None:
+    words = ("env", "TOKEN=hunter2", "docker", "run", "--env=KEY=hunter2", "-eKEY=hunter2", "--name=x", "a b")
+    assert prefix_text(words) == "env TOKEN=... docker run --env=KEY=... -eKEY=... --name=x 'a b'"
+
+
+# How it ends.
+
+IMPORTS_FOREVER = "import time\nprint('importing', flush=True)\nopen('begun', 'w').write('1')\ntime.sleep(600)"
+
+
+def importing(nursery: Nursery, zygote: Zygote) -> psutil.Process:
+    """The process that imports, which is no child of this one."""
+    waiting = psutil.Process()
+    while not (nursery.path / "begun").exists():
+        zygote._poll(0.1)
+    return waiting.children(recursive=True)[-1]
+
+
+def test_an_import_behind_a_prefix_ends_with_its_channel(nursery: Nursery) -> None:
+    zygote = behind(nursery, IMPORTS_FOREVER)
+    process = importing(nursery, zygote)
+
+    zygote.control.hang_up()  # as the end of this process would
+
+    wait_until(lambda: is_gone(process.pid), "the end of the import")
+    error_of(zygote)
+
+
+def test_a_client_that_is_killed_leaves_nothing(nursery: Nursery) -> None:
+    """As that of docker: what it has started is no child of it, and does not end with it."""
+    detached = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:], start_new_session=True).wait())"
+    zygote = behind(nursery, "def run(payload, send): import time; time.sleep(600)", (sys.executable, "-c", detached))
+    zygote.wait_ready()
+    nursery.submit(zygote)
+
+    zygote._process.kill()
+    wait_until(lambda: not zygote.alive(), "the end of the client")
+    zygote.close()
+
+    wait_until(lambda: nursery.alive() == [], "the end of all")
+
+
+def test_what_does_not_end_is_ended_by_the_prefix_s_own_command(nursery: Nursery) -> None:
+    """What the prefix has started neither connects nor ends: only the command knows it."""
+    start = f"sleep 600 & echo $! > {nursery.path}/pid.$0; wait"
+    stop = ("sh", "-c", f"kill -9 $(cat {nursery.path}/pid.$0)", TAG_WORD)
+    command = ("setsid", "--wait", "env", "-i", "sh", "-c", start, TAG_WORD, sys.executable)
+    zygote = nursery.start("", command=command, behind=Behind(stop=stop))
+    pid = wait_for(lambda: _number(nursery.path / f"pid.{zygote.tag}"), "the process")
+
+    zygote.close()
+
+    wait_until(lambda: is_gone(pid), "its end")
+
+
+def _number(path: Path) -> int | None:
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.endswith("\n") else None
+
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.mark.skipif(exit_code(*NAMESPACE, "true") != 0, reason="no right to make namespaces with unshare")
+class TestInANamespaceOfProcesses:
+    """Where pids are others than here, and the first process ignores most signals."""
+
+    def test_a_task_is_ended_with_its_stacks(self, nursery: Nursery) -> None:
+        source = """
+            import os, subprocess, time
+            def hangs():
+                time.sleep(600)
+            def run(payload, send):
+                subprocess.Popen(["sleep", "600"], start_new_session=True)
+                send({"value": os.getpid()})
+                hangs()
+        """
+        zygote = nursery.start(source, command=(*NAMESPACE, sys.executable))
+        task = nursery.submit(zygote)
+        from nursery import finish, message_of
+
+        assert message_of(task) < 100  # a namespace of its own
+        task.kill(grace=0.2)
+        done = finish(task)
+
+        assert done.returncode == -signal.SIGTERM
+        assert "in hangs" in done.stacks
+        zygote.close()
+        assert nursery.alive() == []
+
+    def test_the_end_of_the_zygote_is_the_end_of_all(self, nursery: Nursery) -> None:
+        zygote = nursery.start(
+            "def run(payload, send): import time; time.sleep(600)", command=(*NAMESPACE, sys.executable)
+        )
+        zygote.wait_ready()
+        nursery.submit(zygote)
+
+        zygote.close()
+
+        wait_until(lambda: nursery.alive() == [], "the end of all")
+
+    def test_a_crash_while_importing_is_told_as_elsewhere(self, nursery: Nursery) -> None:
+        error = error_of(nursery.start("import os; os.abort()", command=(*NAMESPACE, sys.executable)))
+
+        assert error.returncode == -signal.SIGABRT
+
+
+def test_more_variables_reach_the_process_behind_any_prefix(nursery: Nursery) -> None:
+    spec = nursery.spec(SAYS, command=(*CLOSING, sys.executable), behind=Behind({"AORTA_TEST": nursery.mark}))
+
+    told = nursery.run(nursery.start_from(spec.with_variables({"MORE": "1"})), ["MORE", "SET"]).told
+
+    assert told == [["1", "by it", str(nursery.path)]]
+
+
+def test_the_tag_is_the_sign_that_variables_are_passed_on(nursery: Nursery) -> None:
+    zygote = behind(nursery, SAYS)
+
+    tags: list[Any] = nursery.run(zygote, [VARIABLE]).told[0]
+
+    assert tags[0] == zygote.tag
