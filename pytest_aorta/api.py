@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,6 +200,8 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             records.append(trial.finish())
             if runner.store.is_writer:
                 runner.store.write(paths, records[-1].to_dict(), resumed=trial.resumed)
+            for text in trial.take_warnings():
+                warnings.warn(text, stacklevel=2)
     finally:
         runner.close()
     runner.store.prune(request.history)

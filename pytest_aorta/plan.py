@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.trials.conversion import canonical_json, to_plain
-from pytest_aorta.trials.execution import Execution, Resources
+from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
@@ -26,11 +25,6 @@ Order = Literal["interleaved", "grouped", "random"]
 
 #: Cells whose zygotes are kept warm at once; beyond, blocks of cells are interleaved.
 WARM_CELLS = 8
-
-#: Set by launchers for every rank; an overlay of these would break the rendezvous.
-_LAUNCHER_OWNED = re.compile(
-    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-)
 
 
 class PlanError(RequestError):
@@ -207,7 +201,7 @@ def check_variables(source: str, variables: object) -> None:
         if not is_variable(name, value):
             shown = name.partition("=")[0] + "=..." if "=" in name else name  # what follows the "=" is a value
             raise PlanError(f"{source}: {shown!r} is not valid; expected {PAIRS}")
-        if _LAUNCHER_OWNED.fullmatch(name):
+        if LAUNCHER_OWNED.fullmatch(name):
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 
 

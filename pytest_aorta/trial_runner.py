@@ -17,6 +17,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
+    from pytest_aorta.launch.host.temporary import TemporaryFolders
     from pytest_aorta.launch.resumed import ResumedTrial
     from pytest_aorta.launch.submitted import RunningTrial
     from pytest_aorta.launch.workload_info import PreparedCell
@@ -51,6 +52,7 @@ class TrialRunner:
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
         self._engine: TrialEngine | None = None
+        self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
         """Add a plan to the run.
@@ -152,7 +154,8 @@ class TrialRunner:
             from pytest_aorta.launch.inprocess import InProcessTrial
 
             self.store.retire(paths)
-            return InProcessTrial(spec, self.selection.resources.workers)
+            folder, workers = self.store.artifacts(paths), self.selection.resources.workers
+            return InProcessTrial(spec, folder, self._temporary(), workers)
         return self.engine.launch(
             spec,
             self.store.artifacts(paths),
@@ -163,6 +166,14 @@ class TrialRunner:
             make_room=lambda: self._make_room(paths),
         )
 
+    def _temporary(self) -> TemporaryFolders:
+        """For trials in this process."""
+        if self._folders is None:
+            from pytest_aorta.launch.host.temporary import TemporaryFolders
+
+            self._folders = TemporaryFolders()
+        return self._folders
+
     def _make_room(self, paths: TrialPaths) -> bool:
         """Whether a trial that could not be started may have artifacts."""
         if self.store.is_writer:
@@ -172,7 +183,9 @@ class TrialRunner:
         return not self.store.resume
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and remove their temporary files."""
+        if self._folders is not None:
+            self._folders.close()
         if self._engine is not None:
             self._engine.close()
 

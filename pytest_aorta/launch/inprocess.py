@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.host.place import Place, clear_place, make_place
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
@@ -22,10 +25,12 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.runtime.resources.cores import threads_of
+from pytest_aorta.trials.aorta import added_options, with_added
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.loading import describe, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
+from pytest_aorta.trials.place import NAMES, note_tmp, take_place
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds
 from pytest_aorta.trials.sources import imported_later
@@ -55,7 +60,13 @@ def check_here(spec: TrialSpec) -> PreparedCell:
                 f"environment {environment.name!r} ({environment.source_package}) {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
-    cell = _prepare(spec)
+    with own_arguments(spec.workload.target):
+        cell = _prepare(spec)
+    if cell.info.requires_process:
+        raise LaunchModeError(
+            f"workload {spec.workload.name} requires a process per trial (trial_isolation_required), but with "
+            "--aorta-isolation none a trial runs in this process; use fork or spawn"
+        )
     if cell.info.config_error is not None:
         raise ConfigError(cell.info.config_error)
     resolve_launch(spec, cell.info.launch_mode, cell.info.min_world_size)
@@ -77,14 +88,24 @@ def _prepare(spec: TrialSpec) -> PreparedCell:
 class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``.
 
-    From ``setup`` to ``finish``, this process has the trial's variables.
+    From ``setup`` to ``finish``, this process has the trial's variables, ``sys.argv`` and folder for temporary files.
+
+    Args:
+        spec: the trial.
+        folder: for its artifacts.
+        temporary: where its TMPDIR is made.
+        workers: processes that run trials side by side.
     """
 
     resumed = False
     started = True
 
-    def __init__(self, spec: TrialSpec, workers: int = 1) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, temporary: TemporaryFolders, workers: int = 1) -> None:
         self.spec = spec
+        self._folder = folder
+        self._temporary = temporary
+        self._place: Place | None = None
+        self._undo = contextlib.ExitStack()
         self._side_by_side = SideBySide(workers=workers, cores=threads_of(os.sched_getaffinity(0)))
         self.seen = Observed()
         self._lifecycle: Lifecycle | None = None
@@ -93,8 +114,6 @@ class InProcessTrial:
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
-        self._environ: dict[str, str] | None = None
-        self._cwd = os.getcwd()
         self._request: Request | None = None
         self._warned = False
 
@@ -117,34 +136,35 @@ class InProcessTrial:
         return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """That it does not run in its environment, once."""
+        """That it does not run in its environment, and which options may have no effect, once."""
         if self.seen.env is None or self._warned:
             return []
         self._warned = True
         environment = self.spec.environment
         warning = warning_of(environment, check_claims(environment, self.seen.env))
-        return [] if warning is None else [warning]
+        options = [] if self._cell is None else self._cell.info.config_warnings
+        return [*([] if warning is None else [warning]), *options]
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
-            self._environ = dict(os.environ)
             self._request = request_of(self.spec, Inherited.now(origin=self.spec.origin))
-            if self.spec.origin is not None:
-                os.chdir(self.spec.origin.cwd)
-                sys.path += [path for path in self.spec.origin.sys_path if path not in sys.path]
-            os.environ.update(self.spec.overlay)
-            self._note_late_variables()
+            self._enter()
             self._cell = _prepare(self.spec)
+            self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
+            startup = self._cell.info.startup_variables
+            os.environ.update({name: value for name, value in startup.items() if name not in os.environ})
+            self._note_late_variables({*self.spec.overlay, *startup})
             cls = load_class(self.spec.workload.target)
             source = self._cell.info.source
             self._static = collect_static(Path(source) if source else None)
-            self.seen.see({"type": "env", "env": collect_env(self._static, self.spec.all_watched).to_dict()})
+            recorded = [*self.spec.all_watched, *NAMES, *startup]
+            self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
             if self.spec.given_seed is not None:
                 seeds = ProcessSeeds(self.spec.given_seed)
                 seeds.seed_loaded()
                 self.seen.seeds = seeds.to_plain()
-            config = resolve_config(cls, self.spec.overrides, self.spec.steps)
-            self._lifecycle = Lifecycle(cls, config.value, self.seen.see)
+            options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
+            self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
             self._lifecycle.setup(reraise=True)
         elif phase == "run" and self._lifecycle is not None and self._cell is not None:
             try:
@@ -153,10 +173,41 @@ class InProcessTrial:
                 later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
                 self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict(), "sources": later})
 
-    def _note_late_variables(self) -> None:
+    def _enter(self) -> None:
+        """Give this process the trial's variables, place and arguments, until ``finish``."""
+        undo = self._undo
+        note_tmp()
+        undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+        undo.callback(_restore, dict(os.environ))
+        if self.spec.origin is not None:
+            undo.callback(os.chdir, os.getcwd())
+            os.chdir(self.spec.origin.cwd)
+            sys.path += [path for path in self.spec.origin.sys_path if path not in sys.path]
+        with contextlib.suppress(OSError):  # where results cannot be written, as the record will show
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._place = make_place(self.spec.trial_index, self._folder, self._temporary, os.environ)
+            take_place(self._place.variables(self.spec.overlay))
+        os.environ.update(self.spec.overlay)
+        undo.enter_context(own_arguments(self.spec.workload.target))
+
+    def _added_options(self) -> dict[str, Any]:
+        spec = self.spec
+        return added_options(
+            spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect), isolation="in_process"
+        )
+
+    def _clear_place(self) -> dict[str, str]:
+        if self._place is None:
+            return {}
+        with contextlib.suppress(OSError):  # where the workload has left something
+            self._place.files.rmdir()
+            self._folder.rmdir()
+        return clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
+
+    def _note_late_variables(self, variables: set[str]) -> None:
         loaded = [name for name in _READS_VARIABLES if name in sys.modules]
-        if self.spec.overlay and loaded:
-            names = ", ".join(sorted(self.spec.overlay))
+        if variables and loaded:
+            names = ", ".join(sorted(variables))
             note = (
                 f"without isolation, {names} came after the import of {', '.join(loaded)}, which may not read it again"
             )
@@ -171,10 +222,7 @@ class InProcessTrial:
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.cleanup()
-            if self._environ is not None:
-                _restore(self._environ)
-            if self.spec.origin is not None:
-                os.chdir(self._cwd)
+            self._undo.close()
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0
             self._record = build_record(
@@ -185,6 +233,7 @@ class InProcessTrial:
                 wall=time.monotonic() - self._start,
                 request=self._request,
                 side_by_side=self._side_by_side,
+                artifacts=self._clear_place(),
             )
         return self._record
 

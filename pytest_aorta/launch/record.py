@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
 from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.place import FILES
 from pytest_aorta.trials.result import (
     Elastic,
     ExecutionEnv,
@@ -133,5 +135,8 @@ def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
 
 
 def logs_in(folder: Path) -> dict[str, str]:
-    """The logs of a trial whose processes are gone, as ``artifacts`` of its record."""
-    return {path.stem: f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.log"))}
+    """The logs and files of a trial whose processes are gone, as ``artifacts`` of its record."""
+    with contextlib.suppress(OSError):
+        (folder / FILES).rmdir()  # only when it is empty
+    kept = [*sorted(folder.glob("*.log")), *folder.glob(FILES)]
+    return {path.stem: f"{folder.name}/{path.name}" for path in kept}

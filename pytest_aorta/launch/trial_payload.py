@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from typing_extensions import NotRequired
 
 from pytest_aorta.launch.launch_mode import Mode
+from pytest_aorta.trials.aorta import EnvironmentData
 
 
 class WorkloadArgument(TypedDict):
@@ -46,13 +47,19 @@ class Refused(TypedDict, total=False):
 class TrialPayload(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
-    ``overlay`` holds names of variables; ``rank_seed`` takes the place of a seed that derives from
-    ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
-    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    ``overlay`` and ``watched`` hold names of variables, those that are set for this trial and those to record; ``place``
+    holds variables. ``sockets`` is the folder in which ranks make sockets for the host. ``rank_seed`` takes the place of
+    a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in the
+    trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
     """
 
     overlay: list[str]
+    watched: list[str]
+    environment: EnvironmentData
+    collect: list[str]
+    place: dict[str, str]
+    sockets: str
     mode: Mode
     nproc: int
     trial_id: str

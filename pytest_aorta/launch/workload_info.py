@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.nodes.addressing import is_multi_node
@@ -33,6 +33,9 @@ class WorkloadInfo(BaseModel):
     surroundings: dict[str, Any] = {}
     config: Free
     config_error: str | None = None
+    config_warnings: list[str] = []
+    startup_variables: dict[str, str] = Field(default={}, repr=False)  # may be secrets
+    requires_process: bool = False
     packages: dict[str, Any] | None = None
 
     def without_variables(self, names: Collection[str]) -> WorkloadInfo:

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.trials.place import KEPT_DAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,9 @@ _RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
 
 #: Entries of ``failure_details`` shown.
 _DETAILS = 5
+
+#: Folders among the artifacts, whatever is in them.
+_FOLDERS = {"files": "its files", "tmp": f"its temporary files (kept for {KEPT_DAYS} days)"}
 
 #: Keys of them that are not: a traceback has its own place, and the time is for machines.
 _NOT_SHOWN = ("traceback", "at")
@@ -56,7 +60,13 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
         tail = tail_of(paths.file_in(results).parent / relative)
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
-    lines += ["", f"trial file: {paths.file_in(results)}", f"run it again: {rerun_line(item)}"]
+    lines += ["", f"trial file: {paths.file_in(results)}"]
+    lines += [
+        f"{what}: {paths.file_in(results).parent / record.artifacts[name]}"
+        for name, what in _FOLDERS.items()
+        if name in record.artifacts
+    ]
+    lines += [f"run it again: {rerun_line(item)}"]
     if record.request is not None and record.replay_of is None:
         lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(paths.file_in(results)))}")
     return printable("\n".join(lines))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.trials.aorta import RESERVED
 from pytest_aorta.trials.conversion import to_plain
 
 
@@ -17,17 +19,19 @@ class ConfigError(RequestError):
 
 @dataclass(frozen=True)
 class Config:
-    """``value`` goes to the constructor, ``plain`` into the record."""
+    """``value`` goes to the constructor, ``plain`` into the record; ``warnings`` name options without effect."""
 
     value: Any
     plain: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | None) -> Config:
     """Merge defaults, overrides and ``steps``.
 
     With a nested pydantic ``Config``, values are validated (text is read as the field's type) and unknown keys refused.
-    Without one, the class's ``default_config`` is overlaid, and text that is JSON is read as JSON.
+    Without one, the class's ``default_config`` is overlaid, and text that is JSON is read as JSON; an option that is
+    not in there is a warning.
 
     Raises:
         ConfigError: naming the option, its value, and what would be valid.
@@ -35,11 +39,30 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     given = dict(overrides)
     if steps is not None:
         given["steps"] = steps
+    reserved = [key for key in given if str(key).startswith(RESERVED)]
+    if reserved:
+        raise ConfigError(
+            f"{cls.__name__}: the option {reserved[0]!r} cannot be given: the runner adds what starts with {RESERVED}"
+        )
     model = getattr(cls, "Config", None)
     if isinstance(model, type) and hasattr(model, "model_validate"):
         return _validated(cls, model, given)
-    merged = {**dict(getattr(cls, "default_config", {})), **{key: _guess(value) for key, value in given.items()}}
-    return Config(merged, to_plain(merged))
+    declared = getattr(cls, "default_config", None)
+    default = dict(declared or {})
+    merged = {**default, **{key: _guess(value) for key, value in given.items()}}
+    unknown = [] if declared is None else [key for key in given if key not in default]
+    return Config(merged, to_plain(merged), tuple(_unknown(cls, key, default) for key in unknown))
+
+
+def _unknown(cls: type[Any], key: str, known: Collection[str]) -> str:
+    return f"{cls.__name__}.default_config has no option {key!r}{_nearest(key, known)}; it may have no effect"
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(str(key), map(str, known), 1)
+    if nearest:
+        return f" (did you mean {nearest[0]!r}?)"
+    return f" (known: {', '.join(sorted(map(str, known))) or 'none'})"
 
 
 def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
+
+#: Variables that launchers set for every rank; other values of them would break the rendezvous.
+LAUNCHER_OWNED = re.compile(
+    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
 
 Isolation = Literal["fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external"]

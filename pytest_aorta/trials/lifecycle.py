@@ -21,14 +21,23 @@ class Lifecycle:
     """The three phases of one trial, to be called in order; each sends a ``begin`` and an ``end`` event.
 
     ``steps`` is the file for the last step that the workload has reported, where one is needed: an event may be lost
-    with the process.
+    with the process. ``before_setup`` is called before the constructor, as a part of the setup.
     """
 
-    def __init__(self, cls: type[Any], config: Any, send: Send, steps: Path | None = None) -> None:
+    def __init__(
+        self,
+        cls: type[Any],
+        config: Any,
+        send: Send,
+        steps: Path | None = None,
+        *,
+        before_setup: Callable[[], object] = lambda: None,
+    ) -> None:
         self.cls = cls
         self.config = config
         self.send = send
         self.steps = steps
+        self.before_setup = before_setup
         self.workload: Any = None
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
@@ -58,6 +67,7 @@ class Lifecycle:
         """Construct the workload and set it up."""
 
         def body() -> None:
+            self.before_setup()
             self.workload = self.cls(self.config)
             report_progress_to(self.workload, self.send, self.steps)
             self.workload.setup()

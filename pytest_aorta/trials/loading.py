@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pytest_aorta.trials import aorta
 from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.sources import data_files, source_root, sources
 
@@ -38,6 +41,38 @@ def load_class(target: str) -> type[Any]:
     if missing:
         raise WorkloadLoadError(f"{target} is no workload: it has no {' and no '.join(missing)}()")
     return cls
+
+
+def workload_arguments(target: str) -> list[str]:
+    """``sys.argv`` as a script in the workload's file has it without arguments.
+
+    Imports the packages around a module; where it cannot be found, its name stands for its file.
+    """
+    where = target.rpartition(":")[0]
+    if where.endswith(".py"):
+        return [where]
+    with contextlib.suppress(Exception):  # the import of the workload will raise it again
+        spec = importlib.util.find_spec(where)
+        if spec is not None and spec.origin is not None:
+            return [spec.origin]
+    return [where]
+
+
+def set_arguments(target: str) -> None:
+    """Give this process the ``sys.argv`` of a workload: those of the runner are not for its ``argparse``."""
+    sys.argv = [target.rpartition(":")[0]]  # for the packages around it
+    sys.argv = workload_arguments(target)
+
+
+@contextlib.contextmanager
+def own_arguments(target: str) -> Iterator[None]:
+    """Give this process the ``sys.argv`` of a workload for a while."""
+    before = sys.argv
+    try:
+        set_arguments(target)
+        yield
+    finally:
+        sys.argv = before
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -105,28 +140,36 @@ def _load_under(name: str, path: Path) -> ModuleType:
 def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> dict[str, Any]:
     """What the host needs of a workload before its first trial: the fields of ``launch.workload_info.WorkloadInfo``.
 
-    ``config_error`` is a message when the options do not fit, else ``None``.
+    ``config_error`` is a message when the options, or what the class declares, do not fit, else ``None``.
     """
     config: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+    startup: dict[str, str] = {}
     data: dict[str, str | None] = {}
-    config_error = None
+    scope, config_error = "global", None
     try:
         resolved = resolve_config(cls, overrides, steps)
-        config, data = resolved.plain, data_files(cls, resolved.value)
-    except ConfigError as error:
+        config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
+        aorta.check_isolation(cls)
+        scope = aorta.result_scope(cls)
+        startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
+    except (ConfigError, aorta.DeclarationError) as error:
         config_error = str(error)
     root = source_root(cls)
     return {
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
         "min_world_size": int(getattr(cls, "min_world_size", 1)),
         "timeout_sec": getattr(cls, "timeout_sec", None),
-        "result_scope": getattr(cls, "result_scope", "global"),
+        "result_scope": scope,
         "source": source_file(cls),
         "source_root": None if root is None else str(root),
         "sources": sources(cls),
         "data_files": data,
         "config": config,
         "config_error": config_error,
+        "config_warnings": list(warnings),
+        "startup_variables": startup,
+        "requires_process": aorta.requires_process(cls),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.aorta import EnvironmentData
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.names import identifier
@@ -87,6 +88,19 @@ class TrialSpec:
     def trial_id(self) -> str:
         """Unique in a plan."""
         return f"{self.workload.name}_d{self.environment_index}_m{self.mitigation_index}_t{self.trial_index}"
+
+    @property
+    def environment_data(self) -> EnvironmentData:
+        """The environment as JSON values, for workloads that look at it."""
+        environment = self.environment
+        return {
+            "name": environment.name,
+            "docker": environment.docker,
+            "venv": environment.venv,
+            "rocm": environment.rocm,
+            "source_package": environment.source_package,
+            "env": sorted(environment.env),
+        }
 
     @property
     def cell(self) -> str:

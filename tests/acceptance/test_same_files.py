@@ -23,6 +23,8 @@ MAY_DIFFER = (
     "env.parts_ms",
     "env.end.captured_at",
     "env.end.parts_ms",
+    "env.env_vars.AORTA_TRIAL_DIR",
+    "env.env_vars.TMPDIR",
     "env.process.pid",
     "env.process.ppid",
     "env.process.memory_available_bytes",

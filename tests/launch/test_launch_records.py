@@ -13,6 +13,7 @@ from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -98,9 +99,12 @@ def live(zygotes: CellZygotes, folder: Path, name: str) -> TrialResult:
         mitigation_index=0,
         trial_index=0,
     )
-    trial = ProcessTrial(spec, folder / name / "trial_0", zygotes)
+    temporary = TemporaryFolders()
+    trial = ProcessTrial(spec, folder / name / "trial_0", zygotes, temporary)
     trial.start(Inherited.now(), Allocation())
-    return trial.finish()
+    record = trial.finish()
+    temporary.close()
+    return record
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,23 @@ def test_whatever_is_typed_it_is_a_configuration_or_an_error_of_one(overrides: d
     for cls in (Typed, Bare):
         with contextlib.suppress(ConfigError):
             json.dumps(encode_non_finite(resolve_config(cls, overrides, None).plain), allow_nan=False)
+
+
+def test_an_option_that_the_defaults_do_not_have_is_kept_and_named_with_the_nearest_one() -> None:
+    config = resolve_config(Untyped, {"dtyp": "bfloat16", "x": 1}, 7)
+
+    assert config.plain == {"steps": 7, "dtype": "float32", "dtyp": "bfloat16", "x": 1}
+    assert config.warnings == (
+        "Untyped.default_config has no option 'dtyp' (did you mean 'dtype'?); it may have no effect",
+        "Untyped.default_config has no option 'x' (known: dtype, steps); it may have no effect",
+    )
+
+
+def test_a_class_without_defaults_may_have_any_option() -> None:
+    assert resolve_config(Bare, {"option": 1}, 3).warnings == ()
+
+
+@pytest.mark.parametrize("cls", [Bare, Untyped, Typed])
+def test_what_the_runner_adds_cannot_be_given(cls: type[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the option '_aorta_trial_env' cannot be given"):
+        resolve_config(cls, {"_aorta_trial_env": {}}, None)

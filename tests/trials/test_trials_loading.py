@@ -229,6 +229,9 @@ class Ranks(Plain):
         "data_files": {},
         "config": {},
         "config_error": None,
+        "config_warnings": [],
+        "startup_variables": {},
+        "requires_process": False,
     }
     assert describe(ranks, {"size": "3"}, 5) == {
         "launch_mode": "distributed",
@@ -241,6 +244,11 @@ class Ranks(Plain):
         "data_files": {},
         "config": {"size": 3, "steps": 5},
         "config_error": None,
+        "config_warnings": [
+            "Ranks.default_config has no option 'steps' (known: size); it may have no effect",
+        ],
+        "startup_variables": {},
+        "requires_process": False,
     }
 
 

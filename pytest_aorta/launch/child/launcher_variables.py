@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.trials.place import NAMES
 
 
 def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
 
-    Of those that a trial file may hold. Empty when there is no such process, or it may not be read.
+    Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
+    may not be read.
     """
     if base is None:
         return {}
@@ -22,4 +24,6 @@ def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ
         return {}
     pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
     before = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    return recorded_variables({name: value for name, value in environ.items() if before.get(name) != value})
+    return recorded_variables(
+        {name: value for name, value in environ.items() if before.get(name) != value and name not in NAMES}
+    )

@@ -41,7 +41,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     if not prepared:
         _import(payload, seed, log.send)
     use_seed(seed)
-    _serve_flight_recorder()
+    _serve_flight_recorder(Path(payload["sockets"]))
     return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
 
 
@@ -62,9 +62,9 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
     prepare(payload)
 
 
-def _serve_flight_recorder() -> None:
+def _serve_flight_recorder(sockets: Path) -> None:
     """To be called before the rank makes a process group."""
-    path = socket_path(os.getpid())
+    path = socket_path(os.getpid(), sockets)
     with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
         start_worker_server(path)

@@ -22,6 +22,7 @@ from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.events import RankData, ResultData, Send
+from pytest_aorta.trials.place import NAMES, note_tmp
 
 _ORDER = "torchrun.json"
 _LOGS = "torchrun"
@@ -44,6 +45,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
     digest, source = options.pop("digest"), options.pop("source")
     variables = variables_now()
     _static = collect_static(Path(source) if source else None)
+    note_tmp()
     return {
         "launch_mode": SCRIPT,
         "min_world_size": 1,
@@ -59,7 +61,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
 
 def run_script(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, wait for it, report how the ranks ended."""
-    send({"type": "env", "env": collect_env(_static, payload["overlay"]).to_dict()})
+    send({"type": "env", "env": collect_env(_static, [*payload["overlay"], *NAMES]).to_dict()})
     folder = Path(payload["folder"])
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})

@@ -12,6 +12,7 @@ from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.trials.place import take_place
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
 
@@ -35,6 +36,11 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
 def run(payload: TrialPayload, channel: Channel) -> None:
     """Run one trial."""
     mode, send = payload["mode"], channel.send
+    if mode == "external":  # first of all, for the folders of the trial may be made by another rank
+        from pytest_aorta.launch.child.external import agree_on_master_port
+
+        agree_on_master_port(payload["trial_id"])
+    take_place(payload["place"])
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
@@ -50,9 +56,6 @@ def run(payload: TrialPayload, channel: Channel) -> None:
 
         run_torchrun(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.child.external import agree_on_master_port
-
-        agree_on_master_port(payload["trial_id"])
         folder, rank = Path(payload["folder"]), own_rank()
         log = EventLogWriter(event_log(folder, rank), relay=send)
         given = payload["rank_seed"]

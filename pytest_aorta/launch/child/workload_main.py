@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.launch.child.aorta_group import join_group, leave_group
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
@@ -17,10 +18,12 @@ from pytest_aorta.probe.collect import collect_end, collect_env, collect_static,
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.loading import describe, load_class, set_arguments
+from pytest_aorta.trials.place import NAMES, note_tmp
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 from pytest_aorta.trials.sources import imported_later
 
@@ -36,6 +39,8 @@ _sources: Mapping[str, str] = {}
 #: Digests of those that were imported in advance, for the trials that are forked afterwards.
 _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
+#: Names of the variables that the workload wants to have at its start.
+_startup: tuple[str, ...] = ()
 
 
 def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
@@ -44,13 +49,15 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     _variables = variables_now()
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
+    note_tmp()
+    set_arguments(argument["target"])
     preload_as_asked(modules)
     load_class(argument["target"])
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _class
+    global _static, _sources, _startup, _class
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
@@ -60,6 +67,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
+    _startup = tuple(description["startup_variables"])
     return description
 
 
@@ -94,12 +102,16 @@ def run_workload(
 
     The last step is kept in the file ``steps``. ``on_error`` takes what setup or run has raised, before the cleanup.
     """
-    env = collect_env(_static, payload["overlay"]).to_dict()
+    env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
     cls = load_class(payload["target"])
-    config = resolve_config(cls, payload["overrides"], payload["steps"])
+    isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
+    added = added_options(
+        payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
+    )
+    config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
     watch = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
     if watch is not None:
         watch.start()
@@ -111,7 +123,9 @@ def run_workload(
         later = {**_sources_in_advance, **later}
         send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
 
-    succeeded = Lifecycle(cls, config.value, send, steps).run_all(on_error, after_run)
+    lifecycle = Lifecycle(cls, config, send, steps, before_setup=lambda: join_group(cls, config))
+    succeeded = lifecycle.run_all(on_error, after_run)
+    leave_group(cls)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()

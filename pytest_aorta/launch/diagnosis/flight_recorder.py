@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,9 @@ class LastCollective:
         return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
 
 
-def request_trace(pid: int) -> dict[str, Any] | None:
+def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
     """The trace of a rank of this host; ``None`` without an answer in time."""
-    connection = _Connection(socket_path(pid))
+    connection = _Connection(socket_path(pid, sockets))
     try:
         connection.request("POST", "/handler/fr_trace_json")
         answer = json.loads(connection.getresponse().read())
@@ -73,6 +72,6 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def socket_path(pid: int) -> Path:
+def socket_path(pid: int, sockets: Path) -> Path:
     """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
-    return Path(tempfile.gettempdir()) / f"pytest-aorta-{os.getuid()}-rank-{pid}.sock"
+    return sockets / f"pytest-aorta-{os.getuid()}-rank-{pid}.sock"

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.place import FILES
 
 #: In a trial's folder: the stacks that its process writes when asked to.
 STACKS = "stacks.log"
 
 
 def collect_artifacts(folder: Path) -> dict[str, str]:
-    """Logs, error files and collectives below a trial's ``folder``: name -> path relative to the trial file's folder.
+    """Logs, error files and collectives in a trial's ``folder``: name -> path relative to the trial file's folder.
 
     Removes empty dumps of stacks and the files that processes of the trial have exchanged.
     """
@@ -27,7 +28,7 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
                 if path.suffix in (".events", ".steps") or path.match("torchrun*.json"):
                     path.unlink()
         kept = (path for pattern in ("*.log", "*error.json", "*collectives.json") for path in folder.rglob(pattern))
-        for path in sorted(kept):
+        for path in sorted(path for path in kept if path.relative_to(folder).parts[0] != FILES):
             name = path.relative_to(folder).with_suffix("").as_posix()
             found[name] = path.relative_to(folder.parent).as_posix()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
@@ -39,6 +40,8 @@ class CellZygotes:
         self._broken: dict[str, ZygoteError] = {}
         self._unforkable: set[str] = set()
         self._preloads = Preloads()
+        #: Variables that a workload declares for the start of its process, and that are not set.
+        self._startup: dict[str, dict[str, str]] = {}
         #: Those that wait for the first trial of their cell, and those that still import.
         self._held: OrderedDict[str, tuple[int, HeldProcess]] = OrderedDict()
         self._importing: list[tuple[str, HeldProcess]] = []
@@ -64,7 +67,12 @@ class CellZygotes:
             ZygoteTimeout: the import took too long.
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
-        info = self._info(spec, inherited, allocation, start_limits(spec, timeout))
+        limits = start_limits(spec, timeout)
+        info = self._info(spec, inherited, allocation, limits)
+        if missing := _missing(info, self._wanted(spec, inherited, allocation)) if info.startup_variables else {}:
+            self.close_held(spec, inherited, allocation)
+            self._startup[_key(spec, _specification(spec, inherited, allocation))] = missing
+            info = self._info(spec, inherited, allocation, limits)
         try:
             if info.config_error is not None:
                 raise ConfigError(info.config_error)
@@ -74,8 +82,18 @@ class CellZygotes:
             self.close_held(spec, inherited, allocation)
             raise
 
+    def _wanted(
+        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, fresh_seed: int | None = None
+    ) -> ZygoteSpec:
+        """The process of a trial, with the variables that the workload declares for its start."""
+        wanted = _specification(spec, inherited, allocation, fresh_seed)
+        if not self._startup:
+            return wanted
+        missing = self._startup.get(_key(spec, _specification(spec, inherited, allocation)), {})
+        return replace(wanted, environ={**missing, **wanted.environ})
+
     def _info(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, limits: StartLimits) -> WorkloadInfo:
-        wanted = _specification(spec, inherited, allocation)
+        wanted = self._wanted(spec, inherited, allocation)
         key = _key(spec, wanted)
         while key not in self._infos:
             if key in self._broken and not _may_take_longer(limits, self._broken[key]):
@@ -90,6 +108,8 @@ class CellZygotes:
             except ZygoteError as error:
                 self._broken[key] = error
             else:
+                for text in info.config_warnings:
+                    self._warn(text)
                 imposed = allocation.imposed(inherited.variables, {})
                 self._infos[key] = info.without_variables(imposed.variables)
         return self._infos[key]
@@ -99,7 +119,7 @@ class CellZygotes:
     ) -> WorkloadInfo:
         """The description from a fresh process, which is held for the first trial."""
         seed = random_seed() if spec.given_seed is None else spec.given_seed
-        process = HeldProcess(_specification(spec, inherited, allocation, seed))
+        process = HeldProcess(self._wanted(spec, inherited, allocation, seed))
         with self._lock:
             self._importing.append((key, process))
             closed = self._closed
@@ -129,7 +149,7 @@ class CellZygotes:
         with self._lock:
             if not self._held:
                 return None
-            key = _key(spec, _specification(spec, inherited, allocation))
+            key = _key(spec, self._wanted(spec, inherited, allocation))
             seed, _ = self._held.get(key, (None, None))
             return None if seed is None or spec.given_seed not in (None, seed) else self._held.pop(key)
 
@@ -145,7 +165,7 @@ class CellZygotes:
                     f"would not be safe, so every trial of {spec.workload.name} starts a fresh interpreter (as with "
                     "--aorta-isolation spawn)"
                 )
-        if key in self._unforkable:
+        if key in self._unforkable or _missing(info, server.spec):
             self._pool.discard(server)
         else:
             self._pool.release(server)
@@ -175,11 +195,11 @@ class CellZygotes:
         Raises:
             ZygoteError: there is none.
         """
-        wanted = _specification(spec, inherited, allocation)
+        wanted = self._wanted(spec, inherited, allocation)
         if spec.execution.isolation != "spawn" and _key(spec, wanted) not in self._unforkable:
             extension_limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
             return self._acquire_preloaded(wanted, allocation, start_limits(spec, timeout), extension_limit)
-        zygote = Zygote(_specification(spec, inherited, allocation, seed))
+        zygote = Zygote(self._wanted(spec, inherited, allocation, seed))
         zygote.wait_ready()
         return zygote
 
@@ -235,7 +255,7 @@ class CellZygotes:
     def abandon(self, spec: TrialSpec, inherited: Inherited, allocation: Allocation) -> None:
         """Stop waiting in ``prepare`` or ``acquire`` for the import of a workload."""
         with contextlib.suppress(EnvironmentUnusable):
-            wanted = _specification(spec, inherited, allocation)
+            wanted = self._wanted(spec, inherited, allocation)
             self._pool.abandon(wanted)
             own = _key(spec, wanted)
             with self._lock:
@@ -261,6 +281,10 @@ class CellZygotes:
         for process in held:
             process.close()
         self._pool.close()
+
+
+def _missing(info: WorkloadInfo, wanted: ZygoteSpec) -> dict[str, str]:
+    return {name: value for name, value in info.startup_variables.items() if name not in wanted.environ}
 
 
 def start_limits(spec: TrialSpec, timeout: float | None) -> StartLimits:

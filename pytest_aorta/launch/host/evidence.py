@@ -28,12 +28,13 @@ from pytest_aorta.trials.steps import read_steps, step_file
 
 
 class Evidence:
-    """Completes what was ``seen`` of a trial from the files in its ``folder``."""
+    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks."""
 
-    def __init__(self, spec: TrialSpec, cell: PreparedCell, folder: Path, seen: Observed) -> None:
+    def __init__(self, spec: TrialSpec, cell: PreparedCell, folder: Path, sockets: Path, seen: Observed) -> None:
         self._spec = spec
         self._cell = cell
         self._folder = folder
+        self._sockets = sockets
         self._seen = seen
 
     def save_collectives(self) -> None:
@@ -42,7 +43,7 @@ class Evidence:
             return
         folder = self._last_attempt
         for rank, pid in pids_of_ranks(folder).items():
-            recorded = flight_recorder.request_trace(pid)
+            recorded = flight_recorder.request_trace(pid, self._sockets)
             if recorded is not None and recorded.get("entries"):
                 with contextlib.suppress(OSError):
                     (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(recorded))
@@ -51,7 +52,7 @@ class Evidence:
         """Remove the sockets of ranks that have ended."""
         for folder in self._folder.glob("attempt_*"):
             for pid in pids_of_ranks(folder).values():
-                flight_recorder.socket_path(pid).unlink(missing_ok=True)
+                flight_recorder.socket_path(pid, self._sockets).unlink(missing_ok=True)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""

@@ -15,6 +15,8 @@ from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
+from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
@@ -29,7 +31,7 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
-from pytest_aorta.trials.outcome import Observed, exit_failure, interruption
+from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
 from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
@@ -46,7 +48,7 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup")
 class ProcessTrial:
     """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
-    def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes, temporary: TemporaryFolders) -> None:
         self.spec = spec
         self.seen = Observed()
         #: Its processes that cannot be ended.
@@ -54,6 +56,8 @@ class ProcessTrial:
         self._folder = folder
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
+        self._temporary = temporary
+        self._place: Place | None = None
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
@@ -95,7 +99,9 @@ class ProcessTrial:
         self._import_limits = start_limits(self.spec, timeout)
         try:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout)
-            self._evidence = Evidence(self.spec, cell, self._folder, self.seen)
+            self.seen.notes += [{"note": text} for text in cell.info.config_warnings]
+            self._place = place = self._make_place(cell, inherited)
+            self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             if not self._resume_held(cell, inherited, allocation):
@@ -152,13 +158,26 @@ class ProcessTrial:
         """The distributions that are installed where it runs, once its cell is prepared."""
         return None if self._cell is None else self._cell.info.packages
 
+    def _make_place(self, cell: PreparedCell, inherited: Inherited) -> Place:
+        make = share_place if cell.plan.mode == "external" else make_place
+        place = make(self.spec.trial_index, self._folder, self._temporary, inherited.variables)
+        if place.problem is not None:
+            self.seen.notes.append({"note": place.problem})
+        return place
+
     def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
-        spec = self.spec
+        spec, place = self.spec, self._place
+        assert place is not None
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
             "steps": spec.steps,
-            "overlay": spec.all_watched,
+            "overlay": sorted(spec.overlay),
+            "watched": spec.all_watched,
+            "environment": spec.environment_data,
+            "collect": list(spec.collect),
+            "place": place.variables(spec.overlay),
+            "sockets": str(place.sockets),
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
@@ -332,6 +351,9 @@ class ProcessTrial:
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
         artifacts = collect_artifacts(self._folder)
+        if self._place is not None:
+            failed = conclude(self.seen)[1] is not None
+            artifacts |= clear_place(self._place, self._temporary, failed=failed, in_use=bool(self.stuck))
         return build_record(
             self.spec,
             self.seen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import ProcessTrial
+from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.job_messages import (
     BrokenCell,
     FilePiece,
@@ -21,6 +23,7 @@ from pytest_aorta.launch.job_messages import (
     TrialOrder,
     WarningIssued,
 )
+from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
@@ -57,6 +60,7 @@ class HostService:
     def __init__(self, options: HostOptions) -> None:
         self.allocator = Allocator(options.resources, options.hosts)
         self.zygotes = CellZygotes(options.resources.slots)
+        self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self.ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that jobs have emitted.
@@ -92,6 +96,7 @@ class HostService:
     def close(self) -> None:
         """End all processes."""
         self.zygotes.close()
+        self.temporary.close()
         if self._node_store is not None:
             self._node_store.close()
         if self._folder is not None:
@@ -153,7 +158,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         # One device per rank.
         with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            trial = ProcessTrial(spec, folder, service.zygotes)
+            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary)
             trial.start(inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():

@@ -151,16 +151,17 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 
 
 SERVED = """
-import json, os, torch
+import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
 from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
 
-path = socket_path(os.getpid())
+folder = pathlib.Path(tempfile.gettempdir())
+path = socket_path(os.getpid(), folder)
 start_worker_server(path)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-trace = request_trace(os.getpid())
+trace = request_trace(os.getpid(), folder)
 path.unlink()
 print(json.dumps([sorted(trace), last_collective(trace).text]))
 """

@@ -1,0 +1,141 @@
+"""Private folders for temporary files: where they lie, how long they stay, and who removes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.launch.host.temporary import TemporaryFolders
+from pytest_aorta.trials.place import KEPT_DAYS
+
+KILLED = """
+import os, pathlib, signal, sys
+from pytest_aorta.launch.host.temporary import TemporaryFolders
+folders = TemporaryFolders()
+for keep in (False, True):
+    path = folders.make(sys.argv[1], "trial")
+    (path / "checkpoint").touch()
+    if keep:
+        folders.remove(path, keep=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_run(base: Path) -> Path:
+    """The folder of a run that was killed when it had one TMPDIR in use, and another one kept."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(base)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (root,) = base.glob("aorta-tmp-*")
+    return root
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+def test_a_folder_is_new_private_and_below_the_one_that_it_replaces(tmp_path: Path) -> None:
+    folders = TemporaryFolders()
+    made = [folders.make(str(tmp_path), "trial") for _ in range(3)]
+    assert len({*made}) == 3
+    for path in made:
+        assert path.resolve().is_relative_to(tmp_path)
+        assert list(path.iterdir()) == []
+        assert path.resolve().parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
+    folders.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tmpdir_that_cannot_be_used_is_replaced_as_python_does(tmp_path: Path) -> None:
+    folders = TemporaryFolders()
+    assert folders.make(str(tmp_path / "missing"), "trial").resolve().parents[1] == Path(tempfile.gettempdir())
+    folders.close()
+
+
+@pytest.mark.parametrize("name", ["short", "long" * 30])
+def test_a_socket_fits(tmp_path: Path, name: str) -> None:
+    base = tmp_path / name
+    base.mkdir()
+    folders = TemporaryFolders()
+    path = folders.make(str(base), "trial")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{path}/{'x' * 40}")
+    assert path.resolve().is_relative_to(base)
+    short = path.parent
+    folders.close()
+    assert list(base.iterdir()) == []
+    assert not os.path.lexists(short)
+
+
+def test_only_what_a_failed_trial_has_left_there_stays(tmp_path: Path) -> None:
+    folders = TemporaryFolders()
+    empty, passed, failed = (folders.make(str(tmp_path), "trial") for _ in range(3))
+    for path in (passed, failed):
+        (path / "checkpoint").touch()
+    kept = [folders.remove(path, keep=path != passed) for path in (empty, passed, failed)]
+    assert kept == [False, False, True]
+    folders.close()
+    assert names(failed.resolve().parent) == [failed.name]
+    assert (failed.resolve() / "checkpoint").exists()
+
+
+def test_the_next_run_removes_what_a_killed_one_has_left_and_leaves_what_is_kept(tmp_path: Path) -> None:
+    root = killed_run(tmp_path)
+    assert names(root) == ["0", "1"]
+
+    folders = TemporaryFolders()
+    folders.make(str(tmp_path), "trial")
+    assert names(root) == ["1"]
+    folders.close()
+
+    long_ago = time.time() - KEPT_DAYS * 24 * 3600 - 1
+    os.utime(root / "1.kept", (long_ago, long_ago))
+    folders = TemporaryFolders()
+    folders.make(str(tmp_path), "trial")
+    assert not root.exists()
+    folders.close()
+
+
+def test_what_a_living_run_uses_stays_and_so_does_what_is_not_of_a_run(tmp_path: Path) -> None:
+    living = TemporaryFolders()
+    path = living.make(str(tmp_path), "trial")
+    foreign = tmp_path / "aorta-tmp-of-a-user"
+    foreign.mkdir()
+    (foreign / "data").touch()
+
+    other = TemporaryFolders()
+    other.make(str(tmp_path), "trial")
+    other.close()
+    assert path.exists()
+    assert (foreign / "data").exists()
+    living.close()
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_runs_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
+    root = killed_run(tmp_path)
+    (lock,) = root.glob(".lock.*")
+    lock.write_text("another-host\nanother-boot")
+    folders = TemporaryFolders()
+    folders.make(str(tmp_path), "trial")
+    folders.close()
+    assert names(root) == ["0", "1"]
+
+
+def test_ranks_of_one_launcher_share_and_the_last_one_cleans_up(tmp_path: Path) -> None:
+    ranks = [TemporaryFolders(launcher=os.getppid()) for _ in range(2)]
+    first, second = ([rank.make(str(tmp_path), "trial_0"), rank.make(str(tmp_path), "trial_0")] for rank in ranks)
+    assert first == second
+    assert first[0] != first[1]  # a trial that is run again
+    assert ranks[0].make(str(tmp_path), "trial_1") not in first
+    ranks[0].close()
+    assert first[0].exists()
+    ranks[1].close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,138 @@
+"""Workloads that were written for AORTA run unchanged, with what its base class declares and its runner adds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import aorta_package
+import pytest
+from support.stage import Stage
+
+
+@pytest.fixture
+def aorta(stage: Stage) -> Stage:
+    aorta_package.install(stage)
+    return stage
+
+
+def metrics(stage: Stage) -> dict[str, Any]:
+    (trial,) = stage.trials().values()
+    found = trial["result"]["metrics"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
+def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
+    options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)
+    aorta.run("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
+    found = metrics(aorta)
+    assert {"-e FIRST=1", "-e OMP_NUM_THREADS=1"} <= set(found["flags"])
+    assert not any(flag.startswith(("-e AORTA_", "-e TMPDIR")) for flag in found["flags"])
+    assert found["argv"] == [str(aorta.path / "their_workloads.py")]
+    (trial,) = aorta.trials().values()
+    stem = f"{aorta.results}/wrapper/trial_0/files/trial_d0_m0_t0"
+    assert found["added"]["_aorta_log_prefix"] == stem
+    assert found["added"]["_aorta_environment"]["name"] == "local"
+    assert found["added"]["_aorta_trial_isolation"] == "in_process"
+    assert trial["config"] == {}  # what the runner adds is no option
+
+
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_variables_that_a_workload_needs_at_its_start_are_there_before_its_import(
+    aorta: Stage, isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_DEFAULT", "ambient")
+    options = ("--aorta-config", "queues=2", "--aorta-isolation", isolation)
+    aorta.run("--aorta-workload", "queues", *options).assert_outcomes(passed=1)
+    # Defaults only, and no mitigation.
+    assert metrics(aorta) == {"GPU_MAX_HW_QUEUES": "2", "OTHER_DEFAULT": "ambient", "import": "2"}
+    (trial,) = aorta.trials().values()
+    assert trial["env"]["env_vars"]["GPU_MAX_HW_QUEUES"] == "2"
+    assert trial["env"]["env_vars"]["OTHER_DEFAULT"] == "ambient"
+
+
+def test_a_workload_that_requires_a_process_is_refused_without_one(aorta: Stage) -> None:
+    done = aorta.run("--aorta-workload", "queues", "--aorta-isolation", "none")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*workload queues requires a process per trial*use fork or spawn*"])
+
+
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_ranks_find_the_process_group_made_and_their_failures_are_put_together(aorta: Stage, launcher: str) -> None:
+    options = ("--aorta-launcher", launcher, "--aorta-config", "corrupt=true", "--aorta-config", "device=cpu")
+    aorta.run("--aorta-workload", "race", *options).assert_outcomes(failed=1)
+    (trial,) = aorta.trials().values()
+    result = trial["result"]
+    assert (result["failure_count"], result["first_failure_iteration"]) == (2, 2)
+    assert [(detail["rank"], detail["iteration"]) for detail in result["failure_details"][:2]] == [(0, 3), (1, 2)]
+    file = [str(aorta.path / "their_workloads.py")]
+    assert result["metrics"] == {"isolation": "process", "argv": file, "at_import": file}
+
+
+def test_other_classes_can_look_up_what_the_runner_adds_and_are_not_given_it_as_options(stage: Stage) -> None:
+    stage.write(
+        plain="""
+        class Model:
+            def __init__(self, size): self.size = size
+        class Plain:
+            def __init__(self, config):
+                self.model = Model(**config)
+                self.found = [config["_aorta_trial_env"], config.get("_aorta_collect", "none"), "other" in config]
+            def setup(self): pass
+            def run(self): return {"passed": True, "metrics": {"size": self.model.size, "found": self.found}}
+        """
+    )
+    stage.run_here("plain.py", "--aorta-config", "size=3", "--aorta-extra-env", "SEEN=1").assert_outcomes(passed=1)
+    assert metrics(stage) == {"size": 3, "found": [{"SEEN": "1"}, "none", False]}
+
+
+UNKNOWN = """
+class Known:
+    default_config = {"steps": 3, "learning_rate": 0.1}
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
+
+NOTE = "Known.default_config has no option 'learning_rat' (did you mean 'learning_rate'?); it may have no effect"
+
+
+@pytest.mark.parametrize("isolation", ["fork", "none"])
+def test_an_option_that_the_defaults_do_not_know_is_a_warning_with_the_nearest_name(
+    stage: Stage, isolation: str
+) -> None:
+    stage.write(known=UNKNOWN)
+    options = ("--aorta-config", "learning_rat=1", "--aorta-trials", "2", "--aorta-isolation", isolation)
+    done = stage.run_here("known.py", *options)
+    assert done.ret == 0
+    done.stdout.fnmatch_lines([f"*PytestWarning: {NOTE}"])
+    for trial in stage.trials().values():
+        assert {"note": NOTE} in trial["result"]["failure_details"]
+
+
+def test_from_aorta_run_and_run_trials_too(stage: Stage) -> None:
+    stage.write(
+        known=UNKNOWN,
+        test_known="""
+        from known import Known
+
+        def test_it(aorta_run):
+            result = aorta_run(Known, config={"learning_rat": 1})
+            assert result.exit_status == "ok"
+        """,
+        script="""
+        from pytest_aorta import RunRequest, run_trials
+
+        if __name__ == "__main__":
+            run_trials(RunRequest("known", 1, config_overrides={"learning_rat": 1}))
+        """,
+    )
+    stage.register(known="known:Known")
+    done = stage.run("test_known.py")
+    done.assert_outcomes(passed=1, warnings=1)
+    done.stdout.fnmatch_lines([f"*{NOTE}"])
+    done = stage.command(sys.executable, "script.py")
+    assert done.ret == 0
+    done.stderr.fnmatch_lines([f"*UserWarning: {NOTE}"])

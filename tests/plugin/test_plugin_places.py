@@ -1,0 +1,214 @@
+"""Each trial has a place of its own: ``AORTA_TRIAL_INDEX``, ``AORTA_TRIAL_DIR``, and a private TMPDIR."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage
+
+#: Looks for a checkpoint of another trial in all places where one may be, and leaves its own; the import asks for
+#: the folder of temporary files already. A trial that is named in ``fail`` fails.
+PLACES = """
+import os
+import tempfile
+from pathlib import Path
+
+tempfile.gettempdir()
+
+class Places:
+    def __init__(self, config):
+        self.config = config
+        self.index = int(os.environ["AORTA_TRIAL_INDEX"])
+    def setup(self):
+        self.folders = [Path(tempfile.gettempdir()), Path(os.environ["TMPDIR"]), Path(os.environ["AORTA_TRIAL_DIR"])]
+        self.found = sorted({path.name for folder in self.folders for path in folder.iterdir()})
+    def run(self):
+        for folder in self.folders:
+            (folder / f"checkpoint_{self.index}").write_text("weights")
+        names = ("index", "found")
+        metrics = {name: getattr(self, name) for name in names}
+        metrics["folders"] = list(map(str, self.folders))
+        return {"passed": self.index != self.config.get("fail"), "metrics": metrics}
+"""
+
+RANKS = """
+import os
+import tempfile
+from pathlib import Path
+import torch.distributed as dist
+
+class Ranks:
+    launch_mode = "distributed"
+    min_world_size = 2
+    def __init__(self, config): pass
+    def setup(self):
+        dist.init_process_group("gloo")
+    def run(self):
+        folders = [tempfile.gettempdir(), os.environ["AORTA_TRIAL_DIR"]]
+        found = sorted(os.listdir(folders[1]))
+        dist.barrier()
+        Path(folders[1], f"shard_{dist.get_rank()}").touch()
+        everyones = [None, None]
+        dist.all_gather_object(everyones, [*folders, found])
+        return {"passed": True, "metrics": {"everyones": everyones, "index": os.environ["AORTA_TRIAL_INDEX"]}}
+    def cleanup(self):
+        dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def places(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A stage with a TMPDIR of its own, so that nothing else is in there."""
+    tmp = stage.path / "t"
+    tmp.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    stage.write(places=PLACES, ranks=RANKS)
+    return stage
+
+
+def metrics(stage: Stage) -> list[dict[str, Any]]:
+    return [trial["result"]["metrics"] for trial in stage.trials().values()]
+
+
+def left(stage: Stage) -> list[str]:
+    """What runs have left in the TMPDIR of the stage."""
+    return sorted(path.name for path in (stage.path / "t").rglob("*") if path.is_file() and path.name[0] != ".")
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
+def test_no_trial_finds_the_checkpoint_of_another(places: Stage, isolation: str) -> None:
+    options = ("--aorta-trials", "3", "--aorta-isolation", isolation)
+    places.run_here("places.py", *options).assert_outcomes(passed=3)
+    trials = places.trials()
+    assert [trial["result"]["metrics"]["index"] for trial in trials.values()] == [0, 1, 2]
+    assert [trial["result"]["metrics"]["found"] for trial in trials.values()] == [[], [], []]
+    for path, trial in trials.items():
+        tmp, variable, files = trial["result"]["metrics"]["folders"]
+        assert tmp == variable
+        assert files == str((places.results / path).parent / trial["artifacts"]["files"])
+        assert Path(files, f"checkpoint_{trial['trial_index']}").read_text() == "weights"
+        assert not Path(tmp).exists()
+        found = trial["env"]["env_vars"]
+        assert (found["AORTA_TRIAL_INDEX"], found["TMPDIR"]) == (str(trial["trial_index"]), tmp)
+        assert trial["mitigations_applied"] == ["none"]
+    assert left(places) == []
+
+
+def test_a_rerun_is_the_same_request_and_empty_folders_do_not_stay(places: Stage) -> None:
+    places.write(
+        simple="class Simple:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
+        "    def run(self): return {'passed': True}\n"
+    )
+    places.run_here("simple.py").assert_outcomes(passed=1)
+    before = places.trial("Simple/trial_0.json")
+    places.run_here("simple.py", "--aorta-resume").stdout.fnmatch_lines(["*1 trial* had a result*"])
+    assert "files" not in before["artifacts"]
+    assert not (places.results / "Simple/trial_0/files").exists()
+
+
+def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) -> None:
+    done = places.run_here("places.py", "--aorta-trials", "2", "--aorta-config", "fail=1")
+    done.assert_outcomes(passed=1, failed=1)
+    passed, failed = places.trials().values()
+    assert "tmp" not in passed["artifacts"]
+    kept = failed["artifacts"]["tmp"]
+    assert kept == failed["result"]["metrics"]["folders"][0]
+    assert os.listdir(kept) == ["checkpoint_1"]
+    done.stdout.fnmatch_lines([f"its temporary files (kept for 3 days): {kept}"])
+
+
+def test_a_tmpdir_that_the_user_sets_stays_what_it_is(places: Stage) -> None:
+    mine = places.path / "mine"
+    mine.mkdir()
+    places.run_here("places.py", "--aorta-extra-env", f"TMPDIR={mine}").assert_outcomes(passed=1)
+    assert metrics(places)[0]["folders"][:2] == [str(mine), str(mine)]
+    assert os.listdir(mine) == ["checkpoint_0"]
+
+
+def test_what_a_killed_run_has_left_the_next_one_removes(places: Stage) -> None:
+    places.write(
+        waits="""
+        import os, tempfile, time
+        from pathlib import Path
+        class Waits:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                Path(tempfile.gettempdir(), "checkpoint").touch()
+                Path("waiting").touch()
+                time.sleep(1000)
+        """
+    )
+    run = places.start("waits.py")
+    places.wait_until(lambda: (places.path / "waiting").exists())
+    run.send_signal(signal.SIGKILL)
+    places.finish(run)
+    places.wait_until_alone()
+    assert left(places) == ["checkpoint"]
+    places.run_here("places.py").assert_outcomes(passed=1)
+    assert left(places) == []
+
+
+def one_place(stage: Stage, trials: int) -> None:
+    """The ranks of each trial have one place, and each trial another one."""
+    found = metrics(stage)
+    assert [entry["index"] for entry in found] == [str(index) for index in range(trials)]
+    for entry, (path, trial) in zip(found, stage.trials().items(), strict=True):
+        assert entry["everyones"][0] == entry["everyones"][1]
+        tmp, files, before = entry["everyones"][0]
+        assert before == []
+        assert files == str((stage.results / path).parent / trial["artifacts"]["files"])
+        assert sorted(os.listdir(files)) == ["shard_0", "shard_1"]
+        assert not Path(tmp).exists()
+        assert trial["elastic"]["launcher_variables"].keys().isdisjoint({"AORTA_TRIAL_DIR", "TMPDIR"})
+    assert len({entry["everyones"][0][0] for entry in found}) == trials
+    assert list((stage.path / "t").glob("aorta-tmp-*")) == []
+
+
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_the_ranks_of_a_trial_share_its_place(places: Stage, launcher: str) -> None:
+    places.run("ranks.py", "--aorta-trials", "2", "--aorta-launcher", launcher).assert_outcomes(passed=2)
+    one_place(places, 2)
+
+
+@pytest.mark.slow
+def test_ranks_of_an_outer_launcher_share_the_place_of_a_trial(places: Stage) -> None:
+    for _ in range(2):  # the second run moves the trials of the first one to the history
+        assert places.torchrun(2, "ranks.py", "--aorta-trials", "2").ret == 0
+        one_place(places, 2)
+    assert places.earlier() == ["Ranks/trial_0.json", "Ranks/trial_1.json"]
+
+
+def test_the_files_of_a_trial_on_another_host_travel_home(places: Stage) -> None:
+    places.run("places.py", "--aorta-trials", "2", "--aorta-host", "popen").assert_outcomes(passed=2)
+    for path, trial in places.trials().items():
+        folder = (places.results / path).parent / trial["artifacts"]["files"]
+        assert [file.read_text() for file in folder.iterdir()] == ["weights"]
+    assert left(places) == []
+
+
+@pytest.mark.slow
+def test_a_script_under_torchrun_has_the_place_of_its_trial(places: Stage) -> None:
+    places.write(
+        train="""
+        import os, tempfile
+        for folder in (tempfile.gettempdir(), os.environ["AORTA_TRIAL_DIR"]):
+            with open(os.path.join(folder, "checkpoint"), "x") as file:
+                file.write(os.environ["AORTA_TRIAL_INDEX"])
+        """,
+        test_train="""
+        def test_twice(aorta_torchrun):
+            for _ in range(2):
+                done = aorta_torchrun("train.py")
+                assert done.ok, done.message
+                assert (done.folder / "files" / "checkpoint").read_text() == "0"
+        """,
+    )
+    places.run("test_train.py").assert_outcomes(passed=1)
+    assert left(places) == []

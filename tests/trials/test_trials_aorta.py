@@ -1,0 +1,96 @@
+"""What AORTA's workloads declare, and the options that its runner adds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from pytest_aorta.trials import aorta
+from pytest_aorta.trials.aorta import DeclarationError, Options
+from pytest_aorta.trials.loading import describe
+from pytest_aorta.trials.workload import Workload
+
+ADDED = {"_aorta_trial_env": {"A": "1"}}
+
+
+class Plain:
+    """A class with the two methods, and nothing else."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def setup(self) -> None: ...
+
+    def run(self) -> None: ...
+
+
+def declaring(**attributes: Any) -> type[Any]:
+    return type("Declaring", (Plain,), attributes)
+
+
+def test_what_was_added_can_be_looked_up_and_is_not_listed() -> None:
+    options = Options({"size": 3}, ADDED)
+
+    assert options["_aorta_trial_env"] == options.get("_aorta_trial_env") == {"A": "1"}
+    assert "_aorta_trial_env" in options
+    assert dict(**options) == {"size": 3}
+    assert json.loads(json.dumps(options)) == {"size": 3}
+    assert options.get("other", 5) == 5
+    with pytest.raises(KeyError):
+        options["other"]
+
+
+def test_copies_can_look_it_up_too() -> None:
+    options = Options({"size": 3}, ADDED)
+    for other in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
+        assert other == {"size": 3}
+        assert other["_aorta_trial_env"] == {"A": "1"}
+
+
+def test_a_class_that_declares_something_of_aortas_gets_them_as_options() -> None:
+    known = declaring(trial_isolation_supported=frozenset({"process"}))
+    assert aorta.with_added(known, {"size": 3}, ADDED) == {"size": 3, **ADDED}
+    assert aorta.with_added(Plain, {"size": 3}, ADDED) == {"size": 3}
+    assert aorta.with_added(Plain, 5, ADDED) == 5
+
+
+@pytest.mark.parametrize(
+    ("attributes", "scope"),
+    [
+        ({}, "global"),
+        ({"result_scope": "rank_local"}, "rank_local"),
+        ({"distributed_result_scope": "rank_local"}, "rank_local"),
+    ],
+)
+def test_either_word_for_the_scope_of_a_result_counts(attributes: dict[str, str], scope: str) -> None:
+    assert aorta.result_scope(declaring(**attributes)) == scope
+    assert aorta.result_scope(type("Ours", (Workload,), attributes)) == scope
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"distributed_result_scope": "local"}, "distributed_result_scope is 'local'; valid: global, rank_local"),
+        ({"trial_isolation_default": "thread"}, "the trial isolation 'thread'; valid: in_process, process"),
+        ({"trial_isolation_supported": {"fork"}}, "the trial isolation 'fork'; valid: in_process, process"),
+        ({"isolated_startup_env": lambda config: {"A": 1}}, "isolated_startup_env() has to return a dict of texts"),
+    ],
+)
+def test_what_aorta_does_not_know_is_refused_before_the_first_trial(attributes: dict[str, Any], message: str) -> None:
+    attributes = {name: staticmethod(it) if callable(it) else it for name, it in attributes.items()}
+    assert message in describe(declaring(**attributes), {}, None)["config_error"]
+
+
+def test_a_description_has_the_variables_for_the_start() -> None:
+    queues = declaring(isolated_startup_env=staticmethod(lambda config: {"QUEUES": str(config["queues"])}))
+    assert describe(queues, {"queues": "2"}, None)["startup_variables"] == {"QUEUES": "2"}
+
+
+def test_launcher_variables_are_no_defaults_of_a_workload() -> None:
+    ranked = declaring(isolated_startup_env=staticmethod(lambda config: {"RANK": "3"}))
+    with pytest.raises(DeclarationError, match="RANK is set by the launcher of the ranks"):
+        aorta.startup_variables(ranked, {})

@@ -1,0 +1,63 @@
+"""A process takes the place of its trial: its variables, and the folder that ``tempfile`` uses from then on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.trials.place import NAMES, note_tmp, take_place
+
+
+@pytest.fixture
+def ambient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The TMPDIR of a process that imports a workload."""
+    folder = tmp_path / "ambient"
+    folder.mkdir()
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    note_tmp()
+    yield folder
+    monkeypatch.undo()
+    note_tmp()
+
+
+def test_noting_the_folder_for_temporary_files_changes_nothing(ambient: Path) -> None:
+    assert tempfile.tempdir is None
+    assert list(ambient.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["unused", "used by the import"])
+def test_temporary_files_are_made_in_the_folder_of_the_trial(ambient: Path, tmp_path: Path, asked: bool) -> None:
+    if asked:
+        assert tempfile.gettempdir() == str(ambient)
+    own = tmp_path / "own"
+    own.mkdir()
+
+    take_place({"TMPDIR": str(own), "AORTA_TRIAL_INDEX": "3"})
+
+    assert tempfile.gettempdir() == str(own)
+    assert os.environ["AORTA_TRIAL_INDEX"] == "3"
+
+
+def test_what_the_import_of_the_workload_has_chosen_stays(
+    ambient: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/chosen")
+    take_place({"TMPDIR": str(tmp_path)})
+    assert tempfile.gettempdir() == "/chosen"
+
+    monkeypatch.setenv("TMPDIR", "/chosen too")
+    take_place({"TMPDIR": str(tmp_path)})
+    assert os.environ["TMPDIR"] == "/chosen too"
+
+
+def test_a_folder_that_is_missing_here_as_in_a_container_is_made(ambient: Path, tmp_path: Path) -> None:
+    folders = {"TMPDIR": str(tmp_path / "a" / "tmp"), "AORTA_TRIAL_DIR": str(tmp_path / "b" / "files")}
+    take_place(folders)
+    assert all(map(os.path.isdir, folders.values()))
