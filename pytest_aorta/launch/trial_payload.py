@@ -47,10 +47,10 @@ class Refused(TypedDict, total=False):
 class TrialPayload(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
-    ``overlay`` and ``watched`` hold names of variables, those that are set for this trial and those to record; ``place``
-    holds variables. ``sockets`` is the folder in which ranks make sockets for the host. ``rank_seed`` takes the place of
-    a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in the
-    trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds
+    variables; ``sockets`` is the folder in which ranks make sockets for the host. ``rank_seed`` takes the place
+    of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
+    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
     """
 

@@ -137,6 +137,7 @@ class Summary:
     def _table(self) -> list[str]:
         rows: list[tuple[str, ...]] = [_COLUMNS]
         alike: Counter[tuple[str, ...]] = Counter()
+        warned = any(found.warned for found in self._cells.values())
         for (row, workload, cell), found in self._cells.items():
             # Values of variables are not shown, and long texts are cut.
             alike[row.test, workload, cell, row.options] += 1
@@ -145,7 +146,7 @@ class Summary:
             counts = found.statuses
             numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
             median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            last = (str(counts["infrastructure_failed"]), median, str(found.warned or ""))
+            last = (str(counts["infrastructure_failed"]), median, str(found.warned) if warned else "")
             rows.append((row.test, workload, cell, options, *map(str, numbers), *last))
         # Only tests have names of their own, and options that differ from row to row; few trials have warnings.
         columns = [column for column in zip(*rows, strict=True) if any(column[1:])]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.trials.differences import changed_files, differences
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
+from pytest_aorta.trials.place import NAMES
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
@@ -39,7 +40,7 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
     lines = list(_request(then, now))
     if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
-        lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *_overlay(then), *_overlay(now)})
+        lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *NAMES, *_overlay(then), *_overlay(now)})
     lines += [*_seeds(then, now), *_parts(parts_of(then), parts_of(now))]
     if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
         lines.append("the fingerprint of the request")

@@ -36,6 +36,7 @@ def retire(
     kind: PartKind = "rank",
     *,
     with_artifacts: bool = True,
+    may_have_further: bool = True,
 ) -> None:
     """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
 
@@ -49,11 +50,12 @@ def retire(
             file as well; ``None`` moves everything.
         kind: ``node`` where the processes are nodes.
         with_artifacts: whether the artifacts belong to the file.
+        may_have_further: whether to look for folders of further ranks and nodes, in all that is beside the file.
     """
     parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
     if not with_artifacts:
         parts = [paths.file]
-    elif rank is None:
+    elif rank is None and may_have_further:
         parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in further_folders(results, paths)]
     present = [part for part in parts if os.path.lexists(results / part)]
     if not present:
@@ -70,6 +72,11 @@ def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
     """The folders of a trial's artifacts from further ranks and nodes."""
     name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
     return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
+
+
+def trials_with_further_folders(folder: Path) -> set[str]:
+    """Names, without a suffix, of the trials in a folder that have artifacts from further ranks and nodes."""
+    return {path.name.partition(".")[0] for kind in ("rank", "node") for path in folder.glob(f"trial_*.{kind}_*")}
 
 
 def _free(folder: Path, parts: Collection[PurePosixPath]) -> dict[PurePosixPath, Path]:

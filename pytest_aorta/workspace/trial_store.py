@@ -51,6 +51,8 @@ class TrialStore:
         self.not_kept: dict[TrialPaths, list[str]] = {}
         #: Temporary files of killed writers, by folder and trial file. Folders are large: each is read once.
         self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
+        #: Trials with folders of further ranks or nodes, by folder; each is read once as well.
+        self._further: dict[PurePosixPath, set[str]] = {}
 
     @property
     def is_writer(self) -> bool:
@@ -91,7 +93,15 @@ class TrialStore:
         with locked(self.results):
             if self.is_writer:
                 cells.move_other_cell(self.results, paths, self.stamp)
-            history.retire(self.results, paths, self.stamp, self.number, self.kind)
+            further = self._may_have_further(paths)
+            history.retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
+
+    def _may_have_further(self, paths: TrialPaths) -> bool:
+        """Whether there may be folders of further ranks or nodes; a listing per folder and run, not one per trial."""
+        folder = paths.file.parent
+        if folder not in self._further:
+            self._further[folder] = history.trials_with_further_folders(self.results / folder)
+        return paths.file.stem in self._further[folder] or paths.file in self.written
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""

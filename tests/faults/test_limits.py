@@ -136,7 +136,7 @@ def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
     for name in ("fault_actions.py", "faulty.py"):
         stage.copy(HERE / name)
     script = ("--aorta-config", "script=out_of_memory-run")
-    stage.run("faulty.py", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
+    stage.run("faulty.py::Faulty", "faulty.py::FaultyRanks", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
     for name, rank in (("Faulty", None), ("FaultyRanks", 1)):
         failure = stage.trial(f"{name}/trial_0.json")["failure"]
         assert (failure["phase"], failure["type"], failure["rank"]) == ("run", "MemoryError", rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from pytest_aorta.launch.launch_mode import own_rank
@@ -12,25 +13,38 @@ from pytest_aorta.trials.place import FILES
 #: In a trial's folder: the stacks that its process writes when asked to.
 STACKS = "stacks.log"
 
+#: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
+_KEPT = (".log", "error.json", "collectives.json")
+_EXCHANGED = (".events", ".steps")
+
 
 def collect_artifacts(folder: Path) -> dict[str, str]:
     """Logs, error files and collectives in a trial's ``folder``: name -> path relative to the trial file's folder.
 
     Removes empty dumps of stacks and the files that processes of the trial have exchanged.
     """
-    found = {}
-    with contextlib.suppress(OSError):
-        for stacks in [folder / STACKS, *folder.glob("attempt_*/rank_*.stacks.log")]:
-            if stacks.exists() and stacks.stat().st_size == 0:
-                stacks.unlink()
-        if own_rank() == 0:  # rank 0 has still to read those of another rank
-            for path in [*folder.glob("*"), *folder.glob("attempt_*/*")]:
-                if path.suffix in (".events", ".steps") or path.match("torchrun*.json"):
-                    path.unlink()
-        kept = (path for pattern in ("*.log", "*error.json", "*collectives.json") for path in folder.rglob(pattern))
-        for path in sorted(path for path in kept if path.relative_to(folder).parts[0] != FILES):
-            name = path.relative_to(folder).with_suffix("").as_posix()
-            found[name] = path.relative_to(folder.parent).as_posix()
+    kept = []
+    exchanged_is_read = own_rank() == 0  # rank 0 has still to read what another rank has written
+    for path in _files_of(folder):
+        with contextlib.suppress(OSError):
+            name = path.name
+            if name.endswith(STACKS) and path.stat().st_size == 0:
+                path.unlink()
+            elif name.endswith(_KEPT):
+                kept.append(path)
+            elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
+                path.unlink()
+    relative = [path.relative_to(folder.parent) for path in sorted(kept)]
+    return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """All files below ``folder`` but those of the workload; one pass, for this is done after every trial."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        if root == os.fspath(folder) and FILES in folders:
+            folders.remove(FILES)
+        found += [Path(root, name) for name in files]
     return found
 
 
