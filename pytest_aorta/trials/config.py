@@ -48,6 +48,8 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     if isinstance(model, type) and hasattr(model, "model_validate"):
         return _validated(cls, model, given)
     declared = getattr(cls, "default_config", None)
+    if declared is not None and not isinstance(declared, Mapping):
+        raise ConfigError(f"{cls.__name__}.default_config has to be a dict, and is a {type(declared).__name__}")
     default = dict(declared or {})
     merged = {**default, **{key: _guess(value) for key, value in given.items()}}
     unknown = [] if declared is None else [key for key in given if key not in default]

@@ -200,3 +200,13 @@ def test_a_class_without_defaults_may_have_any_option() -> None:
 def test_what_the_runner_adds_cannot_be_given(cls: type[Any]) -> None:
     with pytest.raises(ConfigError, match=r"the option '_aorta_trial_env' cannot be given"):
         resolve_config(cls, {"_aorta_trial_env": {}}, None)
+
+
+def test_defaults_that_are_no_dict_are_refused() -> None:
+    class Method:
+        @classmethod
+        def default_config(cls) -> dict[str, int]:
+            return {"steps": 20}
+
+    with pytest.raises(ConfigError, match="Method.default_config has to be a dict, and is a method"):
+        resolve_config(Method, {}, None)
