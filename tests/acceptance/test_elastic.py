@@ -223,6 +223,7 @@ def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     """torch would wait for 30 seconds, whatever its arguments are; the deadline is earlier."""
     options = ("--aorta-grace", "1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")

@@ -109,6 +109,7 @@ def check_same(then: dict[str, Any], now: dict[str, Any]) -> None:
     assert (now["exit_status"], now["config"]) == (then["exit_status"], then["config"])
 
 
+@pytest.mark.slow
 def test_records_of_cells_tests_and_failures_are_replayed_from_another_folder(draws: Stage, elsewhere: Stage) -> None:
     draws.run(
         *("draws.py", "test_draws.py", *REGISTRY, "--aorta-timeout", "2", "--aorta-config", "size=5"),

@@ -31,7 +31,6 @@ MODES = {
 }
 
 #: The others are not what every change is tried with.
-SOME_PHASES = [pytest.param(phase, marks=() if phase == "run" else pytest.mark.slow) for phase in PHASES]
 
 LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
 
@@ -105,7 +104,8 @@ def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
             assert trial["failure"]["stacks"] == f"trial_{list(found).index(row)}/stacks.log"
 
 
-@pytest.mark.parametrize("phase", SOME_PHASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
 def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", LAUNCHER, "--aorta-timeout", "50", "--aorta-memory", "4G")

@@ -56,6 +56,7 @@ def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
     stage.wait_until(lambda: not stage.left_running())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
 def test_its_device_is_given_to_nobody(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))

@@ -107,6 +107,7 @@ def test_trials_of_tests(hosts: Stage) -> None:
     assert [list(trial["artifacts"]) for trial in hosts.trials().values()] == [["stderr", "stdout"]] * 4
 
 
+@pytest.mark.slow
 def test_devices_of_a_host(hosts: Stage) -> None:
     """Names only, on a machine without a GPU."""
     hosts.run(*workloads("tells", "pair"), *ONE, "--aorta-devices", "0-1").assert_outcomes(passed=2)

@@ -186,7 +186,11 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("arguments", [(), ("--aorta-isolation", "none"), ("-n", "1")], ids=["fork", "none", "xdist"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--aorta-isolation", "none"), pytest.param(("-n", "1"), marks=pytest.mark.slow)],
+    ids=["fork", "none", "xdist"],
+)
 def test_secrets_in_the_environment_are_in_no_file_and_no_output(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:

@@ -56,7 +56,7 @@ def run(stage: Stage, *options: str, trials: int = 4) -> pytest.RunResult:
     return start("--aorta-workload", "counts", "--aorta-trials", str(trials), *options)
 
 
-@pytest.mark.parametrize("way", [*WAYS, *HOST])
+@pytest.mark.parametrize("way", [*SOME_WAYS, *[pytest.param(way, marks=pytest.mark.slow) for way in HOST]])
 def test_nothing_runs_twice(counts: Stage, way: str) -> None:
     options = {**WAYS, **HOST}[way]
     run(counts, *options).assert_outcomes(passed=4)

@@ -92,7 +92,7 @@ def test_what_says_nothing_about_the_workload_is_named(reads: Stage) -> None:
     assert resume(reads) == ["1 earlier result not kept: infrastructure_failed, which says nothing about the workload"]
 
 
-@pytest.mark.parametrize("isolation", ["spawn", "none"])
+@pytest.mark.parametrize("isolation", [pytest.param("spawn", marks=pytest.mark.slow), "none"])
 def test_whatever_the_isolation(reads: Stage, isolation: str) -> None:
     options = ("--aorta-workload", "reads", "--aorta-trials", "2", "--aorta-isolation", isolation, "--aorta-resume")
     reads.run(*options).assert_outcomes(passed=2)

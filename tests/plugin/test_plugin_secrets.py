@@ -78,7 +78,8 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: s
     check(holder, result)
 
 
-@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
 def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
     holder.copy(HERE / "spilling_ranks.py")
     broken = ["RaisesOnRank1"] if launcher == "torchrun" else ["RaisesOnRank1", "AbortsOnRank1"]

@@ -533,6 +533,7 @@ def test_sources(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ", 3 slots, " in header("--aorta-slots", "auto")
 
 
+@pytest.mark.slow
 def test_beside_xdist(faulty: Stage) -> None:
     pytest.importorskip("xdist")
     options = (*workloads("passes"), "--aorta-trials", "4")

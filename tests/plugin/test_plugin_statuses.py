@@ -86,9 +86,8 @@ def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.Run
     check_endings(*every, tuple(TABLE))
 
 
-@pytest.mark.parametrize(
-    "isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], ids=lambda isolation: f"{isolation}-xdist"
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["fork", "spawn"], ids=lambda isolation: f"{isolation}-xdist")
 def test_endings_under_xdist(stage: Stage, isolation: str) -> None:
     stage.copy(FAULTY)
     names = (f"faulty_workloads.py::{name}" for name in SOME)

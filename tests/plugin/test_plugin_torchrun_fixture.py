@@ -179,6 +179,7 @@ def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: s
     assert scripts.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_has_only_the_grace(scripts: Stage) -> None:
     with_tests(
         scripts,

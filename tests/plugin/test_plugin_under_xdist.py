@@ -26,7 +26,8 @@ def essence(stage: Stage) -> dict[str, Any]:
     return {path: {key: trial[key] for key in keys} for path, trial in stage.trials().items()}
 
 
-@pytest.mark.parametrize("mode", ["load", pytest.param("worksteal", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["load", "worksteal"])
 def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     options = (
         *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),

@@ -178,6 +178,7 @@ def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage, isolat
     assert not [path for path in verdicts.everything() if path.endswith(".steps")]
 
 
+@pytest.mark.slow
 def test_what_ranks_did_is_in_the_result(verdicts: Stage) -> None:
     options = ("--aorta-trials", "3", "--aorta-timeout", "2", "--aorta-grace", "0.1")
     done = verdicts.run("verdicts.py::Ranks", *options)

@@ -208,5 +208,5 @@ def test_defaults_that_are_no_dict_are_refused() -> None:
         def default_config(cls) -> dict[str, int]:
             return {"steps": 20}
 
-    with pytest.raises(ConfigError, match="Method.default_config has to be a dict, and is a method"):
+    with pytest.raises(ConfigError, match=r"Method\.default_config has to be a dict, and is a method"):
         resolve_config(Method, {}, None)

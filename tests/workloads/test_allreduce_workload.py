@@ -44,6 +44,7 @@ def test_default_run_checks_every_collective_and_lists_what_gloo_does_not_have()
     assert checked == 2 * (pairs - rooted) * sizes + rooted * roots
 
 
+@pytest.mark.slow
 def test_three_ranks_pass_with_several_rounds_and_roots() -> None:
     dtypes = ("float32", "bfloat16", "int8", "uint8")
 

@@ -79,6 +79,7 @@ def test_same_seed_gives_the_same_total_on_any_number_of_blocks_slots_and_hosts(
     assert [result.metrics["slots"] for result in results] == [1, 3, 2, 4]
 
 
+@SLOW
 def test_seed_decides_the_operands() -> None:
     assert run(steps=1, seed=0).metrics["total"] != run(steps=1, seed=1).metrics["total"]
 
@@ -226,6 +227,7 @@ class DividesByZero(Pipeline):
     multiply = staticmethod(divides_by_zero)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("options", "place"),
     [({}, r"sub_worker \d: "), ({"hosts": 2, "slots": 1}, r"child_worker 1 level=3: sub_worker 0: ")],

@@ -52,7 +52,9 @@ print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized(), "pytest" 
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fsdp" else pytest.mark.slow) for name in WORKLOADS]
+)
 def test_import_starts_no_thread_and_no_gpu(name: str) -> None:
     completed = subprocess.run(
         [sys.executable, "-c", IMPORT.format(name=name)],
