@@ -194,6 +194,7 @@ def test_bad_values(devices: Stage, name: str) -> None:
     assert devices.files() == []
 
 
+@pytest.mark.slow
 def test_leases_that_cannot_be_kept(devices: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only tests start trials."""
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")

@@ -36,6 +36,7 @@ def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: s
     assert end["libraries"]["count"] > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_the_packages_are_listed_once_beside_the_records(stage: Stage, options: tuple[str, ...]) -> None:
     stage.write(ends=ENDS)

@@ -124,6 +124,7 @@ def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
     assert contents(stage) == before
 
 
+@pytest.mark.slow
 def test_ranks_show_as_they_did(stage: Stage) -> None:
     stage.write(
         ranks="""

@@ -589,6 +589,7 @@ class Threaded(neighbours.Meets):
 """
 
 
+@pytest.mark.slow
 def test_workload_that_cannot_be_forked(beside: Stage) -> None:
     beside.write(threaded=UNFORKABLE)
     # On devices, because it is imported anew for each; without a GPU, they are names only.

@@ -125,6 +125,7 @@ def test_junit_file(every: tuple[Stage, pytest.RunResult]) -> None:
     assert seen == {name: (tags[row.shown], row.status) for name, row in TABLE.items()}
 
 
+@pytest.mark.slow
 def test_letters_and_totals(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")

@@ -34,6 +34,7 @@ def rows(lines: list[str]) -> list[list[str]]:
     return found[: next(number for number, words in enumerate(found) if words[0] == "results:")]
 
 
+@pytest.mark.slow
 def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
     echo.write(test_it=TESTS)
     result = echo.run("test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2")

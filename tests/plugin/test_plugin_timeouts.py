@@ -37,6 +37,7 @@ def limits(stage: Stage) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_pytest_timeout_limits_the_trial_and_not_pytest(stage: Stage) -> None:
     """Its own timer would wait for the GIL for ever, or end pytest and with it the trials that follow."""
     stage.write(hangs=HANGS.format(timeout=None))

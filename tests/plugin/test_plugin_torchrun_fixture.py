@@ -278,6 +278,7 @@ def test_index(aorta_torchrun, monkeypatch):
     assert scripts.files() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_and_leaves_a_record(stage: Stage) -> None:
     stage.write(train="import os, time\nopen('running_' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n")
     with_tests(stage, "def test_it(aorta_torchrun):\n    aorta_torchrun('train.py', nproc=2)\n")

@@ -317,6 +317,7 @@ def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
 # As trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [(), pytest.param(("--aorta-slots", "2"), marks=SLOW), pytest.param(("--aorta-isolation", "spawn"), marks=SLOW)],

@@ -325,6 +325,7 @@ def test_what_never_answers_is_killed_with_all_its_helpers(bench: HostBench) -> 
     fails(bench, "echo", "not ready after 1 s, still connecting", spec=f"popen//python={wrapper}", startup_timeout=1.0)
 
 
+@pytest.mark.slow
 def test_an_import_that_never_ends_is_killed(bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "endless.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -196,6 +196,7 @@ def test_several_threads_of_a_service_may_send_over_a_socket(
     assert all(message["body"] == bytes([message["thread"]]) * 600_000 for message in received)
 
 
+@pytest.mark.slow
 def test_the_death_and_the_silence_of_a_host_behind_a_socket_are_told(
     bench: HostBench, server: tuple[str, subprocess.Popen[str]]
 ) -> None:
