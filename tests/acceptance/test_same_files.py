@@ -49,9 +49,12 @@ MAY_DIFFER_WITH_RANKS = (
     "elastic.launcher_variables.TORCHELASTIC_ERROR_FILE",
 )
 
+#: In addition, between workers of xdist.
+MAY_DIFFER_UNDER_XDIST = ("side_by_side.workers", "request.resources.workers", "request.resources.worker")
+
 #: In addition, between isolations.
 MAY_DIFFER_BETWEEN_ISOLATIONS = (
-    *("request_fingerprint", "fingerprint_parts.isolation"),
+    *("request.isolation", "request_fingerprint", "fingerprint_parts.isolation"),
     *("env.process.threads", "env.end.libraries", "env.end.modules"),
 )
 
@@ -110,7 +113,7 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
     ("name", "options", "may_differ"),
     [
         ("again", (), MAY_DIFFER),
-        ("xdist", ("-n", "2"), (*MAY_DIFFER, "side_by_side.workers")),
+        ("xdist", ("-n", "2"), MAY_DIFFER + MAY_DIFFER_UNDER_XDIST),
         ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
     ],
 )
