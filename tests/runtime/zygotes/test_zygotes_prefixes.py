@@ -250,12 +250,12 @@ class TestInANamespaceOfProcesses:
     def test_a_task_is_ended_with_its_stacks(self, nursery: Nursery) -> None:
         source = """
             import os, subprocess, time
-            def hangs():
+            def hangs(send):
+                send({"value": os.getpid()})
                 time.sleep(600)
             def run(payload, send):
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
-                send({"value": os.getpid()})
-                hangs()
+                hangs(send)
         """
         zygote = nursery.start(source, command=(*NAMESPACE, sys.executable))
         task = nursery.submit(zygote)
