@@ -20,10 +20,10 @@ from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launc
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.probe.redaction import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.changes import changes
 from pytest_aorta.trials.elastic_options import PLACES, ElasticOptions, elastic_options
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.replay_differences import changes
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths

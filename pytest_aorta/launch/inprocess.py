@@ -30,7 +30,7 @@ from pytest_aorta.trials.config import ConfigError, resolve_config
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
-from pytest_aorta.trials.place import NAMES, note_tmp, take_place
+from pytest_aorta.trials.place_variables import NAMES, note_tmp, take_place
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds
 from pytest_aorta.trials.sources import imported_later

@@ -21,7 +21,7 @@ from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
 from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.place import FILES
+from pytest_aorta.trials.place_variables import FILES
 from pytest_aorta.trials.result import (
     Elastic,
     ExecutionEnv,

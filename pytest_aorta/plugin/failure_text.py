@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.plugin.options import OPTIONS
-from pytest_aorta.trials.place import KEPT_DAYS
+from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
 from pytest_aorta.trials.execution import LAUNCHER_OWNED
-from pytest_aorta.trials.place import TRIAL_DIR
+from pytest_aorta.trials.place_variables import TRIAL_DIR
 
 TrialIsolation = Literal["process", "in_process"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_aorta.probe.variables import recorded_variables
-from pytest_aorta.trials.place import NAMES
+from pytest_aorta.trials.place_variables import NAMES
 
 
 def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

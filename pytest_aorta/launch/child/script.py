@@ -22,7 +22,7 @@ from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.events import RankData, ResultData, Send
-from pytest_aorta.trials.place import NAMES, note_tmp
+from pytest_aorta.trials.place_variables import NAMES, note_tmp
 
 _ORDER = "torchrun.json"
 _LOGS = "torchrun"

@@ -23,7 +23,7 @@ from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, load_class, set_arguments
-from pytest_aorta.trials.place import NAMES, note_tmp
+from pytest_aorta.trials.place_variables import NAMES, note_tmp
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 from pytest_aorta.trials.sources import imported_later
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.trials.place import FILES, TRIAL_DIR, TRIAL_INDEX
+from pytest_aorta.trials.place_variables import FILES, TRIAL_DIR, TRIAL_INDEX
 
 
 @dataclass(frozen=True)

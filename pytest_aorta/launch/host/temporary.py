@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.host.spare_folders import SpareFolders
 from pytest_aorta.runtime.resources.file_locks import Locks
-from pytest_aorta.trials.place import KEPT_DAYS
+from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 _PREFIX = "aorta-tmp-"
 

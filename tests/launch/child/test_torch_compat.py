@@ -153,7 +153,7 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat.worker_server import start_worker_server
+from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
 
 folder = pathlib.Path(tempfile.gettempdir())

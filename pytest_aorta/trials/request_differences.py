@@ -1,4 +1,4 @@
-"""How two requests differ, in words: why an earlier result does not stand for a trial."""
+"""What differs between two requests, as text: why an earlier result does not stand for a trial."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What differs around two trials of one request, in words: ``torch 2.12.0 -> 2.13.0``."""
+"""What differs between a trial and its replay, as text: ``torch 2.12.0 -> 2.13.0``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.trials.differences import changed_files, differences
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
-from pytest_aorta.trials.place import NAMES
+from pytest_aorta.trials.place_variables import NAMES
+from pytest_aorta.trials.request_differences import changed_files, differences
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
