@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.specs import SPEC
 
 from pytest_aorta.launch.launch_mode import (
     LaunchModeError,
@@ -15,9 +17,7 @@ from pytest_aorta.launch.launch_mode import (
     under_launcher,
     world_size,
 )
-from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution
-from pytest_aorta.trials.spec import TrialSpec
 
 SINGLE = {"launch_mode": "single_process", "min_world_size": 1}
 
@@ -32,16 +32,7 @@ def rank_of(size: int | str, rank: int = 0) -> dict[str, str]:
 
 
 def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields: Any) -> LaunchPlan:
-    spec = TrialSpec(
-        workload=WorkloadEntry("w", "m:W", "test"),
-        environment=Environment("local", source_package="test"),
-        mitigations=("none",),
-        overlay={},
-        environment_index=0,
-        mitigation_index=0,
-        trial_index=0,
-        execution=Execution(**fields),
-    )
+    spec = replace(SPEC, execution=Execution(**fields))
     return resolve_launch(spec, description["launch_mode"], description["min_world_size"], environ)
 
 

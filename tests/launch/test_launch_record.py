@@ -9,29 +9,19 @@ import pytest
 from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.specs import SPEC
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import ExitStatus, TrialResult
 from pytest_aorta.trials.returned import result_to_plain
-from pytest_aorta.trials.spec import TrialSpec
 
 Event = Any  # as it comes through a channel
 
-SPEC = TrialSpec(
-    workload=WorkloadEntry("w", "module:Class", "test"),
-    environment=Environment("local", source_package="test"),
-    mitigations=("none",),
-    overlay={},
-    environment_index=0,
-    mitigation_index=0,
-    trial_index=0,
-)
 INFO = WorkloadInfo(
     launch_mode="single_process",
     min_world_size=1,

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+
+from support.specs import SPEC
 
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.request import request_of
-from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.registry import Environment
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
-from pytest_aorta.trials.result import Request
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.result import Request, RequestedEnvironment
 
-SPEC = TrialSpec(
-    workload=WorkloadEntry("w", "module:Class", "test"),
-    environment=Environment("local", source_package="test"),
-    mitigations=("none",),
-    overlay={},
-    environment_index=0,
-    mitigation_index=0,
-    trial_index=0,
-)
 INHERITED = Inherited({"FLAG": "ambient", "HF_TOKEN": "canary"}, "/here", ("/added", f"{sys.prefix}/lib/x"))
 
 
 def of(seed: int | None = None, timeout: float | None = None, **changed: object) -> Request:
     return request_of(replace(SPEC, **changed), INHERITED, seed=seed, timeout=timeout)  # type: ignore[arg-type]
+
+
+def test_every_field_of_an_environment_but_its_variables_is_requested() -> None:
+    assert set(RequestedEnvironment.model_fields) == {field.name for field in fields(Environment)} - {"env"}
 
 
 def test_secrets_are_named_and_left_out() -> None:
