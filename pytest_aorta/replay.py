@@ -24,7 +24,7 @@ from pytest_aorta.trials.elastic_options import PLACES, ElasticOptions, elastic_
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.replay_differences import changes
-from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
+from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths
 
@@ -195,16 +195,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         )
     return TrialSpec(
         workload=WorkloadEntry(request.workload.name, request.workload.target, request.workload.source_package),
-        environment=Environment(
-            name=environment.name,
-            docker=environment.docker,
-            venv=environment.venv,
-            rocm=environment.rocm,
-            launcher=tuple(environment.launcher),
-            enter=environment.enter,
-            engine_options=tuple(environment.engine_options),
-            source_package=environment.source_package,
-        ),
+        environment=_environment(environment),
         mitigations=tuple(record.mitigations_applied),
         overlay=_overlay(request, variables),
         environment_index=request.environment_index,
@@ -225,6 +216,13 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         watched=tuple(request.ambient),
         origin=Origin(request.seed, cwd, tuple(request.sys_path), _rank_seed(record)),
     )
+
+
+def _environment(requested: RequestedEnvironment) -> Environment:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in requested.model_dump().items()
+    }
+    return Environment(**fields)
 
 
 def _request(record: TrialResult) -> Request:

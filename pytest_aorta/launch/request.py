@@ -11,6 +11,7 @@ from pytest_aorta.launch.environment import Inherited, interpreter
 from pytest_aorta.probe.plain import printable
 from pytest_aorta.probe.redaction import redacted_command_line
 from pytest_aorta.probe.variables import shown_value
+from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
@@ -33,16 +34,7 @@ def request_of(
     workload, environment, execution = spec.workload, spec.environment, spec.execution
     return Request(
         workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
-        environment=RequestedEnvironment(
-            name=environment.name,
-            docker=environment.docker,
-            venv=environment.venv,
-            rocm=environment.rocm,
-            launcher=_without_secrets(environment.launcher),
-            enter=environment.enter,
-            engine_options=_without_secrets(environment.engine_options),
-            source_package=environment.source_package,
-        ),
+        environment=_requested(environment),
         environment_index=spec.environment_index,
         mitigation_index=spec.mitigation_index,
         overlay={printable(name): shown_value(name, value) for name, value in spec.overlay.items()},
@@ -62,6 +54,12 @@ def request_of(
         cwd=inherited.cwd,
         sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
     )
+
+
+def _requested(environment: Environment) -> RequestedEnvironment:
+    fields = {name: getattr(environment, name) for name in RequestedEnvironment.model_fields}
+    words = {name: _without_secrets(fields[name]) for name in ("launcher", "engine_options")}
+    return RequestedEnvironment(**{**fields, **words})
 
 
 def _without_secrets(words: tuple[str, ...]) -> list[str]:

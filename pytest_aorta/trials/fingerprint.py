@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.probe.plain import plain
@@ -31,6 +31,9 @@ DIGEST = "sha256:"
 
 #: The part that is known only when a trial is over; the fingerprint is without it.
 IMPORTED_LATER = "imported_later"
+
+#: Of an environment: its variables are in the overlay, and where it is registered decides nothing.
+_NOT_COMPARED = ("env", "source_package")
 
 #: Of the surroundings, what processes of one trial may have different values of.
 _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
@@ -104,9 +107,9 @@ def fingerprint_parts(
         "data_files": dict(ingredients.data_files),
         "config": dict(ingredients.config),
         "environment": {
-            name: value
-            for name in ("name", "docker", "venv", "rocm", "launcher", "enter", "engine_options")
-            if (value := getattr(environment, name))
+            each.name: value
+            for each in fields(environment)
+            if each.name not in _NOT_COMPARED and (value := getattr(environment, each.name))
         },
         "mitigations": list(spec.mitigations),
         "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},
