@@ -62,9 +62,10 @@ def difference_p(failures: int, trials: int, base_failures: int, base_trials: in
 
 @lru_cache(maxsize=65536)
 def _equal_rates_p(failures: int, trials: int, other_failures: int, other_trials: int) -> float:
+    import numpy as np
     from scipy.stats import boschloo_exact, fisher_exact
 
-    table = [[failures, other_failures], [trials - failures, other_trials - other_failures]]
+    table = np.array([[failures, other_failures], [trials - failures, other_trials - other_failures]])
     if max(trials, other_trials) > _MOST_TRIALS_OF_BOSCHLOO:
         return min(1.0, float(fisher_exact(table).pvalue))
     return min(1.0, float(boschloo_exact(table).pvalue))
