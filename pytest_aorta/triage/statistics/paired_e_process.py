@@ -103,11 +103,8 @@ class Bets:
         (2, pairs, nulls): if the trial ends well, and if it fails.
         """
         base_rate, cell_rate, bets = self._alternatives(pairs, base_failures, cell_failures)
-        null_base_rate = nearest_in_null(base_rate, cell_rate, self._difference)
-        null_cell_rate = null_base_rate + self._difference
-        base_odds = np.stack([(1 - base_rate) / (1 - null_base_rate), base_rate / null_base_rate])
-        cell_odds = np.stack([(1 - cell_rate) / (1 - null_cell_rate), cell_rate / null_cell_rate])
-        return np.log(np.where(bets, base_odds, 1)), np.log(np.where(bets, cell_odds, 1))
+        on_base, on_cell = log_ratios(base_rate, cell_rate, self._difference)
+        return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
 
     def _alternatives(self, pairs: Counts, base_failures: Counts, cell_failures: Counts) -> tuple[Numbers, ...]:
         """Both rates to bet on, and whether there is a bet at all; each of the shape (pairs, nulls)."""
@@ -125,6 +122,19 @@ class Bets:
         bets = weight > _NO_BET
         weight = np.where(bets, weight, 1)
         return np.where(bets, base / weight, 0.5), np.where(bets, cell / weight, 0.5), bets
+
+
+def log_ratios(a1: Numbers, b1: Numbers, difference: Numbers) -> tuple[Numbers, Numbers]:
+    """The logarithm of the E-variable, for the baseline's trial and for the cell's.
+
+    The first axis of both results is how the trial ends: well, or with a failure.
+    """
+    a0 = nearest_in_null(a1, b1, difference)
+    b0 = a0 + difference
+    return (
+        np.log(np.stack([(1 - a1) / (1 - a0), a1 / a0])),
+        np.log(np.stack([(1 - b1) / (1 - b0), b1 / b0])),
+    )
 
 
 def nearest_in_null(a1: Numbers, b1: Numbers, difference: Numbers) -> Numbers:

@@ -57,8 +57,12 @@ class SequentialTest:
 
     def add(self, base_failed: bool, cell_failed: bool) -> None:
         """The next pair: one trial of the baseline, one of the cell."""
-        self._waiting.append((base_failed, cell_failed))
-        self.pairs += 1
+        self.extend([base_failed], [cell_failed])
+
+    def extend(self, base_failed: Sequence[bool], cell_failed: Sequence[bool]) -> None:
+        """Some pairs at once, in their order."""
+        self._waiting += zip(base_failed, cell_failed, strict=True)
+        self.pairs += len(base_failed)
 
     def comparison(self) -> SequentialComparison:
         """What the pairs so far say."""
@@ -111,9 +115,9 @@ def sequential_comparison(
 
     What one side has more than the other is not used.
     """
+    pairs = min(len(base), len(cell))
     test = SequentialTest(margin, level)
-    for base_failed, cell_failed in zip(base, cell, strict=False):
-        test.add(base_failed, cell_failed)
+    test.extend(base[:pairs], cell[:pairs])
     return test.comparison()
 
 
