@@ -50,11 +50,12 @@ class PairedEProcess:
     """The e-processes against several nulls about the difference (cell less baseline), for one stream of pairs.
 
     ``at_most`` holds the D of nulls "the difference is at most D", ``at_least`` those of nulls "at least D".
+    ``log_capital`` is the logarithm of what all bets together have made of 1, first against the former, then the latter.
     """
 
     def __init__(self, at_most: Sequence[float], at_least: Sequence[float]) -> None:
         self.bets = Bets(at_most, at_least)
-        self._log_capital = np.zeros(len(at_most) + len(at_least))
+        self.log_capital = np.zeros(len(at_most) + len(at_least))
         self._peaks = np.zeros(len(at_most) + len(at_least))
         self._pairs = self._base_failures = self._cell_failures = 0
 
@@ -78,8 +79,8 @@ class PairedEProcess:
         cell_before = self._cell_failures + np.cumsum(cell) - cell
         on_base, on_cell = self.bets.gains(self._pairs + np.arange(len(base)), base_before, cell_before)
         pairs = np.arange(len(base))
-        capital = self._log_capital + np.cumsum(on_base[base, pairs] + on_cell[cell, pairs], axis=0)
-        self._log_capital = capital[-1]
+        capital = self.log_capital + np.cumsum(on_base[base, pairs] + on_cell[cell, pairs], axis=0)
+        self.log_capital = capital[-1]
         self._peaks = np.maximum(self._peaks, capital.max(axis=0))
         self._pairs += len(base)
         self._base_failures += int(base.sum())
