@@ -241,10 +241,11 @@ _OF_A_GPU = (
 
 
 class Fact(NamedTuple):
-    """What a fact is called; sorted by importance. The rest as in its ``Rule``."""
+    """What a fact is called, and the section it is in; sorted by importance. The rest as in its ``Rule``."""
 
     rank: int
     name: str
+    section: str
     nothing: str = "none"
     implied_by: str = ""
 
@@ -277,7 +278,7 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
         content = {**content, **_gpus(content)}
     found: dict[Fact, Value] = {}
     for path, value in _leaves(section, content):
-        matched = _fact(path) if value is not None else None
+        matched = _fact(section, path) if value is not None else None
         if matched is not None:
             fact, show = matched
             try:
@@ -290,13 +291,13 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
 
 
 @lru_cache(maxsize=10_000)
-def _fact(path: str) -> tuple[Fact, Show] | None:
+def _fact(section: str, path: str) -> tuple[Fact, Show] | None:
     """By the first rule that matches; ``None`` for what is not compared."""
     for rank, rule in enumerate(RULES):
         match = re.fullmatch(rule.path, path, re.DOTALL)
         if match is not None:
             name = match.expand(rule.name)
-            return (Fact(rank, name, rule.nothing, rule.implied_by), rule.show) if name else None
+            return (Fact(rank, name, section, rule.nothing, rule.implied_by), rule.show) if name else None
     return None
 
 
