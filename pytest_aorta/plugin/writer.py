@@ -69,8 +69,7 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
-        row = trial.row
-        self.triage.add(facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest))
+        self.triage.add(facts_of(trial.result, trial.path))
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""

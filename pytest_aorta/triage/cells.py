@@ -82,7 +82,8 @@ class CellTrials:
         self.key = key
         self.environment = environment
         self.mitigations = mitigations
-        self._trials: dict[int, TrialFacts | None] = {}
+        #: By index; of several with one index, which a test may start, the others by their files.
+        self._trials: dict[int | str, TrialFacts | None] = {}
         self._statistics: CellStatistics | None = None
 
     def begin(self, index: int) -> None:
@@ -91,7 +92,8 @@ class CellTrials:
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
-        self._trials[facts.index] = facts
+        there = self._trials.get(facts.index)
+        self._trials[facts.index if there is None or there.file == facts.file else facts.file] = facts
         self._statistics = None
 
     @property
@@ -124,6 +126,7 @@ def statistics_of(
     key: CellKey, environment: str, mitigations: tuple[str, ...], trials: list[TrialFacts]
 ) -> CellStatistics:
     """The statistics of the trials of one cell."""
+    trials = sorted(trials, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
     by_outcome: dict[Outcome, tuple[int, ...]] = {
         outcome: tuple(sorted(facts.index for facts in trials if facts.outcome == outcome)) for outcome in OUTCOMES
     }

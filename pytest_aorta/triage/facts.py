@@ -33,7 +33,7 @@ class CellKey:
         cell: environment and mitigation set, as in item names: ``local-tf32_off+xnack``.
         test: node id of the test that has run the trial; empty for a trial of a plan.
         options: of the trial, as the test gave them, for the table.
-        digest: of all else that decides the trial's outcome, but its index.
+        digest: of all else that the test has chosen for the trial.
     """
 
     workload: str
@@ -99,21 +99,16 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
-def facts_of(
-    record: Mapping[str, Any], file: str, *, test: str = "", options: str = "", digest: str = ""
-) -> TrialFacts:
+def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
     """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
 
-    ``test``, ``options``, ``digest``: as of ``CellKey``.
+    All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
-    environment = record["execution_env"]["name"]
-    mitigations = tuple(record["mitigations_applied"])
-    cell = record.get("cell") or f"{environment}-{'+'.join(mitigations)}"
     outcome = outcome_of(record)
     return TrialFacts(
-        key=CellKey(record["workload"], cell, test, options, digest),
-        environment=environment,
-        mitigations=mitigations,
+        key=key_of(record),
+        environment=record["execution_env"]["name"],
+        mitigations=tuple(record["mitigations_applied"]),
         trial_id=record["trial_id"],
         index=_index(record, file),
         file=file,
@@ -126,6 +121,15 @@ def facts_of(
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
     )
+
+
+def key_of(record: Mapping[str, Any]) -> CellKey:
+    """The cell of a record. In a plan, its name says all; trials of a test may differ in all that a test can choose."""
+    cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
+    test = record.get("test")
+    if not test:
+        return CellKey(record["workload"], cell)
+    return CellKey(record["workload"], cell, test["node_id"], test.get("options") or "", test.get("digest") or "")
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
