@@ -33,9 +33,13 @@ class CellStatistics:
         rate_interval: Wilson, 95 %.
         signatures: of the failures, the most frequent first.
         steps: of trials that came to the end of ``run()``; ``None`` where there are none.
+        iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
         warnings: how many trials have each.
+        files: of the trials, relative to the results directory, in the order of their indices.
+        exit_statuses: how many trials have each.
+        variables: those set for the trials, as their processes have seen them; several values where trials differ.
     """
 
     key: CellKey
@@ -49,6 +53,10 @@ class CellStatistics:
     first_failure_iterations: tuple[int, ...] = ()
     median_wall_sec: float | None = None
     warnings: dict[str, int] = field(default_factory=dict)
+    iterations: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    exit_statuses: dict[str, int] = field(default_factory=dict)
+    variables: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -82,7 +90,7 @@ class CellTrials:
         self.key = key
         self.environment = environment
         self.mitigations = mitigations
-        #: By index; of several with one index, which a test may start, the others by their files.
+        #: By index; those of a test by file: it may run many of one index.
         self._trials: dict[int | str, TrialFacts | None] = {}
         self._statistics: CellStatistics | None = None
 
@@ -92,8 +100,7 @@ class CellTrials:
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
-        there = self._trials.get(facts.index)
-        self._trials[facts.index if there is None or there.file == facts.file else facts.file] = facts
+        self._trials[facts.file if facts.key.test else facts.index] = facts
         self._statistics = None
 
     @property
@@ -154,4 +161,16 @@ def statistics_of(
         ),
         median_wall_sec=statistics.median(walls) if walls else None,
         warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+        iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
+        files=tuple(facts.file for facts in sorted(trials, key=lambda facts: (facts.index, facts.file))),
+        exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
+        variables=_values_seen(trials),
     )
+
+
+def _values_seen(trials: list[TrialFacts]) -> dict[str, tuple[str | None, ...]]:
+    found: dict[str, dict[str | None, None]] = {}
+    for facts in trials:
+        for name, value in facts.variables.items():
+            found.setdefault(name, {})[value] = None
+    return {name: tuple(values) for name, values in found.items()}

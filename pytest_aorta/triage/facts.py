@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -65,12 +65,15 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
         wall_sec: from start to end.
         host: when it began.
         warnings: of the record.
+        exit_status: of the record.
+        variables: those that were set for the trial, as its process has seen them; ``None`` for not set there.
     """
 
     key: CellKey
@@ -87,6 +90,9 @@ class TrialFacts:
     wall_sec: float | None = None
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
+    exit_status: str = ""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    iterations: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -120,6 +126,9 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         wall_sec=record.get("wall_clock_sec"),
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
+        exit_status=record["exit_status"],
+        variables=_variables(record),
+        iterations=_iterations(record["result"]),
     )
 
 
@@ -168,3 +177,13 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
     )
+
+
+def _variables(record: Mapping[str, Any]) -> dict[str, str | None]:
+    seen = (record.get("env") or {}).get("env_vars") or {}
+    return {name: seen.get(name) for name in (record.get("request") or {}).get("overlay") or ()}
+
+
+def _iterations(result: Mapping[str, Any]) -> int | None:
+    executed = result.get("executed_iterations")
+    return executed if executed is not None else result.get("total_iterations")
