@@ -11,6 +11,7 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.proportions import wilson
 from pytest_aorta.triage.step_times import StepSummary, summary_of
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, agreed
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class CellStatistics:
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
         warnings: how many trials have each.
+        variables: that any cell of the plan sets, as far as the trials agree on them.
     """
 
     key: CellKey
@@ -49,6 +51,7 @@ class CellStatistics:
     first_failure_iterations: tuple[int, ...] = ()
     median_wall_sec: float | None = None
     warnings: dict[str, int] = field(default_factory=dict)
+    variables: WatchedVariables = NOT_WATCHED
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -151,4 +154,5 @@ def statistics_of(
         ),
         median_wall_sec=statistics.median(walls) if walls else None,
         warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+        variables=agreed(facts.variables for facts in trials),
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -71,6 +72,7 @@ class TrialFacts:
         wall_sec: from start to end.
         host: when it began.
         warnings: of the record.
+        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -87,6 +89,7 @@ class TrialFacts:
     wall_sec: float | None = None
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
+    variables: WatchedVariables = NOT_WATCHED
 
     @property
     def is_failure(self) -> bool:
@@ -125,6 +128,7 @@ def facts_of(
         wall_sec=record.get("wall_clock_sec"),
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
+        variables=watched_variables(record),
     )
 
 
