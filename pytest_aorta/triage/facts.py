@@ -43,6 +43,11 @@ class CellKey:
     options: str = ""
     digest: str = ""
 
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Equal for cells that are compared with each other."""
+        return self.workload, self.test, self.options, self.digest
+
 
 @dataclass(frozen=True)
 class HostConditions:

@@ -14,7 +14,7 @@ from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.proportions import upper_bound
 from pytest_aorta.triage.statistics.sample_size import more_trials
-from pytest_aorta.triage.statistics.sequential import rate_upper_bound_sequential
+from pytest_aorta.triage.statistics.sequential import SequentialComparison, rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import Comparison, Method, Verdict, verdict_of
 
 
@@ -88,6 +88,10 @@ class Triage:
         """All cells, in order."""
         return list(self._cells.values())
 
+    def compare(self, key: CellKey, baseline: CellKey) -> SequentialComparison:
+        """What is known by now of a cell against a baseline, without a correction for other cells."""
+        return self._comparisons.sequential(self._cells[key], self._cells[baseline])
+
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
 
@@ -100,13 +104,13 @@ class Triage:
         for baseline in baselines.cells:
             family = [key for key, base in baselines.of.items() if base == baseline]
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
-            for row in self._compared(compared, baseline, method):
+            for row in self._compared(compared, baseline, method, len(family)):
                 rows[row.cell.key] = row
         return Table(tuple(rows.values()), self.settings)
 
-    def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method) -> list[Row]:
-        """The rows of cells with a common baseline."""
-        comparisons = self._comparisons.of_family(family, baseline, self._cells, method)
+    def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method, planned: int) -> list[Row]:
+        """The rows of cells with a common baseline; ``planned``: how many it has, also those without trials yet."""
+        comparisons = self._comparisons.of_family(family, baseline, self._cells, method, planned)
         by_signature = self._comparisons.by_signature(family, baseline, self._cells, method)
         base = self._cells[baseline].statistics
         found = []
