@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
@@ -48,6 +48,18 @@ def add_duration(config: pytest.Config, duration: Duration) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         terminal.stats.setdefault("", []).append(duration)
+
+
+def terminal_file(config: pytest.Config) -> TextIO | None:
+    """What pytest's own terminal reporter writes to; ``None`` where another reporter has taken its place."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    # Others, such as pytest-sugar's, move the cursor themselves.
+    return config.get_terminal_writer()._file if type(reporter) is pytest.TerminalReporter else None
+
+
+def set_terminal_file(config: pytest.Config, file: TextIO) -> None:
+    """Have pytest's terminal reporter write to another file."""
+    config.get_terminal_writer()._file = file
 
 
 class GeneratedFunction(pytest.Function):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.trial_watcher import WATCHER
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.writer import TrialWriter
@@ -28,6 +31,16 @@ class ReportHooks:
         from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
+
+    def pytest_sessionstart(self) -> None:
+        """On a terminal, show the trials that run."""
+        if sys.stdout.isatty():
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
+
+            file = wanted_file(self.config, os.environ)
+            if file is not None:
+                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                self.config.pluginmanager.register(view, "aorta_live_view")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""

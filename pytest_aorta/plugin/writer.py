@@ -16,7 +16,6 @@ from pytest_aorta.workspace.paths import TrialPaths
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
@@ -50,6 +49,8 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
+        if self.run.watcher is not None:
+            self.run.watcher.trial_finished(trial)
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
@@ -75,25 +76,17 @@ class TrialWriter:
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""
+        from pytest_aorta.plugin.collection import plans_of
+
         base, _, name = nodeid.rpartition("::")
         for replay in self.run.replays:
             if replay.nodeid == nodeid:
                 return replay.spec, replay.paths
-        for plan in self._plans_of(base):
+        for plan in plans_of(self.run, base):
             for spec in plan.trials:
                 if spec.item_name == name:
                     return spec, plan.paths(spec)
         return None
-
-    def _plans_of(self, base: str) -> list[Plan]:
-        """The plan of a collector; that of a file is known to xdist's workers only, and is made again."""
-        from pytest_aorta.plugin.collection import ROOT, plan_of_file
-        from pytest_aorta.plugin.discovery import workload_classes
-
-        if base == ROOT:
-            return [self.run.plan]
-        path = self.run.config.rootpath / base
-        return [plan_of_file(path, self.run.selection, self.run.registry)] if workload_classes(path) else []
 
     def finish(self, unfinished: Iterable[str]) -> None:
         """Write what no report has brought, and retire what a complete run no longer holds."""
