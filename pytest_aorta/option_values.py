@@ -172,6 +172,13 @@ def size(value: Any) -> int:
     return number
 
 
+def margin(value: Any) -> float:
+    """Of failure rates."""
+    if not 0 < _number(value) < 1:
+        raise ValueError("a number above 0 and below 1, such as 0.1")
+    return _number(value)
+
+
 def switch(value: Any) -> bool:
     """On or off."""
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

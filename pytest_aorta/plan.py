@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
+from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
 from pytest_aorta.trials.limits import Limits
@@ -56,6 +57,7 @@ class Selection:
     limits: Limits = field(default_factory=Limits)
     resources: Resources = field(default_factory=Resources)
     replays: tuple[Path, ...] = ()
+    triage: TriageSettings = field(default_factory=TriageSettings)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from pytest_aorta.triage.facts import COUNTED, FAILURES, Outcome
+
 #: Workload and cell, as in the table; ``None`` where it is not known before the trial starts.
 CellName = tuple[str, str]
 
@@ -57,14 +59,17 @@ class CellPace:
     """The trials of a cell that are over; ``seconds`` sorted."""
 
     seconds: list[float] = field(default_factory=list)
-    ok: int = 0
-    failed: int = 0
-    infrastructure: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        """Trials in which the workload has failed."""
+        return sum(self.outcomes[name] for name in FAILURES)
 
     @property
     def counted(self) -> int:
         """Trials that say something of the workload."""
-        return self.ok + self.failed
+        return sum(self.outcomes[name] for name in COUNTED)
 
     @property
     def median(self) -> float:
@@ -111,15 +116,13 @@ class LiveState:
         if key in self.running:
             self._ended[key] = self.running.pop(key).cell
 
-    def finished(self, key: Hashable, cell: CellName, seconds: float | None, exit_status: str) -> None:
+    def finished(self, key: Hashable, cell: CellName, seconds: float | None, outcome: Outcome) -> None:
         """The result of a trial, which took ``seconds`` if that was measured."""
         self.running.pop(key, None)
         self._ended.pop(key, None)
         self.done += 1
         pace = self.cells.setdefault(cell, CellPace())
-        pace.ok += exit_status == "ok"
-        pace.failed += exit_status in ("workload_failed", "timeout")
-        pace.infrastructure += exit_status == "infrastructure_failed"
+        pace.outcomes[outcome] += 1
         if seconds is not None:
             bisect.insort(pace.seconds, seconds)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.triage.facts import COUNTED, OUTCOMES
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.live_state import LiveState, RunningTrial
@@ -50,12 +51,14 @@ def live_lines(state: LiveState, now: float, width: int, height: int) -> list[Li
 
 def _run_line(state: LiveState, now: float, width: int) -> LiveLine:
     failed = sum(pace.failed for pace in state.cells.values())
-    infrastructure = sum(pace.infrastructure for pace in state.cells.values())
+    others = {
+        name: sum(pace.outcomes[name] for pace in state.cells.values()) for name in OUTCOMES if name not in COUNTED
+    }
     left = state.left(now)
     parts = [
         f"{state.done}/{max(state.done, state.total)} done",
         f"{failed} failed" if failed else "",
-        f"{infrastructure} infra" if infrastructure else "",
+        *(f"{number} {name}" for name, number in others.items() if number),
         "" if left is None else f"eta {clock(left)}",
         f"elapsed {clock(now - state.begun)}",
     ]

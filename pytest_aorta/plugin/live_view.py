@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from pytest_aorta.launch.submitted import SlotTrial
-    from pytest_aorta.plugin.report_payload import FinishedTrial
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
@@ -91,13 +91,11 @@ class LiveView:
             self._ticker = threading.Thread(target=self._tick, args=arguments, name="aorta-live-view", daemon=True)
             self._ticker.start()
 
-    def trial_finished(self, trial: FinishedTrial) -> None:
+    def trial_finished(self, facts: TrialFacts) -> None:
         """The result of a trial has been written."""
-        result, key = trial.result, PurePosixPath(trial.path)
-        wall = result["wall_clock_sec"]
+        key = PurePosixPath(facts.file)
         with self._lock:
-            cell = (result["workload"], result["cell"])
-            self._state.finished(key, cell, wall if isinstance(wall, float) else None, result["exit_status"])
+            self._state.finished(key, (facts.key.workload, facts.key.cell), facts.wall_sec, facts.outcome)
             self._forget(key)
 
     def _forget(self, key: Hashable) -> None:

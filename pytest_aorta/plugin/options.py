@@ -138,6 +138,13 @@ OPTIONS = (
         "interleaved over cells (default), grouped by cell, random",
     ),
     Option(
+        "baseline",
+        valid.name,
+        "CELL",
+        "compare with this cell, such as local-none, or mitigation set (default: the first without mitigations)",
+    ),
+    Option("margin", valid.margin, "P", "differences of the failure rate that are no effect (default 0.1)"),
+    Option(
         "registry-file", valid.name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True
     ),
 )
@@ -179,6 +186,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         OptionError: naming the value, where it came from and what would be valid.
     """
     from pytest_aorta.plan import Selection
+    from pytest_aorta.triage.settings import TriageSettings
     from pytest_aorta.trials.execution import Execution, Resources
     from pytest_aorta.trials.limits import Limits
 
@@ -214,6 +222,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
             workers=workers,
             worker=worker,
         ),
+        triage=TriageSettings(**given("baseline", "margin")),
     )
 
 

@@ -20,6 +20,7 @@ from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.request_checks import check_resources, check_writable
+from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.trials.spec import TrialSpec
 
 P = ParamSpec("P")
@@ -54,7 +55,11 @@ def check_trials(session: pytest.Session) -> None:
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
-    for plan in _plans(run):
+    plans = _plans(run)
+    if plans and run.selection.triage.baseline is not None:
+        cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
+        refuse(check_baseline, run.selection.triage.baseline, list(cells.items()))
+    for plan in plans:
         run.runner.store.settle(plan.flat_cells)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import SlotTrial
-    from pytest_aorta.plugin.report_payload import FinishedTrial
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.workspace.paths import TrialPaths
 
 
@@ -18,7 +18,7 @@ class TrialWatcher(Protocol):
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
 
-    def trial_finished(self, trial: FinishedTrial) -> None:
+    def trial_finished(self, facts: TrialFacts) -> None:
         """The result of a trial has been written."""
 
 

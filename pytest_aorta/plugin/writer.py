@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
 from pytest_aorta.plugin.terminal import Summary
+from pytest_aorta.triage.facts import CellKey, facts_of
+from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths
 
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
@@ -28,8 +31,25 @@ class TrialWriter:
         self.run = run
         self.store = run.runner.store
         self.summary = Summary(run)
+        self.triage = Triage(run.selection.triage)
+        #: Trials of the plans by name, by what is before it in their node ids.
+        self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
+        for plan in run.runner.plans:
+            self._declare(plan)
         #: What could not be written, and why.
         self.errors: list[str] = []
+
+    def _declare(self, plan: Plan) -> None:
+        for spec in plan.trials:
+            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
+
+    def begin(self, nodeid: str) -> None:
+        """The item of a trial has begun."""
+        found = self._find(nodeid)
+        if found is not None:
+            spec = found[0]
+            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
+            self.triage.begin(_key(spec), spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
@@ -49,8 +69,11 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
+        row = trial.row
+        facts = facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest)
+        self.triage.add(facts)
         if self.run.watcher is not None:
-            self.run.watcher.trial_finished(trial)
+            self.run.watcher.trial_finished(facts)
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
@@ -82,11 +105,10 @@ class TrialWriter:
         for replay in self.run.replays:
             if replay.nodeid == nodeid:
                 return replay.spec, replay.paths
-        for plan in plans_of(self.run, base):
-            for spec in plan.trials:
-                if spec.item_name == name:
-                    return spec, plan.paths(spec)
-        return None
+        if base not in self._specs:
+            plans = plans_of(self.run, base)
+            self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
+        return self._specs[base].get(name)
 
     def finish(self, unfinished: Iterable[str]) -> None:
         """Write what no report has brought, and retire what a complete run no longer holds."""
@@ -100,3 +122,8 @@ class TrialWriter:
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         self.summary.pruned = self.store.prune(self.run.selection.history)
+
+
+def _key(spec: TrialSpec) -> CellKey:
+    """The cell of a trial of a plan."""
+    return CellKey(spec.workload.name, spec.cell)

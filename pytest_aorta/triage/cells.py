@@ -1,0 +1,154 @@
+"""The statistics of one cell."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, TrialFacts
+from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.statistics.interval import Interval
+from pytest_aorta.triage.statistics.proportions import wilson
+from pytest_aorta.triage.step_times import StepSummary, summary_of
+
+
+@dataclass(frozen=True)
+class SignatureCount:
+    """How often a cell has failed in one way, and in which trials."""
+
+    signature: Signature
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CellStatistics:
+    """What is known of a cell.
+
+    Attributes:
+        key: of the cell.
+        environment, mitigations: names.
+        trials: indices of the trials by outcome, ascending.
+        rate: failures / counted trials; ``None`` where no trial counts.
+        rate_interval: Wilson, 95 %.
+        signatures: of the failures, the most frequent first.
+        steps: of trials that came to the end of ``run()``; ``None`` where there are none.
+        first_failure_iterations: of the failing trials that say so, ascending.
+        median_wall_sec: of the counted trials.
+        warnings: how many trials have each.
+    """
+
+    key: CellKey
+    environment: str
+    mitigations: tuple[str, ...]
+    trials: dict[Outcome, tuple[int, ...]]
+    rate: float | None
+    rate_interval: Interval
+    signatures: tuple[SignatureCount, ...] = ()
+    steps: StepSummary | None = None
+    first_failure_iterations: tuple[int, ...] = ()
+    median_wall_sec: float | None = None
+    warnings: dict[str, int] = field(default_factory=dict)
+
+    def count(self, *outcomes: Outcome) -> int:
+        """How many trials have one of these outcomes."""
+        return sum(len(self.trials[outcome]) for outcome in outcomes)
+
+    @property
+    def total(self) -> int:
+        """All trials."""
+        return self.count(*OUTCOMES)
+
+    @property
+    def failures(self) -> int:
+        """Trials in which the workload has failed, hangs among them."""
+        return self.count("failed", "timeout")
+
+    @property
+    def counted(self) -> int:
+        """Trials that say something about the workload."""
+        return self.count("ok", "failed", "timeout")
+
+    @property
+    def did_not_run(self) -> bool:
+        """Whether no trial has come to its main work."""
+        return self.total > 0 and self.count("did not run") == self.total
+
+
+class CellTrials:
+    """The trials of one cell, in the order in which they began."""
+
+    def __init__(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
+        self.key = key
+        self.environment = environment
+        self.mitigations = mitigations
+        self._trials: dict[int, TrialFacts | None] = {}
+        self._statistics: CellStatistics | None = None
+
+    def begin(self, index: int) -> None:
+        """A trial has begun."""
+        self._trials.setdefault(index, None)
+
+    def add(self, facts: TrialFacts) -> None:
+        """A trial is over."""
+        self._trials[facts.index] = facts
+        self._statistics = None
+
+    @property
+    def finished(self) -> list[TrialFacts]:
+        """All that are over."""
+        return [facts for facts in self._trials.values() if facts is not None]
+
+    def stream(self) -> list[TrialFacts]:
+        """The counted trials up to the first that is still running.
+
+        How long a trial takes depends on how it ends: to look at what is over already would favour fast outcomes.
+        """
+        found = []
+        for facts in self._trials.values():
+            if facts is None:
+                break
+            if facts.is_counted:
+                found.append(facts)
+        return found
+
+    @property
+    def statistics(self) -> CellStatistics:
+        """Of all that are over; computed again only after a change."""
+        if self._statistics is None:
+            self._statistics = statistics_of(self.key, self.environment, self.mitigations, self.finished)
+        return self._statistics
+
+
+def statistics_of(
+    key: CellKey, environment: str, mitigations: tuple[str, ...], trials: list[TrialFacts]
+) -> CellStatistics:
+    """The statistics of the trials of one cell."""
+    by_outcome: dict[Outcome, tuple[int, ...]] = {
+        outcome: tuple(sorted(facts.index for facts in trials if facts.outcome == outcome)) for outcome in OUTCOMES
+    }
+    counted = [facts for facts in trials if facts.is_counted]
+    failing = [facts for facts in counted if facts.is_failure]
+    by_signature: dict[Signature, list[int]] = {}
+    for facts in failing:
+        if facts.signature is not None:
+            by_signature.setdefault(facts.signature, []).append(facts.index)
+    walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
+    return CellStatistics(
+        key=key,
+        environment=environment,
+        mitigations=mitigations,
+        trials=by_outcome,
+        rate=len(failing) / len(counted) if counted else None,
+        rate_interval=wilson(len(failing), len(counted)),
+        signatures=tuple(
+            SignatureCount(signature, tuple(sorted(indices)))
+            for signature, indices in sorted(by_signature.items(), key=lambda item: -len(item[1]))
+        ),
+        steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
+        first_failure_iterations=tuple(
+            sorted(facts.first_failure_iteration for facts in failing if facts.first_failure_iteration is not None)
+        ),
+        median_wall_sec=statistics.median(walls) if walls else None,
+        warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+    )
