@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.alike_failures import AlikeFailures
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
 from pytest_aorta.plugin.terminal import Summary
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -36,6 +38,8 @@ class TrialWriter:
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
         for plan in run.runner.plans:
             self._declare(plan)
+        #: Which items have failed alike.
+        self.alike = AlikeFailures()
         #: What could not be written, and why.
         self.errors: list[str] = []
 
@@ -54,12 +58,14 @@ class TrialWriter:
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
         for trial in trials_in(report.aorta):
-            self.write(trial)
+            facts = self.write(trial)
+            if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
+                self.alike.add(report.nodeid, facts)
             imported = trial.result["phases_sec"].get("import")
             if isinstance(imported, float) and not trial.resumed:
                 add_duration(self.run.config, Duration(imported, "import", report.nodeid))
 
-    def write(self, trial: FinishedTrial) -> None:
+    def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
@@ -74,6 +80,7 @@ class TrialWriter:
         self.triage.add(facts)
         if self.run.watcher is not None:
             self.run.watcher.trial_finished(facts)
+        return facts
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
