@@ -196,4 +196,4 @@ def _sources(names: Iterable[str]) -> dict[str, tuple[str, Identity]]:
 
 
 def _key_of(files: Mapping[str, tuple[str, Identity]]) -> str:
-    return cache_key([[path, identity] for path, (_, identity) in files.items()])
+    return cache_key([f"{path}\0{identity}" for path, (_, identity) in files.items()])

@@ -15,7 +15,7 @@ from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
 from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
@@ -75,6 +75,8 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    if argument.get("seed") is None:  # else this process runs a trial itself
+        _static = before_forks(_static)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -90,7 +92,7 @@ def extend(extension: Extension) -> Refused:
     _note_children(before)
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
-        _static = refreshed(_static)
+        _static = before_forks(refreshed(_static))
     return refused
 
 
