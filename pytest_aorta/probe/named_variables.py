@@ -176,8 +176,7 @@ class _Search:
             try:
                 content = Path(path).read_bytes()
             except OSError:
-                if os.path.isabs(path):  # and no made-up name, as torch.ops has
-                    answer.setdefault(_UNSEARCHED, []).append(module)
+                answer.setdefault(_UNSEARCHED, []).append(module)
                 continue
             find = names_in_bytecode if path.endswith(".pyc") else names_in_source
             for name in sorted(find(content, self.names)):

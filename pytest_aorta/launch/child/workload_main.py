@@ -43,6 +43,8 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
+#: Whether the trials that will be forked from this process watch variables.
+_watches = False
 #: Whether what was imported for the trials has started other programs.
 _had_children = False
 
@@ -68,14 +70,15 @@ def _note_children(before: Children) -> None:
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _startup, _class
+    global _static, _sources, _startup, _class, _watches
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
-    if argument.get("seed") is None:  # else this process runs a trial itself
+    _watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
+    if _watches:
         _static = before_forks(_static)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
@@ -92,7 +95,9 @@ def extend(extension: Extension) -> Refused:
     _note_children(before)
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
-        _static = before_forks(refreshed(_static))
+        _static = refreshed(_static)
+        if _watches:
+            _static = before_forks(_static)
     return refused
 
 
