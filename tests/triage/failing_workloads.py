@@ -6,8 +6,8 @@ Trial ``2 n`` and trial ``2 n + 1`` fail in the same way, with other numbers.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-import re
 import sys
 import time
 from typing import Any
@@ -17,9 +17,7 @@ import failing_checks
 
 def trial_index() -> int:
     """Of the trial that this process belongs to."""
-    found = re.search(r"/trial_(\d+)(/|$)", os.environ["AORTA_TRIAL_DIR"])
-    assert found is not None
-    return int(found[1])
+    return int(os.environ["AORTA_TRIAL_INDEX"])
 
 
 def raises() -> None:
@@ -28,6 +26,10 @@ def raises() -> None:
 
 def raises_in_a_helper() -> None:
     failing_checks.check_finite(float("nan"))
+
+
+def raises_in_a_library() -> None:
+    json.loads(" " * (os.getpid() % 100) + "nan")
 
 
 def raises_in_torch() -> None:
@@ -73,7 +75,7 @@ def hangs() -> None:
 WAYS = (
     raises,
     raises_in_a_helper,
-    raises_in_torch,
+    raises_in_a_library,
     raises_while_handling,
     segfaults,
     aborts,
@@ -115,6 +117,6 @@ class FailingRanks(Failing):
         import torch.distributed as dist
 
         if dist.get_rank() == trial_index() % 2:
-            WAYS[self.way]()
+            (*WAYS, raises_in_torch)[self.way]()
         dist.all_reduce(torch.ones(3))
         return {"passed": True}
