@@ -49,6 +49,9 @@ def test_percentiles_are_those_of_numpy(trials: list[list[float]]) -> None:
     assert summary is not None
     assert summary.steps == len(pooled)
     assert summary.median_ms == pytest.approx(float(np.median(pooled)), rel=1e-12)
+    assert summary.mean_ms == pytest.approx(float(np.mean(pooled)), rel=1e-12)
+    assert summary.std_ms == pytest.approx(float(np.std(pooled, ddof=1)) if len(pooled) > 1 else 0.0, abs=1e-6)
+    assert (summary.min_ms, summary.max_ms) == (pooled.min(), pooled.max())
     assert summary.p90_ms == np.percentile(pooled, 90, method="inverted_cdf")
     assert summary.p99_ms == np.percentile(pooled, 99, method="inverted_cdf")
     assert summary.trial_medians_ms == tuple(each.median_ms for each in found)
