@@ -14,7 +14,7 @@ from typing import Literal
 
 from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.host_conditions import CONDITIONS, Condition, busy_since, main_host, started
 from pytest_aorta.triage.statistics.trend import failure_trend, trend
 
@@ -53,10 +53,9 @@ def drift_warnings(cells: Sequence[CellTrials], baselines: Baselines) -> tuple[s
     ``cells``: all of a table, with all of their trials. One sentence per change.
     """
     trials = {cell.key: sorted(cell.finished, key=lambda facts: (facts.started_at, facts.index)) for cell in cells}
-    compared: dict[CellKey, list[CellKey]] = {}
-    for key in trials:
-        if key in baselines.of:
-            compared.setdefault(baselines.of[key], []).append(key)
+    compared = {
+        base: [key for key in trials if baselines.of.get(key) == base] for base in trials if base in baselines.cells
+    }
     if not compared:
         return ()
     since = busy_since([facts for found in trials.values() for facts in found])
@@ -68,7 +67,7 @@ def drift_warnings(cells: Sequence[CellTrials], baselines: Baselines) -> tuple[s
         hosts = [(condition, _of_host(condition, ours, main_host(ours), since)) for condition in CONDITIONS]
         for series in (_failures(ours), _steps(ours), *(series for _, series in hosts)):
             found = _drift(series, of_hosts if series.kind == "host" else of_trials, others)
-            warnings += [f"{baseline.workload} {baseline.cell}: {found}"] if found else []
+            warnings += [f"{baseline.workload} {baseline.cell} drifts: {found}"] if found else []
         for condition, series in hosts:
             theirs = {name: _of_host(condition, found, main_host(ours), since) for name, found in others.items()}
             found = _unlike(series, theirs, of_hosts)
@@ -86,7 +85,7 @@ def _steps(trials: Sequence[TrialFacts]) -> _Series:
     measured = [(facts, facts.steps.median_ms) for facts in trials if facts.steps is not None]
     least = _differ_by(_LEAST_STEPS, relative=True)
     return _Series(
-        "step time", [f for f, _ in measured], [ms for _, ms in measured], "{:.4g} ms".format, least, "times"
+        "step times", [f for f, _ in measured], [ms for _, ms in measured], "{:.4g} ms".format, least, "times"
     )
 
 
@@ -112,17 +111,17 @@ def _differ_by(least: float, *, relative: bool = False) -> Callable[[float, floa
 
 def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFacts]]) -> str | None:
     """A change over the trials of a baseline in words, and what it means for ``others`` that are compared with it."""
-    if len(series.values) < _FEWEST:
-        return None
+    if len(series.values) < _FEWEST or not series.matters(*_thirds(series)):
+        return None  # before scipy is imported, which takes longer than all of this
     failures = series.kind == "failures"
     found = failure_trend([value > 0 for value in series.values]) if failures else trend(series.values)
-    if found is None or found.p >= level or not series.matters(found.first, found.last):
+    if found is None or found.p >= level:
         return None
+    first, last = map(series.text, _thirds(series))
     begin = series.trials[_change_point(series.values)]
-    change = f"{'rises' if found.last > found.first else 'falls'} from {series.text(found.first)}"
     text = (
-        f"the {series.name} {change} in the first third of {len(series.values)} trials to {series.text(found.last)} "
-        f"in the last, since about trial {begin.index} ({begin.started_at[:19].replace('T', ' ')} UTC)"
+        f"{series.name} {first} in the first third of {len(series.values)} trials, {last} in the last, "
+        f"since about trial {begin.index} ({begin.started_at[:19].replace('T', ' ')} UTC)"
     )
     ours = _part_after(begin, series.trials)
     unlike = [name for name, trials in others.items() if trials and abs(_part_after(begin, trials) - ours) > _BY_TURNS]
@@ -130,7 +129,15 @@ def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFac
         return (
             f"{text}; {_names(unlike)} ran at other times, so that a difference from this baseline may be this change"
         )
-    return f"{text}; all cells ran by turns, so that comparisons are fair, but no number holds for the whole run"
+    fair = "all cells ran by turns, so that comparisons are fair, but " if any(others.values()) else ""
+    return f"{text}; {fair}no number holds for the whole run"
+
+
+def _thirds(series: _Series) -> tuple[float, float]:
+    """The failure rate, or the median, of the first and of the last third."""
+    center = statistics.fmean if series.kind == "failures" else statistics.median
+    third = len(series.values) // 3
+    return center(series.values[:third]), center(series.values[-third:])
 
 
 def _part_after(begin: TrialFacts, trials: Sequence[TrialFacts]) -> float:
@@ -153,7 +160,7 @@ def _unlike(series: _Series, others: Mapping[str, _Series], level: float) -> str
     if not unlike:
         return None
     named = _names([f"{series.text(value)} in {name}" for name, value in unlike.items()])
-    return f"the {series.name} was {named}, but {series.text(ours)}"
+    return f"{series.name} {named}, but {series.text(ours)}"
 
 
 def _change_point(values: Sequence[float]) -> int:
