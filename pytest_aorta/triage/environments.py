@@ -24,7 +24,7 @@ Counts = Counter[Value | None]
 
 #: What records have besides their snapshots, in order of importance: it comes after all of those.
 _AFTER = len(RULES)
-_FILES, _OPTIONS, _RUN = "files", "options", "run"
+FILES, _OPTIONS, _RUN = "files", "options", "run"
 
 
 class Environments:
@@ -103,8 +103,10 @@ def _digest(text: str) -> str | None:
 
 
 def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
-    if section in (_FILES, IMPORTED_LATER):
-        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items()}
+    if section in (FILES, IMPORTED_LATER):
+        return {
+            Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items() if digest is not None
+        }
     if section == _OPTIONS:
         return {Fact(_AFTER + 1, f"option {name}", section): _text(value) for name, value in content.items()}
     if section == _RUN:
@@ -116,7 +118,7 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     """Section, content, and whether all is known: what the trial was run from, with what, and how."""
     parts = _mapping(record.get("fingerprint_parts"))
     if parts:
-        yield _FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
+        yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
         yield IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False  # what a trial that failed may not have done
     if "config" in record:
         yield _OPTIONS, _mapping(record["config"]), True
