@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -42,6 +43,11 @@ class CellKey:
     options: str = ""
     digest: str = ""
 
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Equal for cells that are compared with each other."""
+        return self.workload, self.test, self.options, self.digest
+
 
 @dataclass(frozen=True)
 class HostConditions:
@@ -65,12 +71,15 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
         wall_sec: from start to end.
         host: when it began.
         warnings: of the record.
+        exit_status: of the record.
+        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -87,6 +96,9 @@ class TrialFacts:
     wall_sec: float | None = None
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
+    exit_status: str = ""
+    iterations: int | None = None
+    variables: WatchedVariables = NOT_WATCHED
 
     @property
     def is_failure(self) -> bool:
@@ -120,6 +132,9 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         wall_sec=record.get("wall_clock_sec"),
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
+        exit_status=record["exit_status"],
+        iterations=_iterations(record["result"]),
+        variables=watched_variables(record),
     )
 
 
@@ -168,3 +183,8 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
     )
+
+
+def _iterations(result: Mapping[str, Any]) -> int | None:
+    executed = result.get("executed_iterations")
+    return executed if executed is not None else result.get("total_iterations")
