@@ -34,7 +34,8 @@ class Evidence:
     Attributes:
         status: as recorded.
         where: phase, kind and rank, in words.
-        message, traceback: bounded.
+        headline: first line of the message.
+        message, traceback: bounded; the message is empty where the headline says it all.
         details: of the failure, one line each.
         warnings: of the record.
         seeds: one line.
@@ -46,20 +47,16 @@ class Evidence:
 
     status: str
     where: str
+    headline: str
     message: str
     traceback: str
-    details: tuple[str, ...]
+    details: str
     warnings: tuple[str, ...]
     seeds: str
     variables: str
     artifacts: Mapping[str, str]
     logs: tuple[tuple[str, str], ...]
     can_replay: bool
-
-    @property
-    def headline(self) -> str:
-        """The first line of the message."""
-        return one_line(self.message.partition("\n")[0]) or self.where
 
 
 def evidence_of(record: Mapping[str, Any], file: str) -> Evidence:
@@ -68,15 +65,18 @@ def evidence_of(record: Mapping[str, Any], file: str) -> Evidence:
     kind = failure.get("type") or failure.get("signal") or ""
     message = failure.get("message") or ""
     text = message if not kind or kind in message else f"{kind}: {message}"
+    headline = one_line(text.strip().partition("\n")[0])
+    shown = bounded(text, *_MESSAGE)
     request = record.get("request") or {}
     folder = PurePosixPath(file).parent
     artifacts = {name: str(folder / path) for name, path in (record.get("artifacts") or {}).items()}
     return Evidence(
         status=record["exit_status"],
         where=_where(failure),
-        message=bounded(text, *_MESSAGE),
+        headline=headline or _where(failure),
+        message="" if shown == headline else shown,
         traceback=bounded("\n".join(own_frames((failure.get("traceback") or "").rstrip().splitlines()))),
-        details=tuple(_details(record)),
+        details="\n".join(_details(record)),
         warnings=tuple(one_line(text, 400) for text in (record.get("warnings") or ())[:_MOST]),
         seeds=_seeds(record),
         variables="\n".join(_variables(request)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from pytest_aorta.common.file_tail import read_tail
@@ -65,6 +66,11 @@ def inside(folder: Path, relative: str) -> Path | None:
     """The path of a file below ``folder``; ``None`` for one that leads out of it: records may come from elsewhere."""
     try:
         path = (folder / relative).resolve()
-        return path if path.is_relative_to(folder.resolve()) else None
+        return path if path.is_relative_to(_resolved(folder)) else None
     except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, a circle of links
         return None
+
+
+@lru_cache(maxsize=4)
+def _resolved(folder: Path) -> Path:
+    return folder.resolve()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 #: Bytes of all texts together, as HTML.
-BUDGET = 2_500_000
+BUDGET = 2_400_000
 
 
 @dataclass(frozen=True)

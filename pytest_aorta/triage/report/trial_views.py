@@ -30,9 +30,8 @@ class TextView:
 
 @dataclass(frozen=True)
 class FileLink:
-    """A file below the results directory; ``href`` is relative to the page, empty where nothing is there."""
+    """A file of a trial: its path beside the trial file, and relative to the page; empty for one that is elsewhere."""
 
-    name: str
     path: str
     href: str
 
@@ -118,9 +117,10 @@ def trial_views(
         detail = None
         if evidence is not None and facts.file in texts:
             shown = tuple(TextView(head, path, stored.show(text)) for head, path, text in texts[facts.file])
+            folder = PurePosixPath(facts.file).parent
             files = tuple(
-                FileLink(one_line(name), one_line(path), link_to(path, results, output))
-                for name, path in [("record", facts.file), *evidence.artifacts.items()]
+                FileLink(one_line(str(PurePosixPath(path).relative_to(folder))), link_to(path, results, output))
+                for path in (facts.file, *evidence.artifacts.values())
             )
             command = replay_command(shown_results, facts.file) if evidence.can_replay else ""
             detail = Detail(evidence, shown, files, one_line(command, 2_000))
@@ -149,9 +149,13 @@ def _by_importance(trials: Sequence[TrialFacts], signatures: Mapping[str, str]) 
 
 def _texts(evidence: Evidence, file: str, results: Path) -> list[tuple[str, str, str]]:
     """Heading, path of the file and text."""
-    found = [("variables that were set", file, evidence.variables)] if evidence.variables else []
-    if evidence.traceback:
-        found.append(("traceback", file, evidence.traceback))
+    of_record = (
+        ("message", evidence.message),
+        ("details", evidence.details),
+        ("variables that were set", evidence.variables),
+        ("traceback", evidence.traceback),
+    )
+    found = [(heading, file, text) for heading, text in of_record if text]
     found += [(f"end of {name}", path, tail) for name, path, tail in tails(evidence, results)]
     return [(one_line(heading), one_line(path), text) for heading, path, text in found]
 
