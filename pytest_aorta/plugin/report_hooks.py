@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.folded_summary import FoldedSummary
+from pytest_aorta.plugin.trial_watcher import WATCHER
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -20,6 +26,7 @@ class ReportHooks:
         self.config = config
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
+        self._folded: FoldedSummary | None = None
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -28,6 +35,16 @@ class ReportHooks:
         from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
+
+    def pytest_sessionstart(self) -> None:
+        """On a terminal, show the trials that run."""
+        if sys.stdout.isatty():
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
+
+            file = wanted_file(self.config, os.environ)
+            if file is not None:
+                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                self.config.pluginmanager.register(view, "aorta_live_view")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
@@ -76,6 +93,33 @@ class ReportHooks:
             self.writer.finish(self.open)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
+    def pytest_terminal_summary_outside(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
+        """Show one or two of many trials that have failed alike."""
+        if "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
+            self._folded = FoldedSummary(terminalreporter, self.writer.alike)
+            self._folded.begin()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.end()
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
+    def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
+        """Show other plugins all reports."""
+        if self._folded is not None:
+            self._folded.pause()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.resume()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""

@@ -17,12 +17,13 @@ from pytest_aorta.plugin.prefetch import Prefetcher
 from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
+from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -38,9 +39,8 @@ class Run:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
-        self.runner = TrialRunner(
-            selection, self.results, stamp, before_use=partial(end_in_order_when_terminated, config)
-        )
+        before_use = partial(end_in_order_when_terminated, config)
+        self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
         self.prefetcher = Prefetcher(self.runner.find, partial(self.runner.start, urgent=False), self.results)
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
         self.chosen: set[str] | None = None
@@ -65,6 +65,16 @@ class Run:
         plan = make_plan(self.selection, self.registry)
         self.runner.add_plan(plan)
         return plan
+
+    @property
+    def watcher(self) -> TrialWatcher | None:
+        """What shows the trials that run, if that is wanted."""
+        return self.config.stash.get(WATCHER, None)
+
+    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+        """A slot is about to start a trial; called on its thread."""
+        if self.watcher is not None:
+            self.watcher.trial_started(trial, paths)
 
     def close(self) -> None:
         """End all processes."""

@@ -11,6 +11,7 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.proportions import wilson
 from pytest_aorta.triage.step_times import StepSummary, summary_of
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, agreed
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class CellStatistics:
         warnings: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
         exit_statuses: how many trials have each.
-        variables: those set for the trials, as their processes have seen them; several values where trials differ.
+        variables: that any cell of the plan sets, as far as the trials agree on them.
     """
 
     key: CellKey
@@ -56,7 +57,7 @@ class CellStatistics:
     iterations: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
-    variables: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    variables: WatchedVariables = NOT_WATCHED
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -164,13 +165,5 @@ def statistics_of(
         iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
         files=tuple(facts.file for facts in sorted(trials, key=lambda facts: (facts.index, facts.file))),
         exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
-        variables=_values_seen(trials),
+        variables=agreed(facts.variables for facts in trials),
     )
-
-
-def _values_seen(trials: list[TrialFacts]) -> dict[str, tuple[str | None, ...]]:
-    found: dict[str, dict[str | None, None]] = {}
-    for facts in trials:
-        for name, value in facts.variables.items():
-            found.setdefault(name, {})[value] = None
-    return {name: tuple(values) for name, values in found.items()}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -42,6 +43,11 @@ class CellKey:
     options: str = ""
     digest: str = ""
 
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Equal for cells that are compared with each other."""
+        return self.workload, self.test, self.options, self.digest
+
 
 @dataclass(frozen=True)
 class HostConditions:
@@ -73,7 +79,7 @@ class TrialFacts:
         host: when it began.
         warnings: of the record.
         exit_status: of the record.
-        variables: those that were set for the trial, as its process has seen them; ``None`` for not set there.
+        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -91,8 +97,8 @@ class TrialFacts:
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
     exit_status: str = ""
-    variables: Mapping[str, str | None] = field(default_factory=dict)
     iterations: int | None = None
+    variables: WatchedVariables = NOT_WATCHED
 
     @property
     def is_failure(self) -> bool:
@@ -127,8 +133,8 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
         exit_status=record["exit_status"],
-        variables=_variables(record),
         iterations=_iterations(record["result"]),
+        variables=watched_variables(record),
     )
 
 
@@ -177,11 +183,6 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
     )
-
-
-def _variables(record: Mapping[str, Any]) -> dict[str, str | None]:
-    seen = (record.get("env") or {}).get("env_vars") or {}
-    return {name: seen.get(name) for name in (record.get("request") or {}).get("overlay") or ()}
 
 
 def _iterations(result: Mapping[str, Any]) -> int | None:

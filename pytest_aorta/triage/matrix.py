@@ -300,7 +300,7 @@ def _numbers(cell: CellStatistics, planned: int | None) -> MatrixNumbers:
         median_wall_sec=cell.median_wall_sec,
         iterations=list(cell.iterations),
         first_failure_iterations=list(cell.first_failure_iterations),
-        resolved_variables={name: list(values) for name, values in cell.variables.items()},
+        resolved_variables={name: [value] for name, value in cell.variables.resolved},
         warnings=cell.warnings,
     )
 
