@@ -88,7 +88,7 @@ def rerun_line(item: pytest.Item) -> str:
     out: they may be secrets."""
     arguments = []
     for option in OPTIONS:
-        if option.name == "resume":  # it has a result now
+        if option.name in ("resume", "report"):  # it has a result now; and a report is one of all trials
             continue
         given = getattr(item.config.option, option.ini, None)
         for value in given if isinstance(given, list) else [] if given is None else [given]:

@@ -82,7 +82,7 @@ class SignatureView:
 
     id: str
     text: str
-    signature: Signature
+    kind: str
     total: int
     cells: tuple[TrialLinks, ...]
 
@@ -145,13 +145,19 @@ def signature_views(
         SignatureView(
             ids[signature],
             one_line(signature.text),
-            signature,
+            one_line(_kind(signature)),
             sum(map(len, cells.values())),
             tuple(_links(labels[key], trials) for key, trials in cells.items()),
         )
         for signature, cells in found.items()
     ]
     return sorted(views, key=lambda view: -view.total)
+
+
+def _kind(signature: Signature) -> str:
+    """``exception in run, FloatingPointError, rank 0``."""
+    kind = f"{signature.kind} in {signature.phase}".replace("_", " ")
+    return ", ".join(filter(None, (kind, signature.type, signature.role)))
 
 
 def _links(label: str, trials: Sequence[TrialFacts]) -> TrialLinks:

@@ -60,7 +60,18 @@ class Evidence:
 
 
 def evidence_of(record: Mapping[str, Any], file: str) -> Evidence:
-    """``file``: of the record, relative to the results directory."""
+    """``file``: of the record, relative to the results directory.
+
+    A record that others have written may have anything in it: what cannot be read is said.
+    """
+    try:
+        return _evidence(record, file)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        told = f"this record cannot be shown: {type(error).__name__}: {error}"
+        return Evidence(str(record.get("exit_status")), "", one_line(told), "", "", "", (), "", "", {}, (), False)
+
+
+def _evidence(record: Mapping[str, Any], file: str) -> Evidence:
     failure = record.get("failure") or {}
     kind = failure.get("type") or failure.get("signal") or ""
     message = failure.get("message") or ""

@@ -119,7 +119,7 @@ def trial_views(
             shown = tuple(TextView(head, path, stored.show(text)) for head, path, text in texts[facts.file])
             folder = PurePosixPath(facts.file).parent
             files = tuple(
-                FileLink(one_line(str(PurePosixPath(path).relative_to(folder))), link_to(path, results, output))
+                FileLink(one_line(str(_beside(path, folder))), link_to(path, results, output))
                 for path in (facts.file, *evidence.artifacts.values())
             )
             command = replay_command(shown_results, facts.file) if evidence.can_replay else ""
@@ -136,6 +136,12 @@ def trial_views(
             )
         )
     return views
+
+
+def _beside(path: str, folder: PurePosixPath) -> PurePosixPath:
+    """A path relative to a folder, if it lies below."""
+    found = PurePosixPath(path)
+    return found.relative_to(folder) if found.is_relative_to(folder) else found
 
 
 def _by_importance(trials: Sequence[TrialFacts], signatures: Mapping[str, str]) -> list[TrialFacts]:

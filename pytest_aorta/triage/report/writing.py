@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.triage.report.libraries import ReportError, check_libraries
+from pytest_aorta.triage.report.safe_text import plain
 from pytest_aorta.workspace.atomic import write_text
 
 if TYPE_CHECKING:
@@ -21,12 +22,13 @@ def check_output(output: Path) -> None:
         ReportError: its folder does not exist, or cannot be written; it is a folder.
     """
     try:
-        if output.is_dir():
-            raise ReportError(f"{output} is a folder; expected the path of an HTML file")
-        if not output.parent.is_dir():
-            raise ReportError(f"the folder {output.parent} does not exist; expected the path of an HTML file in one")
+        is_folder, has_folder = output.is_dir(), output.parent.is_dir()
     except (OSError, ValueError) as error:  # too long, a NUL in it
         raise ReportError(f"{str(output)[:200]!r} is no path of a file: {error}") from None
+    if is_folder:
+        raise ReportError(f"{output} is a folder; expected the path of an HTML file")
+    if not has_folder:
+        raise ReportError(f"the folder {output.parent} does not exist; expected the path of an HTML file in one")
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise ReportError(f"the folder {output.parent} cannot be written")
 
@@ -59,6 +61,11 @@ def write_report(
         raise ReportError(f"{output}: {error.strerror}") from None
 
 
+def _shown(value: Any) -> Any:
+    """A value of a template: whatever comes from a record does nothing but be seen. Markup is ours."""
+    return plain(value) if type(value) is str else value
+
+
 def render(page: Page) -> str:
     """The page as HTML."""
     import jinja2
@@ -71,6 +78,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
     )
     for name in ("percent", "rate_with_interval", "difference_with_interval", "p_value", "step_ms", "counted"):
         environment.filters[name] = getattr(wording, name)
