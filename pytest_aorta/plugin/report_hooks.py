@@ -16,6 +16,7 @@ from pytest_aorta.plugin.trial_watcher import WATCHER
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pytest_aorta.plugin.run import Run
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -27,6 +28,8 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
         self._folded: FoldedSummary | None = None
+        #: Path of the report that was written, as it was given.
+        self._report = ""
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -91,6 +94,8 @@ class ReportHooks:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
             self.writer.finish(self.open, _ended_early(session, run.interrupted))
+            if run.selection.report is not None:
+                self._write_report(run)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -125,6 +130,19 @@ class ReportHooks:
         """Print the table of cells."""
         if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
             self.writer.print_summary(terminalreporter)
+            if self._report:
+                terminalreporter.write_line(f"report: {self._report}")
+
+    def _write_report(self, run: Run) -> None:
+        """``--aorta-report``; not in a run that has ended before its first trial."""
+        if any(cell.finished for cell in self.writer.triage.cells):
+            from pytest_aorta.plugin.report_option import write_run_report
+
+            problem = write_run_report(run)
+            if problem:
+                self.writer.errors.append(problem)
+            else:
+                self._report = str(run.selection.report)
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
