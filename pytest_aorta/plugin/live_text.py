@@ -65,9 +65,8 @@ def _run_line(state: LiveState, now: float, width: int) -> LiveLine:
     text = "aorta: "
     for part in filter(None, parts):
         separator = "" if text.endswith(": ") else ", "
-        if len(text + separator + part) > width:
-            break
-        text += separator + part
+        if len(text + separator + part) <= width:
+            text += separator + part
     return LiveLine(text, "red" if failed else None)
 
 
