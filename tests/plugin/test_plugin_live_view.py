@@ -91,9 +91,7 @@ def test_a_small_screen_that_scrolls(held: Stage) -> None:
     terminal = Terminal(40, 10)
     process = start_pytest(held, terminal, "held.py", "--aorta-trials", "5", "-v", "--tb=no")
     for index in range(5):
-        shown = terminal.wait_until(
-            lambda lines, index=index: any(f"-none-{index}]  0:" in line for line in lines)
-        )
+        shown = terminal.wait_until(lambda lines, index=index: any(f"-none-{index}]  0:" in line for line in lines))
         assert sum(map(is_of_the_view, shown)) <= 5
         go(held, index)
     left = finish(process, terminal)
