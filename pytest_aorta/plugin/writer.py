@@ -75,8 +75,7 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
-        row = trial.row
-        facts = facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest)
+        facts = facts_of(trial.result, trial.path)
         self.triage.add(facts)
         if self.run.watcher is not None:
             self.run.watcher.trial_finished(facts)

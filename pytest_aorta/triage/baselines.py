@@ -34,8 +34,7 @@ def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None)
     """
     groups: dict[tuple[str, str, str, str], list[CellStatistics]] = {}
     for cell in cells:
-        key = cell.key
-        groups.setdefault((key.workload, key.test, key.options, key.digest), []).append(cell)
+        groups.setdefault(cell.key.group, []).append(cell)
     of: dict[CellKey, CellKey] = {}
     found: set[CellKey] = set()
     for group in groups.values():
@@ -61,18 +60,19 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]]) -> N
     Raises:
         BaselineError: naming the cells that there are.
     """
-    if not any(_is_wanted(wanted, label, mitigations) for label, mitigations in cells):
+    if not any(is_named(wanted, label, mitigations) for label, mitigations in cells):
         known = ", ".join(dict.fromkeys(label for label, _ in cells))
         raise BaselineError(f"--aorta-baseline: there is no cell {wanted!r}; there are {known}")
 
 
-def _is_wanted(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
+def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
+    """Whether a user means this cell: by its label, or by its mitigation set (``a,b`` or ``a+b``)."""
     return wanted == label or wanted.replace("+", ",") == ",".join(mitigations)
 
 
 def _first(group: Sequence[CellStatistics], wanted: str | None) -> CellStatistics | None:
     if wanted is not None:
-        return next((cell for cell in group if _is_wanted(wanted, cell.key.cell, cell.mitigations)), None)
+        return next((cell for cell in group if is_named(wanted, cell.key.cell, cell.mitigations)), None)
     candidates = [
         *(cell for cell in group if cell.key.cell.startswith("baseline-")),
         *(cell for cell in group if cell.mitigations == ("none",)),
