@@ -12,8 +12,10 @@ import pytest
 from support.stage import Stage
 from support.terminal import Terminal, finish, start_pytest
 
+from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
-from pytest_aorta.plugin.live_view import wanted_file
+from pytest_aorta.plugin.live_view import last_step, wanted_file
+from pytest_aorta.trials.steps import StepCounter, step_file
 
 #: Each trial reports a step, and goes on when there is a file ``go`` or one with its index; those of odd index fail.
 HELD = """
@@ -182,6 +184,18 @@ def test_a_debugger_has_the_terminal_for_itself(stage: Stage, terminal: Terminal
     left = finish(process, terminal)  # its standard input is empty
     assert any("PDB set_trace" in line for line in left)
     assert not [line for line in left if is_of_the_view(line)]
+
+
+def test_the_last_step_is_that_of_the_trial_or_of_its_rank_0_in_the_last_attempt(tmp_path: Path) -> None:
+    assert last_step(tmp_path) is None
+    for attempt in (0, 1):
+        folder = attempt_folder(tmp_path, attempt)
+        folder.mkdir()
+        StepCounter(step_file(folder, 0)).set(10 + attempt, 50)
+        StepCounter(step_file(folder, 1)).set(9, 50)
+    assert last_step(tmp_path) == (11, 50)
+    StepCounter(step_file(tmp_path)).set(7, None)
+    assert last_step(tmp_path) == (7, None)
 
 
 @pytest.mark.slow
