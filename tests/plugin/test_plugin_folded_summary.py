@@ -37,7 +37,14 @@ def short_summary(lines: list[str]) -> list[str]:
     return lines[start + 1 : -1]
 
 
-def test_two_of_each_kind_are_shown_in_full(broken: Stage) -> None:
+def test_two_of_each_kind_are_shown_in_full_and_other_plugins_see_all(broken: Stage) -> None:
+    broken.write(
+        conftest="""
+        def pytest_terminal_summary(terminalreporter):
+            stats = terminalreporter.stats
+            terminalreporter.write_line(f"seen: {len(stats['failed'])} failed, {len(stats['error'])} errors")
+        """
+    )
     result = broken.run_here(*RUN, "--junitxml=junit.xml")
     assert counts(result) == {"failed": 5, "errors": 4}
     assert sections(result.outlines) == [
@@ -65,6 +72,7 @@ def test_two_of_each_kind_are_shown_in_full(broken: Stage) -> None:
         "... and 3 more like Broken[local-none-0]: trials 2-4",
         "-v shows them all; each has its trial file",
     ]
+    result.stdout.fnmatch_lines(["seen: 5 failed, 4 errors"])
     suite = ET.parse(broken.path / "junit.xml").getroot()[0]
     assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("5", "4", "9")
     again = broken.run_here(*RUN, "--lf", "--collect-only", "-q")
@@ -100,6 +108,7 @@ def test_options_mean_what_they_mean(
     assert len([line for line in found if line.startswith(("FAILED", "ERROR", "...", "-v"))]) == in_short_summary
 
 
+@pytest.mark.slow
 def test_a_line_each_is_a_line_each(broken: Stage) -> None:
     result = broken.run_here(*RUN, "--tb=line", "-rN")
     assert [line for line in result.outlines if "loss is nan at" in line or line.startswith("...")] == [
@@ -110,17 +119,6 @@ def test_a_line_each_is_a_line_each(broken: Stage) -> None:
         "... and 3 more like this in local-none: trials 2-4 (each has its file)",
         f"{broken.path}/broken.py:1: workload_failed in run: ValueError: loss is nan at step 1",
     ]
-
-
-def test_other_plugins_see_all_reports(broken: Stage) -> None:
-    broken.write(
-        conftest="""
-        def pytest_terminal_summary(terminalreporter):
-            stats = terminalreporter.stats
-            terminalreporter.write_line(f"seen: {len(stats['failed'])} failed, {len(stats['error'])} errors")
-        """
-    )
-    broken.run_here(*RUN).stdout.fnmatch_lines(["seen: 5 failed, 4 errors"])
 
 
 @pytest.mark.slow

@@ -146,6 +146,8 @@ def test_an_internal_error_leaves_nothing_of_it(held: Stage, terminal: Terminal)
         (("-p", "no:debugging"), {"TERM": "xterm"}, True),
         ((), {"TERM": "dumb"}, False),
         ((), {}, False),
+        ((), {"TERM": "xterm", "CI": "true"}, False),
+        ((), {"TERM": "xterm", "CI": ""}, True),
     ],
 )
 def test_it_is_not_shown_where_it_would_disturb(

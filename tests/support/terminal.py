@@ -104,7 +104,7 @@ def _without_empty(lines: list[str]) -> list[str]:
 def start_pytest(stage: Stage, terminal: Terminal, *arguments: Argument, **env: str) -> subprocess.Popen[bytes]:
     """Start pytest on a terminal."""
     size = {"COLUMNS": str(terminal.screen.columns), "LINES": str(terminal.screen.lines)}
-    variables = {"TERM": "xterm", "CI": "", **size, **env}
+    variables = {"TERM": "xterm", "CI": "", "BUILD_NUMBER": "", **size, **env}
     output = {"stdout": terminal.slave, "stderr": terminal.slave}
     return stage.start_command(*PYTEST, *arguments, env=variables, **output)
 
