@@ -34,6 +34,11 @@ def general_timeout(config: pytest.Config) -> float | None:
     return getattr(config, "_env_timeout", None) or None
 
 
+def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the fixtures that were set up before ``item``, which does not run, and that ``nextitem`` does not need."""
+    item.session._setupstate.teardown_exact(nextitem)
+
+
 @dataclass
 class Duration:
     """A line of ``--durations`` that is no phase of an item."""

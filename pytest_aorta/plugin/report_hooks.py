@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,19 @@ class ReportHooks:
         from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """What is deselected is not compared."""
+        if current_run(self.config) is not None and not self.config.option.collectonly:
+            self.writer.select(item.nodeid for item in getattr(session, "items", ()))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """The same from the first of xdist's workers: all have the same items."""
+        if current_run(self.config) is not None and "selected" not in self.__dict__:
+            self.selected = True
+            self.writer.select(ids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""

@@ -8,9 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.compat import Duration, add_duration
+from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
 from pytest_aorta.plugin.terminal import Summary
-from pytest_aorta.triage.facts import CellKey, facts_of
+from pytest_aorta.triage.decisions import Decisions
+from pytest_aorta.triage.facts import facts_of
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths
@@ -32,6 +34,7 @@ class TrialWriter:
         self.store = run.runner.store
         self.summary = Summary(run)
         self.triage = Triage(run.selection.triage)
+        self.decisions = Decisions(self.triage) if run.selection.until_decided else None
         #: Trials of the plans by name, by what is before it in their node ids.
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
         for plan in run.runner.plans:
@@ -41,15 +44,15 @@ class TrialWriter:
 
     def _declare(self, plan: Plan) -> None:
         for spec in plan.trials:
-            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def begin(self, nodeid: str) -> None:
         """The item of a trial has begun."""
         found = self._find(nodeid)
         if found is not None:
             spec = found[0]
-            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
-            self.triage.begin(_key(spec), spec.trial_index)
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
+            self.triage.begin(cell_of(spec), spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
@@ -70,7 +73,17 @@ class TrialWriter:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
         row = trial.row
-        self.triage.add(facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest))
+        facts = facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest)
+        self.triage.add(facts)
+        if self.decisions is not None and self.decisions.update(facts.key):
+            decided = self.run.stopping.decided
+            decided.publish(self.decisions.stopped)
+            self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
+
+    def select(self, nodeids: Iterable[str]) -> None:
+        """Only the cells of these items have trials in this run, and are compared."""
+        found = [self._find(nodeid) for nodeid in nodeids]
+        self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
@@ -127,8 +140,3 @@ class TrialWriter:
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         self.summary.pruned = self.store.prune(self.run.selection.history)
-
-
-def _key(spec: TrialSpec) -> CellKey:
-    """The cell of a trial of a plan."""
-    return CellKey(spec.workload.name, spec.cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics
@@ -22,15 +22,10 @@ class Decisions:
     All evidence is sequential, so that it does not matter how often one looks. The level is shared by all cells of a
     baseline from the beginning (Holm over their p values so far, 1 for a cell without any), so that a decision is never
     taken back when another cell has its first trials.
-
-    Args:
-        triage: to which trials are added.
-        takes_part: whether a cell has trials in this run; others wait for nothing, and share no level.
     """
 
-    def __init__(self, triage: Triage, takes_part: Callable[[CellKey], bool] = lambda key: True) -> None:
+    def __init__(self, triage: Triage) -> None:
         self._triage = triage
-        self._takes_part = takes_part
         #: What is known of each cell against its baseline.
         self._found: dict[CellKey, tuple[CellKey, SequentialComparison]] = {}
         #: What was decided of a cell, in words.
@@ -41,9 +36,7 @@ class Decisions:
     def update(self, touched: CellKey) -> bool:
         """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
         before = len(self.stopped)
-        cells = {trials.key: trials.statistics for trials in self._triage.cells if self._takes_part(trials.key)}
-        if touched not in cells:
-            return False
+        cells = {trials.key: trials.statistics for trials in self._triage.cells}
         self._decide_absence(cells[touched])
         baselines = choose_baselines(list(cells.values()), self._triage.settings.baseline)
         for baseline in {touched, baselines.of.get(touched, touched)}:
@@ -58,7 +51,7 @@ class Decisions:
     def _compare(
         self, baseline: CellKey, touched: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]
     ) -> None:
-        """Decide what can be decided of the cells of a baseline, of which ``touched`` is one, or the baseline itself."""
+        """Decide what can be decided of the cells of a baseline; ``touched`` is one of them, or the baseline itself."""
         family = [key for key, base in baselines.of.items() if base == baseline]
         base = cells[baseline]
         for key in family:

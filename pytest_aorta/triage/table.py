@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
@@ -73,6 +73,12 @@ class Triage:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
         if key not in self._cells:
             self._cells[key] = CellTrials(key, environment, mitigations)
+
+    def keep(self, keys: Collection[CellKey]) -> None:
+        """Forget declared cells that have no trial, and will have none."""
+        for key, trials in list(self._cells.items()):
+            if key not in keys and not trials.has_begun:
+                del self._cells[key]
 
     def begin(self, key: CellKey, index: int) -> None:
         """A trial of a declared cell has begun."""
