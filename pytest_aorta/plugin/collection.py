@@ -143,6 +143,14 @@ def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> 
     return None
 
 
+def plans_of(run: Run, base: str) -> list[Plan]:
+    """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
+    if base == ROOT:
+        return [run.plan]
+    path = run.config.rootpath / base
+    return [plan_of_file(path, run.selection, run.registry)] if workload_classes(path) else []
+
+
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
     """The trials of all Workload classes of a file."""
     entries = [

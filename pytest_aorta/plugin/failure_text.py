@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.common.terminal_text import printable as printable
 from pytest_aorta.plugin.options import OPTIONS
 from pytest_aorta.trials.place_variables import KEPT_DAYS
 
@@ -77,11 +78,6 @@ def _is(detail: dict[str, Any], failure: Failure) -> bool:
     return failure.rank is not None and (
         failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
     )
-
-
-def printable(text: str) -> str:
-    """A text that does nothing to a terminal but be shown."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _own_frames(traceback: list[str]) -> list[str]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.folded_summary import FoldedSummary
+from pytest_aorta.plugin.trial_watcher import WATCHER
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_aorta.plugin.gating import Gating
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -20,6 +27,7 @@ class ReportHooks:
         self.config = config
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
+        self._folded: FoldedSummary | None = None
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -28,6 +36,24 @@ class ReportHooks:
         from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
+
+    def pytest_sessionstart(self) -> None:
+        """On a terminal, show the trials that run."""
+        if sys.stdout.isatty():
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
+
+            file = wanted_file(self.config, os.environ)
+            if file is not None:
+                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                self.config.pluginmanager.register(view, "aorta_live_view")
+
+    @cached_property
+    def gating(self) -> Gating:
+        """What decides the exit status, where gates were given."""
+        from pytest_aorta.plugin.gating import Gating
+        from pytest_aorta.plugin.run import run_of
+
+        return Gating(run_of(self.config).selection.gates)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -59,11 +85,14 @@ class ReportHooks:
         """Write the records that a report brings."""
         if report.when == "teardown":
             self.open.pop(report.nodeid, None)
+        if report.skipped and "writer" in self.__dict__:
+            self.writer.count_skip(report)
         if getattr(report, "aorta", None):
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
             self.writer.write_report(report)
+            self.gating.see(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
@@ -87,10 +116,46 @@ class ReportHooks:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
             self.writer.finish(self.open)
+            self.gating.conclude(session, self.writer.triage)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
+    def pytest_terminal_summary_outside(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
+        """Show one or two of many trials that have failed alike."""
+        if "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
+            self._folded = FoldedSummary(terminalreporter, self.writer.alike)
+            self._folded.begin()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.end()
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
+    def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
+        """Show other plugins all reports."""
+        if self._folded is not None:
+            self._folded.pause()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.resume()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
         if "writer" in self.__dict__ and not terminalreporter.no_summary:
             self.writer.summary.print(terminalreporter, self.writer.errors)
+            if self.config.get_verbosity() >= 0:
+                from pytest_aorta.plugin.stopping_text import stopping_lines
+
+                writer = self.writer
+                selection = writer.run.selection
+                for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
+                    terminalreporter.write_line(line)
+            self.gating.print(terminalreporter)

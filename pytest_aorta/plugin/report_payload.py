@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.probe.plain import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -22,7 +24,7 @@ class RowKey:
     Attributes:
         test: node id of the test, without what says which trial of a marked test it is; empty for a trial of a plan.
         options: of the trial, as the test gave them, for the table.
-        digest: of all that decides the trial's outcome, but its index.
+        digest: of all that the test has chosen for the trial, but its environment, mitigations and index.
     """
 
     test: str = ""
@@ -57,7 +59,12 @@ class FinishedTrial:
         not_kept: Iterable[str] = (),
         row: RowKey | None = None,
     ) -> FinishedTrial:
-        """From the trial's record."""
+        """From the trial's record, which then names the test."""
+        if row is not None and row.test:
+            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+            started_by = StartedBy(node_id=printable(row.test), options=printable(row.options), digest=row.digest)
+            record = record.model_copy(update={"test": started_by})
         return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 

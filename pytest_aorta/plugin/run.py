@@ -19,12 +19,13 @@ from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping import Stopping, round_name, round_of
+from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.result import TrialResult
@@ -41,16 +42,14 @@ class Run:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
-        self.runner = TrialRunner(
-            selection, self.results, stamp, before_use=partial(end_in_order_when_terminated, config)
-        )
+        before_use = partial(end_in_order_when_terminated, config)
+        self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection)
-        bounded = selection.whole_rounds
         self.prefetcher = Prefetcher(
             self.runner.find,
             partial(self.runner.start, urgent=False),
             self.results,
-            ahead=2 * selection.resources.total_slots if bounded else None,
+            ahead=2 * selection.resources.total_slots if selection.whole_rounds else None,
             wanted=self._is_needed,
         )
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
@@ -76,6 +75,16 @@ class Run:
         plan = make_plan(self.selection, self.registry)
         self.runner.add_plan(plan)
         return plan
+
+    @property
+    def watcher(self) -> TrialWatcher | None:
+        """What shows the trials that run, if that is wanted."""
+        return self.config.stash.get(WATCHER, None)
+
+    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+        """A slot is about to start a trial; called on its thread."""
+        if self.watcher is not None:
+            self.watcher.trial_started(trial, paths)
 
     def close(self) -> None:
         """End all processes."""

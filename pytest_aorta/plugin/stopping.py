@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.plugin.compat import tear_down_before
+from pytest_aorta.plugin.compat import SkippedItem, tear_down_before
 from pytest_aorta.plugin.decided_cells import DecidedCells
 from pytest_aorta.plugin.rounds import Rounds
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_controller
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
 
 
-class NotNeeded(pytest.skip.Exception):
+class NotNeeded(SkippedItem):
     """Skips an item whose trial is not to be started."""
 
 
@@ -62,7 +62,7 @@ class Stopping:
         """Why a trial that has no result yet is not to be started; ``None`` where it is."""
         found = self.decided.reason(key)
         if found is None and self.rounds is not None and not self.rounds.begin(round_name):
-            return f"the time is over (--aorta-duration {self._selection.duration:g})"
+            return "the time is over (--aorta-duration)"
         return found
 
     def check(self, key: CellKey, round_name: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_aorta.plugin.alike_failures import AlikeFailures
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -35,10 +37,14 @@ class TrialWriter:
         self.summary = Summary(run)
         self.triage = Triage(run.selection.triage)
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        #: How many trials were skipped because their cells were decided.
+        self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
         for plan in run.runner.plans:
             self._declare(plan)
+        #: Which items have failed alike.
+        self.alike = AlikeFailures()
         #: What could not be written, and why.
         self.errors: list[str] = []
 
@@ -57,12 +63,14 @@ class TrialWriter:
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
         for trial in trials_in(report.aorta):
-            self.write(trial)
+            facts = self.write(trial)
+            if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
+                self.alike.add(report.nodeid, facts)
             imported = trial.result["phases_sec"].get("import")
             if isinstance(imported, float) and not trial.resumed:
                 add_duration(self.run.config, Duration(imported, "import", report.nodeid))
 
-    def write(self, trial: FinishedTrial) -> None:
+    def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
@@ -72,13 +80,20 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
-        row = trial.row
-        facts = facts_of(trial.result, trial.path, test=row.test, options=row.options, digest=row.digest)
+        facts = facts_of(trial.result, trial.path)
         self.triage.add(facts)
         if self.decisions is not None and self.decisions.update(facts.key):
             decided = self.run.stopping.decided
             decided.publish(self.decisions.stopped)
             self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
+        if self.run.watcher is not None:
+            self.run.watcher.trial_finished(facts)
+        return facts
+
+    def count_skip(self, report: pytest.TestReport) -> None:
+        """Count a trial that was not needed."""
+        if self.decisions is not None and isinstance(report.longrepr, tuple):
+            self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
 
     def select(self, nodeids: Iterable[str]) -> None:
         """Only the cells of these items have trials in this run, and are compared."""
@@ -109,24 +124,16 @@ class TrialWriter:
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""
+        from pytest_aorta.plugin.collection import plans_of
+
         base, _, name = nodeid.rpartition("::")
         for replay in self.run.replays:
             if replay.nodeid == nodeid:
                 return replay.spec, replay.paths
         if base not in self._specs:
-            plans = self._plans_of(base)
+            plans = plans_of(self.run, base)
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
-
-    def _plans_of(self, base: str) -> list[Plan]:
-        """The plan of a collector; that of a file is known to xdist's workers only, and is made again."""
-        from pytest_aorta.plugin.collection import ROOT, plan_of_file
-        from pytest_aorta.plugin.discovery import workload_classes
-
-        if base == ROOT:
-            return [self.run.plan]
-        path = self.run.config.rootpath / base
-        return [plan_of_file(path, self.run.selection, self.run.registry)] if workload_classes(path) else []
 
     def finish(self, unfinished: Iterable[str]) -> None:
         """Write what no report has brought, and retire what a complete run no longer holds."""

@@ -11,6 +11,7 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.proportions import wilson
 from pytest_aorta.triage.step_times import StepSummary, summary_of
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, agreed
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,13 @@ class CellStatistics:
         rate_interval: Wilson, 95 %.
         signatures: of the failures, the most frequent first.
         steps: of trials that came to the end of ``run()``; ``None`` where there are none.
+        iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
         warnings: how many trials have each.
+        files: of the trials, relative to the results directory, in the order of their indices.
+        exit_statuses: how many trials have each.
+        variables: that any cell of the plan sets, as far as the trials agree on them.
     """
 
     key: CellKey
@@ -49,6 +54,10 @@ class CellStatistics:
     first_failure_iterations: tuple[int, ...] = ()
     median_wall_sec: float | None = None
     warnings: dict[str, int] = field(default_factory=dict)
+    iterations: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    exit_statuses: dict[str, int] = field(default_factory=dict)
+    variables: WatchedVariables = NOT_WATCHED
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -82,7 +91,8 @@ class CellTrials:
         self.key = key
         self.environment = environment
         self.mitigations = mitigations
-        self._trials: dict[int, TrialFacts | None] = {}
+        #: By index; those of a test by file: it may run many of one index.
+        self._trials: dict[int | str, TrialFacts | None] = {}
         self._statistics: CellStatistics | None = None
 
     def begin(self, index: int) -> None:
@@ -91,7 +101,7 @@ class CellTrials:
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
-        self._trials[facts.index] = facts
+        self._trials[facts.file if facts.key.test else facts.index] = facts
         self._statistics = None
 
     @property
@@ -129,6 +139,7 @@ def statistics_of(
     key: CellKey, environment: str, mitigations: tuple[str, ...], trials: list[TrialFacts]
 ) -> CellStatistics:
     """The statistics of the trials of one cell."""
+    trials = sorted(trials, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
     by_outcome: dict[Outcome, tuple[int, ...]] = {
         outcome: tuple(sorted(facts.index for facts in trials if facts.outcome == outcome)) for outcome in OUTCOMES
     }
@@ -156,4 +167,8 @@ def statistics_of(
         ),
         median_wall_sec=statistics.median(walls) if walls else None,
         warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+        iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
+        files=tuple(facts.file for facts in sorted(trials, key=lambda facts: (facts.index, facts.file))),
+        exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
+        variables=agreed(facts.variables for facts in trials),
     )

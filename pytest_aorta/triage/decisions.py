@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_aorta.triage.baselines import Baselines, choose_baselines
+from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.mitigations import effects
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.sequential import SequentialComparison
 from pytest_aorta.triage.table import Triage
@@ -14,6 +15,9 @@ from pytest_aorta.triage.verdicts import Comparison, verdict_of
 
 #: After so many trials of which none has come to its main work, a cell is not tried any more.
 NOT_RUN = 3
+
+#: After so many trials that count, it is known which variables they have.
+SEEN = 3
 
 
 class Decisions:
@@ -38,7 +42,8 @@ class Decisions:
         before = len(self.stopped)
         cells = {trials.key: trials.statistics for trials in self._triage.cells}
         self._decide_absence(cells[touched])
-        baselines = choose_baselines(list(cells.values()), self._triage.settings.baseline)
+        baselines = self._triage.baselines()
+        self._decide_sameness(cells[touched], baselines, cells)
         for baseline in {touched, baselines.of.get(touched, touched)}:
             self._compare(baseline, touched, baselines, cells)
         self._stop(baselines, cells)
@@ -47,6 +52,20 @@ class Decisions:
     def _decide_absence(self, cell: CellStatistics) -> None:
         if cell.did_not_run and cell.total >= NOT_RUN:
             self.decided.setdefault(cell.key, f"did not run ({cell.total} of {cell.total} trials)")
+
+    def _decide_sameness(
+        self, cell: CellStatistics, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]
+    ) -> None:
+        """A cell with the variables of its baseline is that baseline; looked at once, as it costs more than the rest.
+
+        One whose variables are merely named by nothing that is loaded goes on: that is a guess.
+        """
+        base = baselines.of.get(cell.key)
+        if base is None or cell.counted != SEEN or not cells[base].counted:
+            return
+        effect = effects(cells, {cell.key: base})[cell.key]
+        if effect.is_second_baseline:
+            self.decided.setdefault(cell.key, f"second baseline ({effect.reason})")
 
     def _compare(
         self, baseline: CellKey, touched: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -33,7 +34,7 @@ class CellKey:
         cell: environment and mitigation set, as in item names: ``local-tf32_off+xnack``.
         test: node id of the test that has run the trial; empty for a trial of a plan.
         options: of the trial, as the test gave them, for the table.
-        digest: of all else that decides the trial's outcome, but its index.
+        digest: of all else that the test has chosen for the trial.
     """
 
     workload: str
@@ -70,12 +71,15 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
         wall_sec: from start to end.
         host: when it began.
         warnings: of the record.
+        exit_status: of the record.
+        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -92,6 +96,9 @@ class TrialFacts:
     wall_sec: float | None = None
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
+    exit_status: str = ""
+    iterations: int | None = None
+    variables: WatchedVariables = NOT_WATCHED
 
     @property
     def is_failure(self) -> bool:
@@ -104,21 +111,16 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
-def facts_of(
-    record: Mapping[str, Any], file: str, *, test: str = "", options: str = "", digest: str = ""
-) -> TrialFacts:
+def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
     """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
 
-    ``test``, ``options``, ``digest``: as of ``CellKey``.
+    All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
-    environment = record["execution_env"]["name"]
-    mitigations = tuple(record["mitigations_applied"])
-    cell = record.get("cell") or f"{environment}-{'+'.join(mitigations)}"
     outcome = outcome_of(record)
     return TrialFacts(
-        key=CellKey(record["workload"], cell, test, options, digest),
-        environment=environment,
-        mitigations=mitigations,
+        key=key_of(record),
+        environment=record["execution_env"]["name"],
+        mitigations=tuple(record["mitigations_applied"]),
         trial_id=record["trial_id"],
         index=_index(record, file),
         file=file,
@@ -130,7 +132,19 @@ def facts_of(
         wall_sec=record.get("wall_clock_sec"),
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
+        exit_status=record["exit_status"],
+        iterations=_iterations(record["result"]),
+        variables=watched_variables(record),
     )
+
+
+def key_of(record: Mapping[str, Any]) -> CellKey:
+    """The cell of a record. In a plan, its name says all; trials of a test may differ in all that a test can choose."""
+    cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
+    test = record.get("test")
+    if not test:
+        return CellKey(record["workload"], cell)
+    return CellKey(record["workload"], cell, test["node_id"], test.get("options") or "", test.get("digest") or "")
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -169,3 +183,8 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
     )
+
+
+def _iterations(result: Mapping[str, Any]) -> int | None:
+    executed = result.get("executed_iterations")
+    return executed if executed is not None else result.get("total_iterations")

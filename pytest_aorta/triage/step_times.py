@@ -33,14 +33,21 @@ class StepSummary:
     """The steps of all trials of a cell together, in ms.
 
     Attributes:
+        mean_ms: of the steps.
+        std_ms: their standard deviation (of a sample); 0 for a single step.
+        min_ms, max_ms: the fastest and the slowest.
         median_ms, p90_ms, p99_ms: percentiles (nearest rank) of the steps.
         steps: their number, without those of the warm-up.
         trial_medians_ms: of each trial; the steps of one trial are not independent of each other, its trials are.
     """
 
+    mean_ms: float
+    std_ms: float
+    min_ms: float
     median_ms: float
     p90_ms: float
     p99_ms: float
+    max_ms: float
     steps: int
     trial_medians_ms: tuple[float, ...]
 
@@ -58,7 +65,12 @@ def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
     if not trials:
         return None
     pooled = sorted(each for trial in trials for each in trial.sorted_ms)
+    mean = math.fsum(pooled) / len(pooled)
     return StepSummary(
+        mean_ms=mean,
+        std_ms=math.sqrt(math.fsum((each - mean) ** 2 for each in pooled) / max(1, len(pooled) - 1)),
+        min_ms=pooled[0],
+        max_ms=pooled[-1],
         median_ms=statistics.median(pooled),
         p90_ms=_percentile(pooled, 0.90),
         p99_ms=_percentile(pooled, 0.99),

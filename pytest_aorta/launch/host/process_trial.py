@@ -190,6 +190,8 @@ class ProcessTrial:
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
             # A launcher gives its ranks variables that their imports could see.
             "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
+            "timeout": self.seen.timeout,
+            "stall_timeout": spec.limits.stall_timeout,
         }
 
     def _is_forked(self) -> bool:

@@ -22,11 +22,11 @@ def more_trials(
 ) -> int | None:
     """About how many more trials of this cell, and of its baseline, until a decision; at least 1.
 
-    A guess to plan with, not a promise: it takes the rates as they were observed (half a failure added to both outcomes, so
-    that none is exactly 0 or 1), and asks for the number of trials that would then decide with probability ``power``. Where
-    they differ by more than the margin, the decision is "there is a difference", at ``level`` shared by all
-    ``comparisons``; else it is "the difference lies within the margin". None without a trial on either side, and when it
-    would be more than 10,000.
+    A guess to plan with, not a promise: it takes the rates as they were observed (half a failure added to both
+    outcomes, so that none is exactly 0 or 1), and asks for the number of trials that would then decide with
+    probability ``power``. Where they differ by more than the margin, the decision is "there is a difference", at
+    ``level`` shared by all ``comparisons``; else it is "the difference lies within the margin". None without a trial
+    on either side, and when it would be more than 10,000.
     """
     if trials == 0 or base_trials == 0:
         return None
@@ -42,8 +42,8 @@ def more_trials(
 def _to_tell_apart(rate: float, base_rate: float, alpha: float, power: float) -> int:
     """Trials per side of a two-sided test of two rates, with continuity correction.
 
-    Fleiss, Levin & Paik 2003, "Statistical Methods for Rates and Proportions", section 4.2. The correction brings it close
-    to what exact tests need.
+    Fleiss, Levin & Paik 2003, "Statistical Methods for Rates and Proportions", section 4.2. The correction brings it
+    close to what exact tests need.
     """
     difference, mean = abs(rate - base_rate), (rate + base_rate) / 2
     root = _NORMAL.inv_cdf(1 - alpha / 2) * sqrt(2 * mean * (1 - mean))
