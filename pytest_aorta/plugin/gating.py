@@ -37,11 +37,11 @@ class Gating:
         """Set the exit status of a run that has come to its end; any other is left as it is."""
         from pytest_aorta.triage.gates import judge
 
-        if not self.gates:
+        if not self.gates or not any(cell.has_begun for cell in triage.cells):
             return
         stopped = session.shouldfail or session.shouldstop
         if stopped or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            why = stopped or ("no trial has run" if session.exitstatus == 5 else "it did not come to its end")
+            why = stopped or "it did not come to its end"
             self._notes.append(f"gates are not judged, because the run is incomplete: {why}")
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -50,17 +50,17 @@ class Gating:
         judged: set[Outcome] = {"failed", "timeout"}
         if any(gate.value == "infrastructure" for gate in self.gates):
             judged |= {"infrastructure", "did not run"}
-        outcomes = {(facts.key.workload, facts.trial_id): facts for cell in triage.cells for facts in cell.finished}
         excused = sum(
-            reports
-            for trial, reports in self._failed.items()
-            if trial in outcomes and outcomes[trial].outcome in judged
+            self._failed[facts.key.workload, facts.trial_id]
+            for cell in triage.cells
+            for facts in cell.finished
+            if facts.outcome in judged
         )
         others = session.testsfailed - excused
         if others > 0:
             self._notes.append(f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure")
         elif excused and self.hold:
-            self._notes.append(f"exit status 0: {counted(excused, 'failed trial')} are judged by the gates, which hold")
+            self._notes.append(f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold")
         succeeds = self.hold and others <= 0
         session.exitstatus = pytest.ExitCode.OK if succeeds else pytest.ExitCode.TESTS_FAILED
 

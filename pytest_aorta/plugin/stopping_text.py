@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def stopping_lines(selection: Selection, triage: Triage, decisions: Decisions | None, skipped: int) -> Iterator[str]:
     """One line per option that may have ended trials; ``skipped`` because their cells were decided."""
     if decisions is not None:
-        compared = {key for key in triage.baselines().of}
+        compared = set(triage.baselines().of)
         found = f"{len(compared & set(decisions.decided))} of {counted(len(compared), 'cell')} decided"
         yield f"{found}, {counted(skipped, 'trial')} saved (--aorta-until-decided)"
     if selection.duration is not None:
