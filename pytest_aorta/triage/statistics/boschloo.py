@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -74,7 +73,9 @@ def _tables(trials: int, other_trials: int) -> _Tables:
 
 
 def _log_ways(trials: int, failures: npt.NDArray[np.int64]) -> Numbers:
-    return np.asarray(gammaln(trials + 1) - gammaln(failures + 1) - gammaln(trials - failures + 1))
+    """The logarithm of the binomial coefficient."""
+    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
+    return np.asarray(log_factorials[trials] - log_factorials[failures] - log_factorials[trials - failures])
 
 
 def _binomial(trials: int, rates: Numbers) -> Numbers:

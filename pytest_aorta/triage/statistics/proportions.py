@@ -81,6 +81,8 @@ def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
     """
     if failures >= trials:
         return 1.0
+    if failures == 0:
+        return float(1 - (1 - level) ** (1 / trials))
     from scipy.special import betaincinv
 
     return float(betaincinv(failures + 1, trials - failures, level))
