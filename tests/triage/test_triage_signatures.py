@@ -216,9 +216,9 @@ def test_a_failed_result_has_the_words_of_its_first_detail(details: list[dict[st
 
 def test_a_failed_result_of_a_rank_has_its_own_details() -> None:
     trial = failed("result", rank=1, message="rank 1: run() returned passed=False, 3 failure(s)")
-    details = [[{"kind": "of_rank_0"}], [{"kind": "of_rank_1"}]]
+    details = [[{"kind": "late"}], [{"kind": "non_finite"}]]
     trial["ranks"] = [{"rank": rank, "result": {"failure_details": details[rank]}} for rank in (0, 1)]
-    assert getattr(signature_of(trial), "message", None) == "of_rank_1"
+    assert getattr(signature_of(trial), "message", None) == "non_finite"
 
 
 def test_which_rank_has_failed_does_not_matter() -> None:
