@@ -40,7 +40,8 @@ _ABORTED = [
     )
 ]
 
-#: Keys of ``failure_details`` of which the value says where or when, and not what.
+#: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
+_WHAT = ("kind", "type", "error", "message", "reason")
 _NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
 
 #: Entries of them that make up a message.
@@ -193,10 +194,9 @@ def _details(result: Mapping[str, Any]) -> str:
         if not isinstance(detail, Mapping):
             continue
         words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
-        texts = [
-            words_of(value if key in ("kind", "type", "error", "message", "reason") else f"{key} {value}")
-            for key, value in list(words.items())[:_WORDS]
-        ]
+        first = {key: words.pop(key) for key in _WHAT if key in words}
+        texts = [words_of(value) for value in first.values()]
+        texts = [*texts, *(words_of(f"{key} {value}") for key, value in words.items())][:_WORDS]
         if texts:
             return bounded(", ".join(text for text in texts if text))
     return "passed=False"

@@ -204,7 +204,7 @@ def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for(blamed: int | N
         ([], "passed=False"),
         ([{"iteration": 3, "max_abs_diff": 0.5}], "passed=False"),
         ([{"note": "12 bytes were cut"}], "passed=False"),
-        ([{"iteration": 3, "kind": "non_finite", "operation": "matmul"}], "non_finite, operation matmul"),
+        ([{"iteration": 3, "operation": "matmul", "kind": "non_finite"}], "non_finite, operation matmul"),
         ([{"kind": "rank_lost", "rank": 3, "error": "OSError: pid 4711"}], "rank_lost, OSError: pid #"),
     ],
 )
