@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.triage.facts import CellKey, TrialFacts
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.settings import TriageSettings
     from pytest_aorta.triage.table import Table
     from pytest_aorta.trials.events import FailureData
@@ -180,11 +180,6 @@ class TrialWriter:
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
-
-
-def _key(spec: TrialSpec) -> CellKey:
-    """The cell of a trial of a plan."""
-    return CellKey(spec.workload.name, spec.cell)
 
 
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
