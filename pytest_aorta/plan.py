@@ -58,6 +58,7 @@ class Selection:
     resources: Resources = field(default_factory=Resources)
     replays: tuple[Path, ...] = ()
     triage: TriageSettings = field(default_factory=TriageSettings)
+    report: Path | None = None
 
 
 @dataclass(frozen=True)
