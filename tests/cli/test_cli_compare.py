@@ -45,7 +45,7 @@ def test_the_text_says_it_all_in_80_columns(runs: Path) -> None:
         "~N more: about so many more trials, in A and in B, would decide",
         "",
         "fails in new ways in B",
-        "  gemm local-none: 2x died",
+        "  gemm local-none: 2x SIGSEGV in run()",
         "",
         "only in A",
         "  gemm local-old: 3 trials, 3 ok",
@@ -66,7 +66,7 @@ def test_colors_are_for_terminals(runs: Path) -> None:
     [
         ("worse", ["worse: gemm local-none (2/20 -> 14/20 failed, p 0.0002)"]),
         ("slower", ["slower: gemm local-none (steps +30%, 95 % +29% to +30%)"]),
-        ("new-signature", ["new-signature: gemm local-none (2x died)"]),
+        ("new-signature", ["new-signature: gemm local-none (2x SIGSEGV in run())"]),
         ("not-compared", ["not-compared: gemm local-old (only in A)"]),
         ("worse,slower", ["worse: gemm local-none", "slower: gemm local-none"]),
     ],
