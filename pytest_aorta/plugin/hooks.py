@@ -148,7 +148,9 @@ def pytest_runtest_makereport(
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        report.longrepr = longrepr_of(str(call.excinfo.value), item.path)
+        text = str(call.excinfo.value)
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle") == "line" else text
+        report.longrepr = longrepr_of(shown, item.path)
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
         report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]

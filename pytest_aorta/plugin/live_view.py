@@ -38,11 +38,17 @@ _INTERVAL = 0.25
 #: Looks without a running trial after which there are no more, until the next one starts.
 _IDLE_LOOKS = 8
 
+#: Variables by which pytest, too, knows that it runs for a log.
+_CI = ("CI", "BUILD_NUMBER")
+
 
 def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | None:
     """The terminal that pytest writes to, if a live view is to be shown on it."""
     file = terminal_file(config)
-    if file is None or not file.isatty() or environ.get("TERM", "dumb") == "dumb" or config.get_verbosity() < 0:
+    if file is None or not file.isatty() or config.get_verbosity() < 0:
+        return None
+    # Some CI services give a terminal to what they run, and keep all that it writes in a log.
+    if environ.get("TERM", "dumb") == "dumb" or any(environ.get(name) for name in _CI):
         return None
     # What tests print would come in between, and a debugger needs the terminal for itself.
     shares = config.getoption("capture", "no") in ("no", "tee-sys")

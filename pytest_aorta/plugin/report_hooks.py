@@ -93,7 +93,7 @@ class ReportHooks:
         if run is not None:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            self.writer.finish(self.open)
+            self.writer.finish(self.open, _ended_early(session, run.interrupted))
             if run.selection.report is not None:
                 self._write_report(run)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
@@ -128,8 +128,8 @@ class ReportHooks:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not terminalreporter.no_summary:
-            self.writer.summary.print(terminalreporter, self.writer.errors)
+        if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
+            self.writer.print_summary(terminalreporter)
             if self._report:
                 terminalreporter.write_line(f"report: {self._report}")
 
@@ -143,3 +143,11 @@ class ReportHooks:
                 self.writer.errors.append(problem)
             else:
                 self._report = str(run.selection.report)
+
+
+def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
+    """What has ended the run before its last trial; ``None`` for nothing."""
+    stopped = interrupted or session.shouldfail or session.shouldstop
+    if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        stopped = "interrupted"
+    return str(stopped) if stopped else None
