@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.alike_failures import AlikeFailures
 from pytest_aorta.plugin.compat import Duration, add_duration
+from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.matrix_writer import MatrixWriter, planned_trials
 from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
 from pytest_aorta.plugin.terminal import Summary
+from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.earlier_matrix import was_looked_at
-from pytest_aorta.triage.facts import CellKey, facts_of
+from pytest_aorta.triage.facts import facts_of
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths
@@ -41,6 +43,9 @@ class TrialWriter:
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
+        self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        #: How many trials were skipped because their cells were decided.
+        self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
         for plan in self.plans:
@@ -63,15 +68,15 @@ class TrialWriter:
 
     def _declare(self, plan: Plan) -> None:
         for spec in plan.trials:
-            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def begin(self, nodeid: str) -> None:
         """The item of a trial has begun."""
         found = self._find(nodeid)
         if found is not None:
             spec = found[0]
-            self.triage.declare(_key(spec), spec.environment.name, spec.mitigations)
-            self.triage.begin(_key(spec), spec.trial_index)
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
+            self.triage.begin(cell_of(spec), spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
@@ -95,10 +100,24 @@ class TrialWriter:
         self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
         self.triage.add(facts)
+        if self.decisions is not None and self.decisions.update(facts.key):
+            decided = self.run.stopping.decided
+            decided.publish(self.decisions.stopped)
+            self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
         if self.run.watcher is not None:
             self.run.watcher.trial_finished(facts)
         self.matrix.trial_is_over()
         return facts
+
+    def count_skip(self, report: pytest.TestReport) -> None:
+        """Count a trial that was not needed."""
+        if self.decisions is not None and isinstance(report.longrepr, tuple):
+            self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
+
+    def select(self, nodeids: Iterable[str]) -> None:
+        """Only the cells of these items have trials in this run, and are compared."""
+        found = [self._find(nodeid) for nodeid in nodeids]
+        self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
@@ -161,11 +180,6 @@ class TrialWriter:
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
-
-
-def _key(spec: TrialSpec) -> CellKey:
-    """The cell of a trial of a plan."""
-    return CellKey(spec.workload.name, spec.cell)
 
 
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:

@@ -41,9 +41,7 @@ CONDITIONS = (
     # An average of one minute comes within 5 % of its end in three.
     Condition("load of the host, per CPU", lambda host: host.load, "{:.1f}".format, 0.5, settles_sec=180),
     Condition("time waiting for a CPU", lambda host: host.cpu_pressure, "{:.0f}%".format, 25, settles_sec=30),
-    Condition(
-        "time waiting for memory", lambda host: host.memory_pressure, "{:.0f}%".format, 10, settles_sec=30
-    ),
+    Condition("time waiting for memory", lambda host: host.memory_pressure, "{:.0f}%".format, 10, settles_sec=30),
     Condition("clock of the processor", lambda host: host.clock_mhz, "{:.0f} MHz".format, 0.1, relative=True),
     Condition(
         "memory available on the host",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
@@ -78,6 +78,12 @@ class Triage:
         if key not in self._cells:
             self._cells[key] = CellTrials(key, environment, mitigations)
 
+    def keep(self, keys: Collection[CellKey]) -> None:
+        """Forget declared cells that have no trial, and will have none."""
+        for key, trials in list(self._cells.items()):
+            if key not in keys and not trials.has_begun:
+                del self._cells[key]
+
     def begin(self, key: CellKey, index: int) -> None:
         """A trial of a declared cell has begun."""
         self._cells[key].begin(index)
@@ -91,6 +97,10 @@ class Triage:
     def cells(self) -> list[CellTrials]:
         """All cells, in order."""
         return list(self._cells.values())
+
+    def baselines(self) -> Baselines:
+        """Which cell each is compared with by now."""
+        return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
 
     def compare(self, key: CellKey, baseline: CellKey) -> SequentialComparison:
         """What is known by now of a cell against a baseline, without a correction for other cells."""
