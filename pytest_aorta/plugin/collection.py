@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plan import Plan, PlanError, ordered, trials_of
+from pytest_aorta.plan import Plan, PlanError, planned
 from pytest_aorta.plugin.discovery import has_tests, workload_classes
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import items_of
@@ -157,4 +157,4 @@ def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
         WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
         for name, cls in workload_classes(path)
     ]
-    return Plan(ordered(trials_of(entries, selection, registry), selection.order))
+    return planned(entries, selection, registry)

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import pytest
 from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback, TerminalRepr
 from _pytest._io import TerminalWriter
+from _pytest.outcomes import Skipped
 
 
 def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:
@@ -47,6 +48,10 @@ def with_lines(longrepr: Any, lines: Sequence[str]) -> TerminalRepr:
     return _WithLines(longrepr, lines)
 
 
+class SkippedItem(Skipped):
+    """Skips an item for a reason of ours; to a type checker, ``pytest.skip.Exception`` is no class."""
+
+
 def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
     """Fixtures that an item uses, by name: those that override each other, the last one first in use."""
     return item._fixtureinfo.name2fixturedefs
@@ -55,6 +60,11 @@ def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.F
 def general_timeout(config: pytest.Config) -> float | None:
     """pytest-timeout's limit for all tests in seconds; ``None`` where there is none."""
     return getattr(config, "_env_timeout", None) or None
+
+
+def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the fixtures that were set up before ``item``, which does not run, and that ``nextitem`` does not need."""
+    item.session._setupstate.teardown_exact(nextitem)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
@@ -172,7 +173,9 @@ class RunTrial:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
             running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
-            running = run.launch(self.item, spec, paths, self._extra_env)
+            # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
+            key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.axes.mitigations else None
+            running = run.launch(self.item, spec, paths, self._extra_env, key)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,8 @@ from pytest_aorta.plugin.trial_watcher import WATCHER
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pytest_aorta.plugin.gating import Gating
+    from pytest_aorta.plugin.run import Run
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -27,6 +29,8 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
         self._folded: FoldedSummary | None = None
+        #: Path of the report that was written, as it was given.
+        self._report = ""
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -46,6 +50,27 @@ class ReportHooks:
                 view = self.config.stash[WATCHER] = LiveView(self.config, file)
                 self.config.pluginmanager.register(view, "aorta_live_view")
 
+    @cached_property
+    def gating(self) -> Gating:
+        """What decides the exit status, where gates were given."""
+        from pytest_aorta.plugin.gating import Gating
+        from pytest_aorta.plugin.run import run_of
+
+        return Gating(run_of(self.config).selection.gates)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """What is deselected is not compared."""
+        if current_run(self.config) is not None and not self.config.option.collectonly:
+            self.writer.select(item.nodeid for item in getattr(session, "items", ()))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """The same from the first of xdist's workers: all have the same items."""
+        if current_run(self.config) is not None and "selected" not in self.__dict__:
+            self.selected = True
+            self.writer.select(ids)
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
         self.open[nodeid] = None
@@ -63,11 +88,14 @@ class ReportHooks:
         """Write the records that a report brings."""
         if report.when == "teardown":
             self.open.pop(report.nodeid, None)
+        if report.skipped and "writer" in self.__dict__:
+            self.writer.count_skip(report)
         if getattr(report, "aorta", None):
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
             self.writer.write_report(report)
+            self.gating.see(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
@@ -90,7 +118,10 @@ class ReportHooks:
         if run is not None:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            self.writer.finish(self.open)
+            self.writer.finish(self.open, _ended_early(session, run.interrupted))
+            if run.selection.report is not None:
+                self._write_report(run)
+            self.gating.conclude(session, self.writer.triage)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -123,5 +154,34 @@ class ReportHooks:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not terminalreporter.no_summary:
-            self.writer.summary.print(terminalreporter, self.writer.errors)
+        if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
+            self.writer.print_summary(terminalreporter)
+            if self.config.get_verbosity() >= 0:
+                from pytest_aorta.plugin.stopping_text import stopping_lines
+
+                writer = self.writer
+                selection = writer.run.selection
+                for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
+                    terminalreporter.write_line(line)
+            self.gating.print(terminalreporter)
+            if self._report:
+                terminalreporter.write_line(f"report: {self._report}")
+
+    def _write_report(self, run: Run) -> None:
+        """``--aorta-report``; not in a run that has ended before its first trial."""
+        if any(cell.finished for cell in self.writer.triage.cells):
+            from pytest_aorta.plugin.report_option import write_run_report
+
+            problem = write_run_report(run)
+            if problem:
+                self.writer.errors.append(problem)
+            else:
+                self._report = str(run.selection.report)
+
+
+def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
+    """What has ended the run before its last trial; ``None`` for nothing."""
+    stopped = interrupted or session.shouldfail or session.shouldstop
+    if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        stopped = "interrupted"
+    return str(stopped) if stopped else None

@@ -309,18 +309,25 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _shown_of_gpu(key: str, value: Any) -> str:
+    return _gibibytes(value) if key.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
 def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
     """``gpus``, such as ``2 NVIDIA H100``, and of what each GPU has the different values, under ``gpu``."""
     names: Counter[str] = Counter()
     values: dict[str, set[str]] = {}
     for vendor in ("nvidia", "amd"):
-        devices = (accelerator.get(vendor) or {}).get("devices") or []
-        for device in devices:
+        facts = accelerator.get(vendor)
+        devices = facts.get("devices") if isinstance(facts, Mapping) else None
+        for device in devices if isinstance(devices, list) else []:
+            if not isinstance(device, Mapping):
+                continue
             own = str(device.get("name") or device.get("product_name") or device.get("gfx") or "GPU")
             names[own if own.lower().startswith(vendor) else f"{vendor.upper()} {own}"] += 1
             for key in _OF_A_GPU:
                 if (value := device.get(key)) is not None:
-                    values.setdefault(key, set()).add(_gibibytes(value) if key.endswith("_bytes") else str(value))
+                    values.setdefault(key, set()).add(_shown_of_gpu(key, value))
     return {
         "gpus": ", ".join(f"{number} {name}" for name, number in sorted(names.items())) or None,
         "gpu": {key: sorted(found) for key, found in values.items()},

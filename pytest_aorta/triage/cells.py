@@ -105,6 +105,11 @@ class CellTrials:
         self._statistics = None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any trial has."""
+        return bool(self._trials)
+
+    @property
     def finished(self) -> list[TrialFacts]:
         """All that are over."""
         return [facts for facts in self._trials.values() if facts is not None]

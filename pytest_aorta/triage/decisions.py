@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from pytest_aorta.triage.baselines import Baselines, choose_baselines
+from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.mitigations import effects
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.sequential import SequentialComparison
 from pytest_aorta.triage.table import Triage
@@ -15,6 +16,9 @@ from pytest_aorta.triage.verdicts import Comparison, verdict_of
 #: After so many trials of which none has come to its main work, a cell is not tried any more.
 NOT_RUN = 3
 
+#: After so many trials that count, it is known which variables they have.
+SEEN = 3
+
 
 class Decisions:
     """Cells that are decided, and those whose trials have ended for it. What is decided once stays so.
@@ -22,15 +26,10 @@ class Decisions:
     All evidence is sequential, so that it does not matter how often one looks. The level is shared by all cells of a
     baseline from the beginning (Holm over their p values so far, 1 for a cell without any), so that a decision is never
     taken back when another cell has its first trials.
-
-    Args:
-        triage: to which trials are added.
-        takes_part: whether a cell has trials in this run; others wait for nothing, and share no level.
     """
 
-    def __init__(self, triage: Triage, takes_part: Callable[[CellKey], bool] = lambda key: True) -> None:
+    def __init__(self, triage: Triage) -> None:
         self._triage = triage
-        self._takes_part = takes_part
         #: What is known of each cell against its baseline.
         self._found: dict[CellKey, tuple[CellKey, SequentialComparison]] = {}
         #: What was decided of a cell, in words.
@@ -41,11 +40,10 @@ class Decisions:
     def update(self, touched: CellKey) -> bool:
         """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
         before = len(self.stopped)
-        cells = {trials.key: trials.statistics for trials in self._triage.cells if self._takes_part(trials.key)}
-        if touched not in cells:
-            return False
+        cells = {trials.key: trials.statistics for trials in self._triage.cells}
         self._decide_absence(cells[touched])
-        baselines = choose_baselines(list(cells.values()), self._triage.settings.baseline)
+        baselines = self._triage.baselines()
+        self._decide_sameness(cells[touched], baselines, cells)
         for baseline in {touched, baselines.of.get(touched, touched)}:
             self._compare(baseline, touched, baselines, cells)
         self._stop(baselines, cells)
@@ -55,10 +53,24 @@ class Decisions:
         if cell.did_not_run and cell.total >= NOT_RUN:
             self.decided.setdefault(cell.key, f"did not run ({cell.total} of {cell.total} trials)")
 
+    def _decide_sameness(
+        self, cell: CellStatistics, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]
+    ) -> None:
+        """A cell with the variables of its baseline is that baseline; looked at once, as it costs more than the rest.
+
+        One whose variables are merely named by nothing that is loaded goes on: that is a guess.
+        """
+        base = baselines.of.get(cell.key)
+        if base is None or cell.counted != SEEN or not cells[base].counted:
+            return
+        effect = effects(cells, {cell.key: base})[cell.key]
+        if effect.is_second_baseline:
+            self.decided.setdefault(cell.key, f"second baseline ({effect.reason})")
+
     def _compare(
         self, baseline: CellKey, touched: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]
     ) -> None:
-        """Decide what can be decided of the cells of a baseline, of which ``touched`` is one, or the baseline itself."""
+        """Decide what can be decided of the cells of a baseline; ``touched`` is one of them, or the baseline itself."""
         family = [key for key, base in baselines.of.items() if base == baseline]
         base = cells[baseline]
         for key in family:

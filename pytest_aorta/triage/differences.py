@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.environment_facts import GPUS, Fact, Value
+from pytest_aorta.triage.environments import FILES
 from pytest_aorta.trials.fingerprint import DIGEST
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Difference:
         one, two = self._only(self.before), self._only(self.after)
         if isinstance(one, tuple) and isinstance(two, tuple):
             return f"{name}: {_words(one, two)}"
+        if self.fact.section == FILES and (_is_absent(self.before) or _is_absent(self.after)):
+            return f"{name} is {'new' if _is_absent(self.before) else 'gone'}"
         if _is_hidden(one) and _is_hidden(two):
             return f"{name} changed{', value not recorded' if self.fact.section == 'env_vars' else ''}"
         return f"{name} {self._side(self.before)} -> {self._side(self.after)}".strip()
@@ -138,6 +141,10 @@ def _words(one: tuple[str, ...], two: tuple[str, ...]) -> str:
 def _listed(words: list[str]) -> str:
     more = len(words) - _MOST
     return ", ".join(map(_cut, words[:_MOST])) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_absent(values: tuple[tuple[Value | None, int], ...]) -> bool:
+    return [value for value, _ in values] == [None]
 
 
 def _is_hidden(value: Value | None) -> bool:

@@ -51,12 +51,22 @@ class CellKey:
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began: load average of one minute, clock, available memory; ``None`` for not known."""
+    """The host when the trial began; ``None`` for not known.
+
+    Attributes:
+        name: of the host.
+        load: average of one minute, per CPU.
+        clock_mhz: of the processor.
+        memory_available_bytes: as the kernel estimates it.
+        cpu_pressure, memory_pressure: percent of the ten seconds before in which tasks have waited for them.
+    """
 
     name: str | None = None
     load: float | None = None
     clock_mhz: float | None = None
     memory_available_bytes: int | None = None
+    cpu_pressure: float | None = None
+    memory_pressure: float | None = None
 
 
 @dataclass(frozen=True)
@@ -175,13 +185,18 @@ def _index(record: Mapping[str, Any], file: str) -> int:
 
 
 def _conditions(record: Mapping[str, Any]) -> HostConditions:
-    process = (record.get("env") or {}).get("process") or {}
+    env = record.get("env") or {}
+    process = env.get("process") or {}
     load = process.get("load_average") or [None]
+    cpus = (env.get("host") or {}).get("cpu_count") or 1
+    pressure = process.get("pressure") or {}
     return HostConditions(
         name=record.get("host"),
-        load=load[0],
+        load=None if load[0] is None else load[0] / cpus,
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
+        cpu_pressure=pressure.get("cpu"),
+        memory_pressure=pressure.get("memory"),
     )
 
 

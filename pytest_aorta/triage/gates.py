@@ -75,7 +75,7 @@ class GateResult:
 
 
 def parse_gate(text: str) -> Gate:
-    """A gate from its text: ``VALUE[(CELL)] COMPARISON OPERAND``; ``upper(...)`` or ``lower(...)`` may be around the value.
+    """A gate from its text: ``VALUE[(CELL)] COMPARISON OPERAND``, the value in ``upper(...)`` or ``lower(...)`` or not.
 
     Raises:
         ValueError: what was expected, where, and what is there instead.

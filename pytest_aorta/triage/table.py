@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.comparisons import Comparisons, SignatureComparison
 from pytest_aorta.triage.confounds import Confound, confound_of
+from pytest_aorta.triage.drift import drift_warnings
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.mitigations import MitigationEffect, effects
 from pytest_aorta.triage.settings import TriageSettings
@@ -77,6 +78,12 @@ class Triage:
         if key not in self._cells:
             self._cells[key] = CellTrials(key, environment, mitigations)
 
+    def keep(self, keys: Collection[CellKey]) -> None:
+        """Forget declared cells that have no trial, and will have none."""
+        for key, trials in list(self._cells.items()):
+            if key not in keys and not trials.has_begun:
+                del self._cells[key]
+
     def begin(self, key: CellKey, index: int) -> None:
         """A trial of a declared cell has begun."""
         self._cells[key].begin(index)
@@ -90,6 +97,10 @@ class Triage:
     def cells(self) -> list[CellTrials]:
         """All cells, in order."""
         return list(self._cells.values())
+
+    def baselines(self) -> Baselines:
+        """Which cell each is compared with by now."""
+        return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
 
     def compare(self, key: CellKey, baseline: CellKey) -> SequentialComparison:
         """What is known by now of a cell against a baseline, without a correction for other cells."""
@@ -111,7 +122,9 @@ class Triage:
                 rows[row.cell.key] = row
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        return Table(tuple(rows.values()), self.settings, tuple(filter(None, map(_contradiction, rows.values()))))
+        drifts = () if running else drift_warnings(self.cells, baselines)
+        contradictions = filter(None, map(_contradiction, rows.values()))
+        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
 
     def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method, planned: int) -> list[Row]:
         """The rows of cells with a common baseline; ``planned``: how many it has, also those without trials yet."""

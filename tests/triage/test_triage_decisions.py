@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -19,16 +18,11 @@ SEQUENTIAL = TriageSettings(sequential=True)
 class Watched:
     """A run whose cells stop as soon as they are decided."""
 
-    def __init__(
-        self,
-        *cells: list[TrialFacts],
-        baseline: str | None = None,
-        takes_part: Callable[[CellKey], bool] = lambda key: True,
-    ) -> None:
+    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None) -> None:
         self.triage = Triage(TriageSettings(baseline=baseline, sequential=True))
         for cell in cells:
             self.triage.declare(cell[0].key, cell[0].environment, cell[0].mitigations)
-        self.decisions = Decisions(self.triage, takes_part)
+        self.decisions = Decisions(self.triage)
         self.run: list[TrialFacts] = []
         for facts in chain(*zip(*cells, strict=True)):
             if facts.key not in self.decisions.stopped:
@@ -97,17 +91,6 @@ def test_the_baseline_of_a_further_environment_goes_on_for_its_own_cells() -> No
     assert run.trials("local-none") < 12 < run.trials("venv-none") == run.trials("venv-a")
 
 
-def test_cells_that_do_not_take_part_wait_for_nothing() -> None:
-    alone = Watched(trials("none", "F" * 30), trials("a", "." * 30))
-    chosen = Watched(
-        trials("none", "F" * 30),
-        trials("a", "." * 30),
-        trials("b", "F" * 30),
-        takes_part=lambda key: key.cell != "local-b",
-    )
-    assert chosen.reasons() == alone.reasons()
-
-
 @pytest.mark.parametrize(("cells", "pairs"), [(2, 4), (9, 6)])
 def test_cells_without_trials_share_the_level_from_the_beginning(cells: int, pairs: int) -> None:
     """As many pairs as are needed do not depend on which cells have begun: later ones take no decision back."""
@@ -116,18 +99,19 @@ def test_cells_without_trials_share_the_level_from_the_beginning(cells: int, pai
     for cell in ["none", *names]:
         triage.declare(CellKey("gemm", f"local-{cell}"), "local", (cell,))
     decisions = Decisions(triage)
-    for number, (base, fixed) in enumerate(zip(trials("none", "F" * 40), trials("m1", "." * 40), strict=True), start=1):
-        for facts in (base, fixed):
+    fixed = trials("m1", "." * 40)
+    for number, two in enumerate(zip(trials("none", "F" * 40), fixed, strict=True), start=1):
+        for facts in two:
             triage.add(facts)
             decisions.update(facts.key)
-        if fixed.key in decisions.decided:
+        assert (fixed[0].key in decisions.decided) == (number >= pairs)
+        if number == pairs:
             break
-    assert number == pairs
-    assert triage.table().row(fixed.key).verdict.kind == "fixes"
+    assert triage.table().row(fixed[0].key).verdict.kind == "fixes"
     for name in names[1:]:
-        for facts in trials(name, "F" * number):
+        for facts in trials(name, "F" * pairs):
             triage.add(facts)
-    assert triage.table().row(fixed.key).verdict.kind == "fixes"
+    assert triage.table().row(fixed[0].key).verdict.kind == "fixes"
 
 
 LETTERS = st.text("..FFT-E", min_size=25, max_size=25)

@@ -15,7 +15,7 @@ from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
 from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
@@ -43,6 +43,8 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
+#: Whether the trials that will be forked from this process watch variables.
+_watches = False
 #: Whether what was imported for the trials has started other programs.
 _had_children = False
 
@@ -68,13 +70,16 @@ def _note_children(before: Children) -> None:
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _startup, _class
+    global _static, _sources, _startup, _class, _watches
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    _watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
+    if _watches:
+        _static = before_forks(_static)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -91,6 +96,8 @@ def extend(extension: Extension) -> Refused:
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
+        if _watches:
+            _static = before_forks(_static)
     return refused
 
 

@@ -50,7 +50,7 @@ class PairedEProcess:
     """The e-processes against several nulls about the difference (cell less baseline), for one stream of pairs.
 
     ``at_most`` holds the D of nulls "the difference is at most D", ``at_least`` those of nulls "at least D".
-    ``log_capital`` is the logarithm of what all bets together have made of 1, first against the former, then the latter.
+    ``log_capital`` is the logarithm of what all bets have made of 1, first against the former, then the latter.
     """
 
     def __init__(self, at_most: Sequence[float], at_least: Sequence[float]) -> None:
