@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.rank_stacks import save_own_collectives
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
@@ -41,8 +42,14 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     if not prepared:
         _import(payload, seed, log.send)
     use_seed(seed)
-    _serve_flight_recorder(Path(payload["sockets"]))
-    return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
+    sockets = Path(payload["sockets"])
+    _serve_flight_recorder(sockets)
+
+    def on_error(error: BaseException) -> None:
+        _write_error_file(error)
+        save_own_collectives(error, folder, rank, sockets)
+
+    return run_workload(payload, log.send, step_file(folder, rank), on_error=on_error)
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:
