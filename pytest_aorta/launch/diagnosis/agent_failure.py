@@ -36,7 +36,10 @@ _HINTS = (
 
 
 def agent_failure(trial: TrialEvidence) -> FailureData | None:
-    """Why the agent ended, unless it ended as it should. It is one of the setup when no rank has begun its own."""
+    """Why the agent ended, unless it ended as it should.
+
+    One that was ended, and one in a process of its own, failed in the phase that the first rank was in.
+    """
     agent = trial["agent"]
     if agent is None:
         return None
@@ -46,7 +49,7 @@ def agent_failure(trial: TrialEvidence) -> FailureData | None:
         message = f"{agent['name']} was ended by {name} in {place(phase)}"
         return {"phase": phase, "kind": "signal", "signal": name, "message": message, "rank": None}
     if "error" in agent:
-        return _raised(agent, phase)
+        return _raised(agent)
     if agent["returncode"]:
         message = f"{agent['name']} ended with exit code {agent['returncode']}; see stderr"
         code = agent["returncode"]
@@ -54,12 +57,12 @@ def agent_failure(trial: TrialEvidence) -> FailureData | None:
     return None
 
 
-def _raised(agent: AgentEnd, phase: Phase) -> FailureData:
+def _raised(agent: AgentEnd) -> FailureData:
     error = agent["error"]
     text = f"{error.get('type', '')}: {error['message']}"
     hint = next((hint for pattern, hint in _HINTS if re.search(pattern, text)), None)
     message = f"{agent['name']} failed: {error['message']}" + ("" if hint is None else f"; {hint}")
-    failure: FailureData = {"phase": phase, "kind": "exception", "message": message, "rank": None}
+    failure: FailureData = {"phase": "launch", "kind": "exception", "message": message, "rank": None}
     if "type" in error:
         failure["type"] = error["type"]
     if "traceback" in error:

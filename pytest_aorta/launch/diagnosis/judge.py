@@ -68,7 +68,7 @@ def judge(trial: TrialEvidence) -> Judgement:
         for number in missing.waiting & found.keys():
             found[number] = replace(found[number], weight=ENDED_UNSEEN)
     root = _root(found)
-    if missing is not None and missing.rank in found:
+    if missing is not None and missing.rank in found and found[missing.rank].failure["phase"] != "cleanup":
         root = missing.rank
     failure = None if root is None else _failure_of(root, found, trial)
     if missing is not None and missing.rank is not None and missing.gave_up is not None:
@@ -186,11 +186,18 @@ def _blame(number: int, found: Mapping[int, OwnFailure], root: int | None, missi
         return "cause"
     if own is None:
         return None
+    if root is None and own.weight < GAVE_UP and number == _first_in_cleanup(found):
+        return "cause"
     if own.follows:
         return "collateral"
     if own.weight >= GAVE_UP and (root is None or found.get(root, own).weight < own.weight or missing is not None):
         return "collateral"
     return "unknown"
+
+
+def _first_in_cleanup(found: Mapping[int, OwnFailure]) -> int | None:
+    those = [number for number, own in found.items() if own.failure["phase"] == "cleanup" and not own.follows]
+    return min(those, default=None)
 
 
 def _cleanup(records: list[RankData]) -> FailureData | None:

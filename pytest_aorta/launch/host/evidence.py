@@ -18,7 +18,7 @@ from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
 from pytest_aorta.launch.host.node_files import with_other_nodes
 from pytest_aorta.launch.host.rank_results import combined_result
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
-from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
 from pytest_aorta.trials.outcome import Observed
@@ -92,6 +92,13 @@ class Evidence:
             grace = self._spec.limits.grace
             trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
         self._judge(trial)
+        if is_multi_node(elastic) and not trial["ranks"]:
+            least, most = elastic.nnodes
+            self._seen.location = (
+                f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}: run the same pytest on each "
+                f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
+                "--aorta-elastic nnodes=MIN:MAX"
+            )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
         """Of the last attempt."""
