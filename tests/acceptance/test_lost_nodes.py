@@ -141,11 +141,15 @@ def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
         nodes = Nodes(faults, "raises", "--aorta-timeout", "20")
         taken.bind(("", int(nodes.where.rpartition(":")[2])))
         taken.listen()
-        assert finish(nodes.start(0)) != 0
+        process = nodes.start(0)
+        said = b"".join(process.communicate(timeout=110)).decode()
 
-    for trial in faults.trials().values():
-        assert trial["exit_status"] == "infrastructure_failed"
-        assert "rdzv_endpoint=HOST:PORT" in trial["failure"]["message"]
+    assert process.returncode == pytest.ExitCode.USAGE_ERROR, said
+    assert (
+        f"the nodes cannot meet at port {nodes.where.rpartition(':')[2]} of this host: Address already in use" in said
+    )
+    assert "--aorta-elastic rdzv_endpoint=HOST:PORT" in said
+    assert faults.trials() == {}
 
 
 @pytest.mark.slow
