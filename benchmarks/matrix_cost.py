@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200, help="per cell")
     parser.add_argument("--steps", type=int, default=100, help="per trial")
     options = parser.parse_args()
-    print("trial      run        writes  while running  slowest   last write  share   verdicts at end      matrix.json")
+    print("trial      run        writes  while running  slowest   last write  share   verdicts, end     matrix.json")
     for seconds in (0.05, 0.5, 5.0):
         found = measure(options.cells, options.trials, seconds, options.steps)
         print(
