@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -158,4 +159,8 @@ class ReportHooks:
                 selection = writer.run.selection
                 for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
                     terminalreporter.write_line(line)
+            if self.writer.notes:
+                terminalreporter.write_sep("=", "minimize")
+                for line in self.writer.notes:
+                    terminalreporter.write_line(printable(line))
             self.gating.print(terminalreporter)
