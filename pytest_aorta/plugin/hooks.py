@@ -192,7 +192,9 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     from pytest_aorta.plugin.deadlines import TIMEOUT
     from pytest_aorta.plugin.trial_item import TrialItem
 
-    if isinstance(item, TrialItem) and item.spec.execution.isolation != "none":
+    from pytest_aorta.plugin.minimize import MinimizeItem
+
+    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None

@@ -268,6 +268,8 @@ def _is_sequential(values: Mapping[str, Any]) -> bool:
 
 def _set_bounds(values: dict[str, Any]) -> None:
     """The number of trials where something else is to end them."""
+    if values["aorta_duration"] and (values["aorta_order"] or "interleaved") != "interleaved":
+        raise OptionError(f"--aorta-order {values['aorta_order']} and --aorta-duration: whole rounds are interleaved")
     if values["aorta_minimize"]:
         for option in ("until_decided", "duration"):
             if values[f"aorta_{option}"]:
