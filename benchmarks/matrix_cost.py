@@ -107,11 +107,18 @@ def main() -> None:
     print("trial      run        writes  while running  slowest   last write  share   verdicts, end     matrix.json")
     for seconds in (0.05, 0.5, 5.0):
         found = measure(options.cells, options.trials, seconds, options.steps)
-        print(
-            f"{seconds:5.2f} s  {found['run_sec']:8.0f} s  {found['written']:6.0f}  {found['while_running_sec']:11.2f} s"
-            f"  {found['slowest_sec']:6.2f} s  {found['write_at_end_sec']:8.2f} s  {found['share']:6.2%}"
-            f"  {found['table_at_end_sec']:17.2f} s  {found['bytes'] / 1e6:8.1f} MB"
-        )
+        texts = [
+            f"{seconds:5.2f} s",
+            f"{found['run_sec']:8.0f} s",
+            f"{found['written']:6.0f}",
+            f"{found['while_running_sec']:11.2f} s",
+            f"{found['slowest_sec']:6.2f} s",
+            f"{found['write_at_end_sec']:8.2f} s",
+            f"{found['share']:6.2%}",
+            f"{found['table_at_end_sec']:12.2f} s",
+            f"{found['bytes'] / 1e6:8.1f} MB",
+        ]
+        print("  ".join(texts))
 
 
 if __name__ == "__main__":

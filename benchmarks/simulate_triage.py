@@ -55,8 +55,8 @@ def _tables(triages: int) -> list[_Table]:
     return [
         _Table(
             "no effect",
-            f"{triages:,} triages of {_CELLS} cells x {_TRIALS} trials for each rate, all cells alike; share of triages in "
-            "which any cell is called better:",
+            f"{triages:,} triages of {_CELLS} cells x {_TRIALS} trials for each rate, all cells alike; "
+            "share of triages in which any cell is called better:",
             (
                 "failure rate of all cells",
                 "any lower rate (AORTA)",
@@ -102,13 +102,22 @@ def _tables(triages: int) -> list[_Table]:
             f"{few:,} triages of {_CELLS} cells for each rate, all alike; share of cells called `no effect`:",
             (
                 "failure rate of all cells",
-                f"by {_BOUND // 2} trials, fixed",
+                f"by {_BOUND} trials, fixed",
                 f"until decided, at most {_BOUND}",
                 "trials of a cell",
                 f"trials saved of all {_CELLS} x {_BOUND}",
             ),
             _equal_rates,
             [(0.0,), *alike],
+            few,
+        ),
+        _Table(
+            "at the margin",
+            f"{few:,} triages of {_CELLS} cells for each row; share of cells that are called `no effect` although "
+            "their rate differs by as much as the margin:",
+            ("failure rate, baseline -> cells", f"by {_BOUND} trials, fixed", f"until decided, at most {_BOUND}"),
+            _at_the_margin,
+            [(0.0, 0.1), (0.1, 0.2), (0.3, 0.4), (0.5, 0.4), (0.9, 1.0)],
             few,
         ),
         _Table(
@@ -196,13 +205,23 @@ def _effect(rates: tuple[float, ...], triages: int) -> str:
 
 def _equal_rates(rates: tuple[float, ...], triages: int) -> str:
     failed = outcomes(_generator(4, rates), [*rates] * _CELLS, triages, _BOUND)
-    fixed, course = fixed_verdicts(failed[:, :, : _BOUND // 2]), until_decided(failed)
+    fixed, course = fixed_verdicts(failed), until_decided(failed)
     return _row(
         f"{rates[0]:g}",
         _share(kind == "no effect" for verdicts in fixed for kind in verdicts),
         _share(kind == "no effect" for verdicts in course.verdicts for kind in verdicts),
         f"{course.trials.mean():.0f}",
         _saved(course),
+    )
+
+
+def _at_the_margin(rates: tuple[float, ...], triages: int) -> str:
+    base, cell = rates
+    failed = outcomes(_generator(6, rates), [base, *[cell] * (_CELLS - 1)], triages, _BOUND)
+    return _row(
+        f"{base:g} -> {cell:g}",
+        _share(kind == "no effect" for verdicts in fixed_verdicts(failed) for kind in verdicts),
+        _share(kind == "no effect" for verdicts in until_decided(failed).verdicts for kind in verdicts),
     )
 
 

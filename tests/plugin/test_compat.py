@@ -6,6 +6,7 @@ import io
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,8 @@ def test_what_the_terminal_reporter_writes_to_can_be_replaced(pytester: pytest.P
     config = pytester.parseconfigure()
     file = io.StringIO()
     set_terminal_file(config, file)
-    config.pluginmanager.get_plugin("terminalreporter").write_line("here")
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line("here")
 
     assert terminal_file(config) is file
     assert file.getvalue() == "here\n"
