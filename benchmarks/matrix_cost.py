@@ -103,9 +103,10 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=50)
     parser.add_argument("--trials", type=int, default=200, help="per cell")
     parser.add_argument("--steps", type=int, default=100, help="per trial")
+    parser.add_argument("--seconds", type=float, nargs="+", default=(0.05, 0.5, 5.0), help="that a trial takes")
     options = parser.parse_args()
     print("trial      run        writes  while running  slowest   last write  share   verdicts, end     matrix.json")
-    for seconds in (0.05, 0.5, 5.0):
+    for seconds in options.seconds:
         found = measure(options.cells, options.trials, seconds, options.steps)
         texts = [
             f"{seconds:5.2f} s",
