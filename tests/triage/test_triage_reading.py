@@ -75,14 +75,7 @@ def test_the_table_that_is_read_is_that_of_the_run(stage: Stage, how: tuple[str,
     stage.register(flaky="flaky:Flaky", other="flaky:Flaky")
     stage.write_registry(mitigations={"no_setup": {"NO_SETUP": "1"}})
     axes = [word for names in ("none", "tf32_off", "tf32_off,no_setup") for word in ("--aorta-mitigations", names)]
-    options = (
-        "--aorta-environment",
-        "local",
-        "--aorta-environment",
-        "default",
-        "--aorta-registry-file",
-        "registry.json",
-    )
+    options = ("--aorta-registry-file", "registry.json")
     stage.run("--aorta-workload", "other", "--aorta-workload", "flaky", "--aorta-trials", "4", *axes, *options, *how)
     check(stage, "results", cells=6, in_order="-n" not in how)  # on workers, trials begin in no order
 
