@@ -85,7 +85,7 @@ def page_of(material: Material, output: Path, against: tuple[str, Material] | No
         title=_listed(sorted({row.cell.key.workload for row in table.rows})) or "no trials",
         facts=tuple(_facts(material, shown)),
         sentences=tuple(_sentences(table, labels)),
-        warnings=tuple(_warnings(table, material)),
+        warnings=tuple(_warnings(table, material, labels)),
         cells=tuple(cells),
         signatures=tuple(signature_views(material, labels, ids)),
         trials=tuple(trial_views(material, labels, of_files, output, shown)),
@@ -139,10 +139,20 @@ def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:
     return [one_line(text, 600) for text in found]
 
 
-def _warnings(table: Table, material: Material) -> list[str]:
-    found = [*(one_line(text, 500) for text in table.warnings), *material.left_out]
+def _warnings(table: Table, material: Material, labels: Mapping[CellKey, str]) -> list[str]:
+    """What concerns several cells, then their confounds, what their variables have not done, and what trials say."""
+    found = [*table.warnings]
+    for row in table.rows:
+        if row.confound is not None and row.confound.kind == "speed":
+            found.append(f"{labels[row.cell.key]}: {row.confound.text}; a fault of timing can hide in slower steps")
+    found += dict.fromkeys(text for row in table.rows if row.effect is not None for text in row.effect.sentences)
+    for row in table.rows:
+        for text, number in row.cell.warnings.items():
+            found.append(f"{labels[row.cell.key]}: {text} ({counted(number, 'trial')})")
+    found += material.left_out
     more = len(found) - _MOST_WARNINGS
-    return [*found[:_MOST_WARNINGS], *([f"and {counted(more, 'more warning')}"] if more > 0 else [])]
+    shown = [one_line(text, 500) for text in found[:_MOST_WARNINGS]]
+    return [*shown, *([f"and {counted(more, 'more warning')}"] if more > 0 else [])]
 
 
 def _environments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +54,7 @@ def bounded(text: str, most_bytes: int = TAIL_BYTES, most_lines: int = TAIL_LINE
 
 def log_tail(path: Path) -> str:
     """The last lines of a log; empty where there are none."""
-    if not path.is_file():  # to open a pipe would wait for its writer
+    if not os.path.isfile(path):  # to open a pipe would wait for its writer
         return ""
     lines = without_runner(plain(read_tail(path, TAIL_BYTES)).rstrip().split("\n"))
     kept = "\n".join(lines[-TAIL_LINES:])
