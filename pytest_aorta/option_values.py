@@ -237,6 +237,13 @@ def trial_file(value: str) -> str:
     return value
 
 
+def file(value: str) -> str:
+    """The path of a file to be written."""
+    if not value.strip() or "\0" in value or value.endswith("/"):
+        raise ValueError("the path of a file")
+    return value
+
+
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 

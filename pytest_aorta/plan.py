@@ -61,6 +61,7 @@ class Selection:
     resources: Resources = field(default_factory=Resources)
     replays: tuple[Path, ...] = ()
     triage: TriageSettings = field(default_factory=TriageSettings)
+    report: Path | None = None
     until_decided: bool = False
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
@@ -230,9 +231,7 @@ def check_variables(source: str, variables: object) -> None:
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 
 
-def ordered(
-    cells: Sequence[Sequence[TrialSpec]], order: Order, *, whole_rounds: bool = False
-) -> tuple[TrialSpec, ...]:
+def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, *, whole_rounds: bool = False) -> tuple[TrialSpec, ...]:
     """All trials in running order.
 
     ``interleaved``: trial 0 of every cell, then trial 1, ..., in blocks of at most ``WARM_CELLS`` cells, so that drift

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.side_by_side import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +124,7 @@ def _bounded(folds: list[Fold]) -> list[Fold]:
         return folds
     cells = len({fold.cell for fold in rest})
     trials = sorted(itertools.chain.from_iterable(fold.trials for fold in rest))
-    return [*folds[: _MOST_LINES - 1], Fold("", f"{cells} cells", f"{len(rest)} kinds of failures", trials)]
+    return [*folds[: _MOST_LINES - 1], Fold("", counted(cells, "cell"), f"{len(rest)} kinds of failures", trials)]
 
 
 def _shortened(text: str, longest: int = 60) -> str:

@@ -165,7 +165,9 @@ def pytest_runtest_makereport(
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        report.longrepr = longrepr_of(str(call.excinfo.value), item.path)
+        text = str(call.excinfo.value)
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle") == "line" else text
+        report.longrepr = longrepr_of(shown, item.path)
     if report.skipped and call.excinfo is not None:
         from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip
 
@@ -190,9 +192,8 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.deadlines import TIMEOUT
-    from pytest_aorta.plugin.trial_item import TrialItem
-
     from pytest_aorta.plugin.minimize import MinimizeItem
+    from pytest_aorta.plugin.trial_item import TrialItem
 
     if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: Shortest part of a name that still says something.
 _LEAST_NAME = 12
 
+#: Of what is said of a slot, worker or host: the specification of a host may be long.
+_MOST_PLACE = 20
+
 #: Lines of the view at most, and of the terminal, one half.
 _MOST_LINES = 20
 
@@ -65,9 +68,8 @@ def _run_line(state: LiveState, now: float, width: int) -> LiveLine:
     text = "aorta: "
     for part in filter(None, parts):
         separator = "" if text.endswith(": ") else ", "
-        if len(text + separator + part) > width:
-            break
-        text += separator + part
+        if len(text + separator + part) <= width:
+            text += separator + part
     return LiveLine(text, "red" if failed else None)
 
 
@@ -80,7 +82,7 @@ def _trial_lines(state: LiveState, trials: Sequence[RunningTrial], now: float, w
     lefts = [state.left_of(trial, now) for trial in trials]
     eta = ["" if left is None else f"eta {clock(left)}" for left in lefts]
     columns = [elapsed, list(map(_step_text, trials)), eta]
-    places = [_plain(trial.place) for trial in trials]
+    places = [_plain(trial.place)[:_MOST_PLACE] for trial in trials]
     names = [_plain(trial.name) for trial in trials]
     wanted = min(_LEAST_NAME, max(map(len, names)))
     while (room := width - 2 - _width(places) - sum(map(_width, columns))) < wanted and len(columns) > 1:

@@ -152,6 +152,7 @@ OPTIONS = (
         "compare with this cell, such as local-none, or mitigation set (default: the first without mitigations)",
     ),
     Option("margin", valid.margin, "P", "differences of the failure rate that are no effect (default 0.1)"),
+    Option("report", valid.file, "FILE", "write one HTML file about all trials in the results directory at the end"),
     Option("until-decided", valid.switch, "", "skip the remaining trials of a cell once its verdict is certain"),
     Option("duration", valid.duration, "TIME", "rounds over all cells until the time is over, such as 8h or 1h30m"),
     Option(
@@ -220,6 +221,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         from pytest_aorta.trials.elastic_options import elastic_options
 
         values["aorta_elastic"] = elastic_options(dict(values["aorta_elastic"]))
+    if values["aorta_report"] is not None:
+        values["aorta_report"] = Path(values["aorta_report"])
     if values["aorta_results_dir"] is not None:
         values["aorta_results_dir"] = Path(values["aorta_results_dir"])
 
@@ -231,7 +234,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order"),
+        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order", "report"),
         **given(workloads="workload", environments="environment"),
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),

@@ -15,6 +15,7 @@ from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.options import is_mentioned
+from pytest_aorta.plugin.report_option import check_report
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem
@@ -41,6 +42,7 @@ def check_trials(session: pytest.Session) -> None:
     if mentioned:  # also where trials are only started by tests
         end_in_order_when_terminated(config)
         refuse(check_resources, run_of(config).selection, option_text, parallel=is_controller(config))
+        refuse(check_report, run_of(config))
     if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
         results = run_of(config).results
         refuse(check_writable, results, f"--aorta-results-dir {results}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_aorta.plugin.gating import Gating
+    from pytest_aorta.plugin.run import Run
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -29,6 +30,8 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
         self._folded: FoldedSummary | None = None
+        #: Path of the report that was written, as it was given.
+        self._report = ""
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -116,7 +119,9 @@ class ReportHooks:
         if run is not None:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            self.writer.finish(self.open)
+            self.writer.finish(self.open, _ended_early(session, run.interrupted))
+            if run.selection.report is not None:
+                self._write_report(run)
             self.gating.conclude(session, self.writer.triage)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -150,8 +155,8 @@ class ReportHooks:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not terminalreporter.no_summary:
-            self.writer.summary.print(terminalreporter, self.writer.errors)
+        if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
+            self.writer.print_summary(terminalreporter)
             if self.config.get_verbosity() >= 0:
                 from pytest_aorta.plugin.stopping_text import stopping_lines
 
@@ -164,3 +169,24 @@ class ReportHooks:
                 for line in self.writer.notes:
                     terminalreporter.write_line(printable(line))
             self.gating.print(terminalreporter)
+            if self._report:
+                terminalreporter.write_line(f"report: {self._report}")
+
+    def _write_report(self, run: Run) -> None:
+        """``--aorta-report``; not in a run that has ended before its first trial."""
+        if any(cell.finished for cell in self.writer.triage.cells):
+            from pytest_aorta.plugin.report_option import write_run_report
+
+            problem = write_run_report(run)
+            if problem:
+                self.writer.errors.append(problem)
+            else:
+                self._report = str(run.selection.report)
+
+
+def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
+    """What has ended the run before its last trial; ``None`` for nothing."""
+    stopped = interrupted or session.shouldfail or session.shouldstop
+    if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        stopped = "interrupted"
+    return str(stopped) if stopped else None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.alike_failures import AlikeFailures
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.decided_cells import cell_of
+from pytest_aorta.plugin.matrix_writer import MatrixWriter, planned_trials
 from pytest_aorta.plugin.report_payload import FinishedTrial, notes_in, trials_in
 from pytest_aorta.plugin.terminal import Summary
 from pytest_aorta.triage.decisions import Decisions
+from pytest_aorta.triage.earlier_matrix import was_looked_at
 from pytest_aorta.triage.facts import facts_of
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.atomic import write_json
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
+    from pytest_aorta.triage.settings import TriageSettings
+    from pytest_aorta.triage.table import Table
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -35,7 +40,9 @@ class TrialWriter:
         self.run = run
         self.store = run.runner.store
         self.summary = Summary(run)
-        self.triage = Triage(run.selection.triage)
+        #: Those of this process, and those of files that only xdist's workers have made.
+        self.plans = list(run.runner.plans)
+        self.triage = Triage(_settings(run, self.plans))
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
@@ -43,12 +50,23 @@ class TrialWriter:
         self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
-        for plan in run.runner.plans:
+        for plan in self.plans:
             self._declare(plan)
+        self.matrix = MatrixWriter(self.triage, self.store, self._folder(), self.plans)
+        #: As it is shown at the end.
+        self.table: Table | None = None
         #: Which items have failed alike.
         self.alike = AlikeFailures()
         #: What could not be written, and why.
         self.errors: list[str] = []
+
+    def _folder(self) -> Path:
+        """The one that all trial files of this run are below; those of replays leave others as they are."""
+        if not self.run.replays:
+            return self.store.results
+        from pytest_aorta.replay import REPLAY
+
+        return self.store.results / REPLAY
 
     def _declare(self, plan: Plan) -> None:
         for spec in plan.trials:
@@ -91,6 +109,7 @@ class TrialWriter:
             self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
         if self.run.watcher is not None:
             self.run.watcher.trial_finished(facts)
+        self.matrix.trial_is_over()
         return facts
 
     def count_skip(self, report: pytest.TestReport) -> None:
@@ -135,11 +154,16 @@ class TrialWriter:
                 return replay.spec, replay.paths
         if base not in self._specs:
             plans = plans_of(self.run, base)
+            known = {plan.digest for plan in self.plans}
+            self.plans += [plan for plan in plans if plan.digest not in known]
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
 
-    def finish(self, unfinished: Iterable[str]) -> None:
-        """Write what no report has brought, and retire what a complete run no longer holds."""
+    def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
+        """Write what no report has brought, retire what a complete run no longer holds, and conclude.
+
+        ``stopped``: what has ended the run before its time, so that its length may depend on what was seen.
+        """
         for trial in list(self.run.unreported):
             self.write(trial)
         for nodeid in unfinished:
@@ -149,4 +173,20 @@ class TrialWriter:
                 self.write_lost(nodeid, f"interrupted: {why}")
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
+        self.table = self.triage.table(running=stopped is not None)
+        if any(row.cell.total for row in self.table.rows):
+            self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)
+
+    def print_summary(self, terminal: pytest.TerminalReporter) -> None:
+        """Print the table, once the run is over."""
+        if self.table is not None:
+            errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
+            self.summary.print(terminal, self.table, errors)
+
+
+def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
+    """As they were given; sequential where trials are added to some that were looked at."""
+    settings = run.selection.triage
+    added = run.selection.resume and was_looked_at(run.results, planned_trials(plans))
+    return replace(settings, sequential=True) if added else settings

@@ -250,13 +250,19 @@ class Fact(NamedTuple):
     implied_by: str = ""
 
 
+#: What stands for all packages where their lists are not at hand.
+PACKAGES = Fact(len(RULES), "installed packages", "packages")
+
+
 def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The sections of a snapshot that it has, without what differs between any two trials."""
     for name in SECTIONS:
         content: Any = env
         for key in name.split("."):
             content = content.get(key) if isinstance(content, Mapping) else None
-        if isinstance(content, Mapping) and (content or name == "env_vars"):
+        if name == "git" and content is None and name in env:
+            content = {}  # the workload lies in no repository
+        if isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
             volatile = _VOLATILE.get(name)
             kept = content if volatile is None else {key: content[key] for key in content if key not in volatile}
             if name == "process" and isinstance(pages := kept.get("huge_pages"), Mapping):
@@ -309,18 +315,25 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _shown_of_gpu(key: str, value: Any) -> str:
+    return _gibibytes(value) if key.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
 def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
     """``gpus``, such as ``2 NVIDIA H100``, and of what each GPU has the different values, under ``gpu``."""
     names: Counter[str] = Counter()
     values: dict[str, set[str]] = {}
     for vendor in ("nvidia", "amd"):
-        devices = (accelerator.get(vendor) or {}).get("devices") or []
-        for device in devices:
+        facts = accelerator.get(vendor)
+        devices = facts.get("devices") if isinstance(facts, Mapping) else None
+        for device in devices if isinstance(devices, list) else []:
+            if not isinstance(device, Mapping):
+                continue
             own = str(device.get("name") or device.get("product_name") or device.get("gfx") or "GPU")
             names[own if own.lower().startswith(vendor) else f"{vendor.upper()} {own}"] += 1
             for key in _OF_A_GPU:
                 if (value := device.get(key)) is not None:
-                    values.setdefault(key, set()).add(_gibibytes(value) if key.endswith("_bytes") else str(value))
+                    values.setdefault(key, set()).add(_shown_of_gpu(key, value))
     return {
         "gpus": ", ".join(f"{number} {name}" for name, number in sorted(names.items())) or None,
         "gpu": {key: sorted(found) for key, found in values.items()},

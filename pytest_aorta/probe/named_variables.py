@@ -176,8 +176,7 @@ class _Search:
             try:
                 content = Path(path).read_bytes()
             except OSError:
-                if os.path.isabs(path):  # and no made-up name, as torch.ops has
-                    answer.setdefault(_UNSEARCHED, []).append(module)
+                answer.setdefault(_UNSEARCHED, []).append(module)
                 continue
             find = names_in_bytecode if path.endswith(".pyc") else names_in_source
             for name in sorted(find(content, self.names)):
@@ -196,4 +195,4 @@ def _sources(names: Iterable[str]) -> dict[str, tuple[str, Identity]]:
 
 
 def _key_of(files: Mapping[str, tuple[str, Identity]]) -> str:
-    return cache_key([[path, identity] for path, (_, identity) in files.items()])
+    return cache_key([f"{path}\0{identity}" for path, (_, identity) in files.items()])

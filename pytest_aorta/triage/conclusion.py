@@ -30,10 +30,15 @@ def conclusions(table: Table) -> list[str]:
     return found
 
 
+def has_verdict(row: Row) -> bool:
+    """Whether the verdict says more than that there is nothing to compare with."""
+    return row.comparison is not None or row.verdict.kind not in ("baseline", "undecided") or bool(row.verdict.reason)
+
+
 def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
     def best(kind: VerdictKind) -> list[Row]:
         found = [row for row in rows if row.verdict.kind == kind and row.comparison is not None]
-        return sorted(found, key=lambda row: (_p(row), row.cell.rate or 0.0))
+        return sorted(found, key=lambda row: (_is_slower(row), _p(row), row.cell.rate or 0.0))
 
     if fixing := best("fixes"):
         return _fixes(fixing, base)
@@ -60,7 +65,7 @@ def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     text = f"{_name(first, base)} fixes it: {_evidence(first, base)}"
     if first.verdict.rate_below is not None:
         text += f"; its failure rate is below {below(first.verdict.rate_below)}"
-    if first.confound is not None and first.confound.kind == "speed" and first.confound.ratio is not None:
+    if _is_slower(first) and first.confound is not None and first.confound.ratio is not None:
         text += f". But its steps take {first.confound.ratio:.2f} times as long, and a fault of timing can hide in that"
     if len(rows) > 1:
         names = _names([_name(row, base) for row in rows[1:]])
@@ -83,6 +88,10 @@ def _evidence(row: Row, base: CellStatistics) -> str:
     cell, p = row.cell, p_value(_p(row))
     numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} without it"
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
+
+
+def _is_slower(row: Row) -> bool:
+    return row.confound is not None and row.confound.kind == "speed"
 
 
 def _p(row: Row) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.probe.environment_facts import RULES, Fact, Value, facts_of_section, is_complete, sections
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.fact_texts import FILES
+from pytest_aorta.probe.redaction import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.fingerprint import DIGEST, IMPORTED_LATER
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER
 
 #: Name to version of all installed distributions.
 Versions = Mapping[str, str]
@@ -23,7 +25,7 @@ Counts = Counter[Value | None]
 
 #: What records have besides their snapshots, in order of importance: it comes after all of those.
 _AFTER = len(RULES)
-_FILES, _OPTIONS, _RUN = "files", "options", "run"
+_OPTIONS, _RUN = "options", "run"
 
 
 class Environments:
@@ -50,20 +52,27 @@ class Environments:
         for name, facts, complete in _of_record(record):
             self._count(name, facts, complete)
 
+    def update(self, others: Environments) -> None:
+        """Count the trials of others, too."""
+        self.trials += others.trials
+        for section, contents in others._contents.items():
+            self._contents.setdefault(section, Counter()).update(contents)
+
     def package_digests(self) -> set[str]:
         """Of all installed distributions: one for each installation."""
-        found = {content.get("digest") for content, _, _ in self._known("packages")}
-        return {digest for digest in found if isinstance(digest, str)}
+        found = (_digest(text) for text in self._contents.get("packages", ()))
+        return {digest for digest in found if digest is not None}
 
     def facts(self, installed: Installed = lambda digest: None) -> dict[Fact, Counts]:
         """All facts with their values."""
         found: dict[Fact, Counts] = {}
-        for section in self._contents:
+        for section, contents in self._contents.items():
             known = []
-            for content, complete, trials in self._known(section):
-                if section == "packages" and (listed := installed(str(content.get("digest")))):
-                    content = {"versions": {**listed, **_mapping(content.get("versions"))}}
-                known.append((_facts(section, content), complete, trials))
+            for text, trials in contents.items():
+                facts, complete = _facts(section, text)
+                if section == "packages" and (listed := installed(_digest(text) or "")):
+                    facts = {**facts_of_section(section, {"versions": listed}), **facts}
+                known.append((facts, complete, trials))
             for fact in {fact for facts, _, _ in known for fact in facts}:
                 counts = found.setdefault(fact, Counter())
                 for facts, complete, trials in known:
@@ -73,21 +82,32 @@ class Environments:
 
     def without(self, fact: Fact) -> Counts:
         """The values of a fact that no trial has: in as many trials as would have recorded it."""
-        trials = sum(trials for _, complete, trials in self._known(fact.section) if complete)
+        contents = self._contents.get(fact.section, Counter())
+        trials = sum(trials for text, trials in contents.items() if _facts(fact.section, text)[1])
         return Counter({None: trials} if trials else {})
 
     def _count(self, section: str, content: Mapping[str, Any], complete: bool) -> None:
         self._contents.setdefault(section, Counter())[json.dumps([content, complete], sort_keys=True)] += 1
 
-    def _known(self, section: str) -> Iterator[tuple[dict[str, Any], bool, int]]:
-        for text, trials in self._contents.get(section, Counter()).items():
-            content, complete = json.loads(text)
-            yield content, complete, trials
+
+@lru_cache(maxsize=10_000)
+def _facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
+    """The facts in the content of a section, and whether what is not among them does not exist."""
+    content, complete = json.loads(text)
+    return _facts_in(section, content), complete
 
 
-def _facts(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
-    if section in (_FILES, IMPORTED_LATER):
-        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items()}
+def _digest(text: str) -> str | None:
+    """Of the packages in a content of their section."""
+    digest = json.loads(text)[0].get("digest")
+    return digest if isinstance(digest, str) else None
+
+
+def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
+    if section in (FILES, IMPORTED_LATER):
+        return {
+            Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items() if digest is not None
+        }
     if section == _OPTIONS:
         return {Fact(_AFTER + 1, f"option {name}", section): _text(value) for name, value in content.items()}
     if section == _RUN:
@@ -99,7 +119,7 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     """Section, content, and whether all is known: what the trial was run from, with what, and how."""
     parts = _mapping(record.get("fingerprint_parts"))
     if parts:
-        yield _FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
+        yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
         yield IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False  # what a trial that failed may not have done
     if "config" in record:
         yield _OPTIONS, _mapping(record["config"]), True

@@ -51,12 +51,22 @@ class CellKey:
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began: load average of one minute, clock, available memory; ``None`` for not known."""
+    """The host when the trial began; ``None`` for not known.
+
+    Attributes:
+        name: of the host.
+        load: average of one minute, per CPU.
+        clock_mhz: of the processor.
+        memory_available_bytes: as the kernel estimates it.
+        cpu_pressure, memory_pressure: percent of the ten seconds before in which tasks have waited for them.
+    """
 
     name: str | None = None
     load: float | None = None
     clock_mhz: float | None = None
     memory_available_bytes: int | None = None
+    cpu_pressure: float | None = None
+    memory_pressure: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
@@ -99,6 +110,7 @@ class TrialFacts:
     exit_status: str = ""
     iterations: int | None = None
     variables: WatchedVariables = NOT_WATCHED
+    failed_rank: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -135,6 +147,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         exit_status=record["exit_status"],
         iterations=_iterations(record["result"]),
         variables=watched_variables(record),
+        failed_rank=(record.get("failure") or {}).get("rank"),
     )
 
 
@@ -175,13 +188,18 @@ def _index(record: Mapping[str, Any], file: str) -> int:
 
 
 def _conditions(record: Mapping[str, Any]) -> HostConditions:
-    process = (record.get("env") or {}).get("process") or {}
+    env = record.get("env") or {}
+    process = env.get("process") or {}
     load = process.get("load_average") or [None]
+    cpus = (env.get("host") or {}).get("cpu_count") or 1
+    pressure = process.get("pressure") or {}
     return HostConditions(
         name=record.get("host"),
-        load=load[0],
+        load=None if load[0] is None else load[0] / cpus,
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
+        cpu_pressure=pressure.get("cpu"),
+        memory_pressure=pressure.get("memory"),
     )
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,14 +16,12 @@ from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.conclusion import conclusions
 from pytest_aorta.triage.confounds import THRESHOLD
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
+from pytest_aorta.triage.run_state import RunState
 from pytest_aorta.triage.table import Table
 from pytest_aorta.triage.verdicts import LEVEL, Method, VerdictKind
 
 #: Of matrix.json. The first number changes when readers of an earlier version would misread a file.
 SCHEMA_VERSION = "1.0"
-
-#: Names of the two files.
-MATRIX_JSON, MATRIX_MD = "matrix.json", "matrix.md"
 
 
 def _finite(value: Any) -> Any:
@@ -34,26 +30,6 @@ def _finite(value: Any) -> Any:
 
 #: Strict JSON has no NaN and no infinity.
 Number = Annotated[float | None, BeforeValidator(_finite)]
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What a matrix says of its run.
-
-    Attributes:
-        plan: digest of the plan; ``None`` where tests have started the trials.
-        planned: trials of each cell of the plan.
-        started_at, written_at: ISO 8601 in UTC.
-        complete: whether the run has come to its end.
-        interrupted: what has ended it before, or ``None``.
-    """
-
-    plan: str | None = None
-    planned: Mapping[CellKey, int] = field(default_factory=dict)
-    started_at: str = ""
-    written_at: str = ""
-    complete: bool = True
-    interrupted: str | None = None
 
 
 class _Part(BaseModel):
@@ -146,6 +122,25 @@ class MatrixConfound(_Part):
     interval: MatrixInterval | None
 
 
+class MatrixInertVariable(_Part):
+    """``text`` is for people."""
+
+    name: str
+    reason: str
+    text: str
+
+
+class MatrixEffect(_Part):
+    """Whether the variables of the cell's mitigation set can have done anything; ``reason`` is that of ``is_inert``."""
+
+    is_inert: bool
+    is_second_baseline: bool
+    reason: str
+    inert: list[MatrixInertVariable]
+    active: list[str]
+    same_as: MatrixCellName | None
+
+
 class MatrixSignatureVerdict(_Part):
     """One way to fail, in the cell and in its baseline."""
 
@@ -194,6 +189,7 @@ class MatrixConclusions(_Part):
     comparison: MatrixComparison | None
     confound: MatrixConfound | None
     by_signature: list[MatrixSignatureVerdict]
+    effect: MatrixEffect | None
 
 
 class MatrixCell(MatrixConclusions, MatrixNumbers):

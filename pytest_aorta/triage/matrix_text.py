@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.triage.conclusion import conclusions
-from pytest_aorta.triage.matrix import RunState
+from pytest_aorta.triage.conclusion import conclusions, has_verdict
+from pytest_aorta.triage.run_state import RunState
 from pytest_aorta.triage.table import Row, Table
 from pytest_aorta.triage.wording import counted, difference_with_interval, p_value, rate_with_interval, step_ms
 
@@ -52,6 +52,8 @@ def markdown(table: Table, state: RunState) -> str:
     rows = table.rows
     parts = [_title(table), *(f"**{text_of(sentence)}**" for sentence in conclusions(table)), _run(table, state)]
     columns = [column for column in _columns(state) if column.always or any(map(column.text, rows))]
+    if not any(map(has_verdict, rows)):
+        columns = [column for column in columns if column.title != "Verdict"]
     parts.append(_table(columns, rows))
     if ways := [(row, way) for row in rows for way in row.by_signature]:
         titles = ("Cell", "Failure", "Failures", "Of the baseline", "p", "Verdict")
@@ -67,10 +69,12 @@ def markdown(table: Table, state: RunState) -> str:
             for row, way in ways
         ]
         parts += ["Verdicts on each way to fail:", _lines(titles, ("---",) * len(titles), lines)]
+    if idle := list(dict.fromkeys(text for row in rows if row.effect for text in row.effect.sentences)):
+        parts += ["Variables that may have done nothing:", _items(idle)]
     if legend := list(_legend(rows)):
         parts.append("\n".join(f"- {line}" for line in legend))
     if warnings := _warnings(table):
-        parts += ["Warnings:", "\n".join(f"- {_FIRST.sub(_harmless, text_of(line))}" for line in warnings)]
+        parts += ["Warnings:", _items(warnings)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,6 +84,10 @@ def text_of(text: str, longest: int | None = None) -> str:
     if longest is not None and len(clean) > longest:
         clean = clean[: longest - 3] + "..."
     return _MARKS.sub(lambda found: f"\\{found[0]}", html.escape(clean, quote=False))
+
+
+def _items(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {_FIRST.sub(_harmless, text_of(text))}" for text in texts)
 
 
 def _harmless(found: re.Match[str]) -> str:
@@ -130,6 +138,7 @@ def _columns(state: RunState) -> list[_Column]:
         _Column("Difference (points)", _difference, right=True),
         _Column("p", lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "", right=True),
         _Column("Verdict", _verdict),
+        _Column("Inert?", lambda row: f"inert? ({row.effect.reason})" if row.effect and row.effect.is_inert else ""),
         _Column("Confound", lambda row: row.confound.text if row.confound else ""),
         _Column("Top failure", _top_failure),
         _Column("Top warning", _top_warning),
@@ -174,8 +183,8 @@ def _difference(row: Row) -> str:
 
 def _verdict(row: Row) -> str:
     verdict = row.verdict
-    if verdict.kind == "undecided" and row.comparison is None and not verdict.reason:
-        return ""  # there is nothing to compare with
+    if verdict.kind == "undecided" and not has_verdict(row):
+        return ""
     return f"{verdict.text}: {verdict.reason}" if verdict.reason else verdict.text
 
 
@@ -195,7 +204,7 @@ def _top_warning(row: Row) -> str:
 
 
 def _legend(rows: Sequence[Row]) -> Iterable[str]:
-    shown = {row.verdict.kind for row in rows if _verdict(row)}
+    shown = {row.verdict.kind for row in rows if _verdict(row)} if any(map(has_verdict, rows)) else set()
     for kind, meaning in _LEGEND.items():
         if kind in shown:
             yield f"**{kind}**: {meaning}"

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,8 @@ class Results:
         what = f"{self.path}: there are no trials"
         if self.unreadable:
             first = self.unreadable[0]
-            return RequestError(
-                f"{what}; of {len(self.unreadable)} unreadable files the first is {first.file}: {first.reason}"
-            )
+            files = f"{len(self.unreadable)} file{'s' * (len(self.unreadable) != 1)} cannot be read"
+            return RequestError(f"{what}; {files}, the first is {first.file}: {first.reason}")
         if self.replays:
             return RequestError(f"{what}, only {self.replays} replays; for these, name {self.path / 'replay'}")
         return RequestError(f"{what}; expected files as pytest --aorta-workload writes them, such as gemm/trial_0.json")
@@ -146,17 +146,17 @@ def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Tri
 
 def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Triage:
     """A triage of trials in any order, with its cells in the order of their plans, and those of tests behind them."""
-    by_group: dict[tuple[str, str], list[TrialFacts]] = {}
-    for each in facts:
-        by_group.setdefault((each.key.test, each.key.workload), []).append(each)
-    groups = sorted(by_group.items(), key=lambda item: (bool(item[0][0]), min(each.started_at for each in item[1])))
+    by_workload: dict[str, list[TrialFacts]] = {}
+    of_tests: list[TrialFacts] = []
+    for each in sorted(facts, key=lambda each: (each.started_at, each.file)):
+        (of_tests if each.key.test else by_workload.setdefault(each.key.workload, [])).append(each)
+    planned = chain.from_iterable(sorted(trials, key=_place_in_plan) for trials in by_workload.values())
+    ordered = [*planned, *of_tests]
     triage = Triage(settings)
-    for (test, _), trials in groups:
-        ordered = sorted(trials, key=lambda each: (each.started_at, each.file)) if test else trials
-        for each in sorted(ordered, key=_place_in_plan):
-            triage.declare(each.key, each.environment, each.mitigations)
-        for each in sorted(trials, key=lambda each: (each.index, each.file)):
-            triage.add(each)
+    for each in ordered:
+        triage.declare(each.key, each.environment, each.mitigations)
+    for each in sorted(ordered, key=lambda each: (each.index, each.file)):
+        triage.add(each)
     return triage
 
 

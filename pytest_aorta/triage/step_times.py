@@ -7,13 +7,11 @@ import statistics
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
-
-#: Trials with fewer steps have no warm-up: too little would be left.
-_FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class TrialSteps:
 
     sorted_ms: array[float]
 
-    @property
+    @cached_property
     def median_ms(self) -> float:
         """Of the steps that count."""
         return statistics.median(self.sorted_ms)
@@ -36,7 +34,10 @@ class StepSummary:
         mean_ms: of the steps.
         std_ms: their standard deviation (of a sample); 0 for a single step.
         min_ms, max_ms: the fastest and the slowest.
-        median_ms, p90_ms, p99_ms: percentiles (nearest rank) of the steps.
+        median_ms: of the steps; the mean of the two in the middle, where their number is even.
+        p90_ms, p99_ms: percentiles: the smallest step time that at least 90 % (99 %) of the steps do not exceed
+            (nearest rank: numpy's ``inverted_cdf``, definition 1 of Hyndman and Fan 1996, "Sample Quantiles in
+            Statistical Packages"), so that it is always one that was measured.
         steps: their number, without those of the warm-up.
         trial_medians_ms: of each trial; the steps of one trial are not independent of each other, its trials are.
     """
@@ -53,11 +54,15 @@ class StepSummary:
 
 
 def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
-    """The steps of a trial without the first tenth (at least one); ``None`` where nothing was measured per step."""
-    times = [float(each) for each in step_times_ms if isinstance(each, int | float) and math.isfinite(each)]
-    if len(times) >= _FEWEST:
-        times = times[max(1, int(len(times) * WARM_UP)) :]
-    return TrialSteps(array("d", sorted(times))) if times else None
+    """The steps of a trial after its warm-up, which is the first tenth, rounded down, and at least the first step.
+
+    The only step of a trial counts. A time that is not a finite number above 0 was not measured, and is left out;
+    ``None`` where no time is left.
+    """
+    times = list(step_times_ms)
+    steady = times[max(1, int(len(times) * WARM_UP)) :] if len(times) > 1 else times
+    measured = [float(time) for time in steady if _is_time(time)]
+    return TrialSteps(array("d", sorted(measured))) if measured else None
 
 
 def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
@@ -72,12 +77,16 @@ def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
         min_ms=pooled[0],
         max_ms=pooled[-1],
         median_ms=statistics.median(pooled),
-        p90_ms=_percentile(pooled, 0.90),
-        p99_ms=_percentile(pooled, 0.99),
+        p90_ms=_percentile(pooled, 90),
+        p99_ms=_percentile(pooled, 99),
         steps=len(pooled),
         trial_medians_ms=tuple(trial.median_ms for trial in trials),
     )
 
 
-def _percentile(ascending: Sequence[float], part: float) -> float:
-    return ascending[max(0, math.ceil(part * len(ascending)) - 1)]
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _percentile(ascending: Sequence[float], percent: int) -> float:
+    return ascending[-(-percent * len(ascending) // 100) - 1]

@@ -9,6 +9,7 @@ from pytest_aorta.triage.baselines import Baselines, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.comparisons import Comparisons, SignatureComparison
 from pytest_aorta.triage.confounds import Confound, confound_of
+from pytest_aorta.triage.drift import drift_warnings
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.mitigations import MitigationEffect, effects
 from pytest_aorta.triage.settings import TriageSettings
@@ -121,7 +122,9 @@ class Triage:
                 rows[row.cell.key] = row
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        return Table(tuple(rows.values()), self.settings, tuple(filter(None, map(_contradiction, rows.values()))))
+        drifts = () if running else drift_warnings(self.cells, baselines)
+        contradictions = filter(None, map(_contradiction, rows.values()))
+        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
 
     def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method, planned: int) -> list[Row]:
         """The rows of cells with a common baseline; ``planned``: how many it has, also those without trials yet."""
@@ -154,7 +157,13 @@ class Triage:
             bound = upper_bound if comparison.method == "fixed" else rate_upper_bound_sequential
             return Verdict(kind, rate_below=bound(*numbers))
         if kind == "undecided":
-            more = more_trials(*numbers, *base_numbers, margin=self.settings.margin, comparisons=family)
+            more = more_trials(
+                *numbers,
+                *base_numbers,
+                margin=self.settings.margin,
+                comparisons=family,
+                sequential=comparison.method == "sequential",
+            )
             return Verdict(kind, more_trials=more)
         return Verdict(kind)
 

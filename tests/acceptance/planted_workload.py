@@ -16,6 +16,9 @@ if PLANTED == "import":
 class Planted(Workload):
     """Fails in three of four trials, if nothing else is planted."""
 
+    def setup(self) -> None:
+        pass
+
     def run(self) -> WorkloadResult:
         index = int(os.environ["AORTA_TRIAL_INDEX"])
         slowness = 1.3 if PLANTED == "slow" else 1.0

@@ -26,7 +26,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("list", "--help"), ("list",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("--version",), ("list", "--help"), ("report", "--help"), ("compare", "--help"), ("list",)],
+    ids=" ".join,
+)
 def test_the_command_starts_light(stage: Stage, arguments: tuple[str, ...]) -> None:
     result = stage.command(sys.executable, "-X", "importtime", "-m", "pytest_aorta", *arguments)
     assert result.ret == 0

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.probe import name_search
-from pytest_aorta.probe.elf_sections import NotAnObject, string_ranges
+from pytest_aorta.probe.elf_sections import NotAnObject, StringRanges, string_ranges
 from pytest_aorta.probe.name_search import (
     Deadline,
     OutOfTime,
@@ -167,7 +167,7 @@ def test_a_search_by_parts_finds_what_a_search_of_the_whole_finds(parts: list[by
     file = os.memfd_create("content")
     try:
         os.write(file, content)
-        ranges = name_search.StringRanges(((0, len(content)),))
+        ranges = StringRanges(((0, len(content)),))
         whole, name_search._CHUNK = name_search._CHUNK, chunk
         try:
             found = name_search._search(file, ranges, names, Deadline(60))

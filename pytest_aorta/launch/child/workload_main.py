@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
 from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
@@ -43,6 +44,8 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
+#: Whether the trials that will be forked from this process watch variables.
+_watches = False
 #: Whether what was imported for the trials has started other programs.
 _had_children = False
 
@@ -68,13 +71,16 @@ def _note_children(before: Children) -> None:
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _startup, _class
+    global _static, _sources, _startup, _class, _watches
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    _watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
+    if _watches:
+        _static = before_forks(_static)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -91,6 +97,8 @@ def extend(extension: Extension) -> Refused:
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
+        if _watches:
+            _static = before_forks(_static)
     return refused
 
 
@@ -117,7 +125,9 @@ def run_workload(
     """
     began = time.monotonic()
     env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
-    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] else None
+    # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
+    is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
+    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
