@@ -55,8 +55,8 @@ def _tables(triages: int) -> list[_Table]:
     return [
         _Table(
             "no effect",
-            f"{triages:,} triages of {_CELLS} cells x {_TRIALS} trials for each rate, all cells alike; share of triages in "
-            "which any cell is called better:",
+            f"{triages:,} triages of {_CELLS} cells x {_TRIALS} trials for each rate, all cells alike; "
+            "share of triages in which any cell is called better:",
             (
                 "failure rate of all cells",
                 "any lower rate (AORTA)",
@@ -102,7 +102,7 @@ def _tables(triages: int) -> list[_Table]:
             f"{few:,} triages of {_CELLS} cells for each rate, all alike; share of cells called `no effect`:",
             (
                 "failure rate of all cells",
-                f"by {_BOUND // 2} trials, fixed",
+                f"by {_BOUND} trials, fixed",
                 f"until decided, at most {_BOUND}",
                 "trials of a cell",
                 f"trials saved of all {_CELLS} x {_BOUND}",
@@ -196,7 +196,7 @@ def _effect(rates: tuple[float, ...], triages: int) -> str:
 
 def _equal_rates(rates: tuple[float, ...], triages: int) -> str:
     failed = outcomes(_generator(4, rates), [*rates] * _CELLS, triages, _BOUND)
-    fixed, course = fixed_verdicts(failed[:, :, : _BOUND // 2]), until_decided(failed)
+    fixed, course = fixed_verdicts(failed), until_decided(failed)
     return _row(
         f"{rates[0]:g}",
         _share(kind == "no effect" for verdicts in fixed for kind in verdicts),

@@ -12,6 +12,7 @@ from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.triage.facts import OUTCOMES
 from pytest_aorta.triage.matching import label
+from pytest_aorta.triage.wording import counted, difference_with_interval, p_value
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}
 
-_HEADINGS = ("cell", "A", "B", "change (95 %)", "p", "steps", "verdict")
+_HEADINGS = ("A", "B", "change (95%)", "p", "steps", "verdict")
 
 #: Columns of numbers.
 _RIGHT = (1, 2, 3, 4, 5)
@@ -56,7 +57,7 @@ def change_text(what: str, change: CellChange) -> str:
         interval = change.speed.interval
         return f"steps {change.speed.ratio - 1:+.0%}, 95 % {interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
     numbers = f"{_failures(change.a)} -> {_failures(change.b)} failed"
-    return numbers if change.rate is None else f"{numbers}, p {_p(change.rate.p_adjusted)}"
+    return numbers if change.rate is None else f"{numbers}, p {p_value(change.rate.p_adjusted)}"
 
 
 def _sides(comparison: RunComparison) -> Iterator[str]:
@@ -65,52 +66,57 @@ def _sides(comparison: RunComparison) -> Iterator[str]:
     for name, side in sides:
         unreadable = side.results.unreadable
         if unreadable:
-            yield click.style(f"{name}: {_counted(len(unreadable), 'file')} could not be read", fg="yellow")
-            yield from (one_line(f"{each.file}: {each.reason}") for each in unreadable[:_MOST_FILES])
+            yield click.style(f"{name}: {counted(len(unreadable), 'file')} could not be read", fg="yellow")
+            yield from (f"  {one_line(f'{each.file}: {each.reason}')}" for each in unreadable[:_MOST_FILES])
             if len(unreadable) > _MOST_FILES:
-                yield f"and {len(unreadable) - _MOST_FILES} more"
+                yield f"  and {len(unreadable) - _MOST_FILES} more"
         if side.results.replays:
-            yield f"{name}: {_counted(side.results.replays, 'replay')} left out"
+            yield f"{name}: {counted(side.results.replays, 'replay')} left out"
     if comparison.matched_across_environments:
         yield "The environments have other names: cells are matched by their mitigations."
 
 
 def _about(side: Side) -> tuple[str, str, str]:
-    size = f"{_counted(side.trials, 'trial')} in {_counted(len(side.cells), 'cell')}"
-    hosts = side.hosts[0] if len(side.hosts) == 1 else _counted(len(side.hosts), "host") if side.hosts else ""
+    size = f"{counted(side.trials, 'trial')} in {counted(len(side.cells), 'cell')}"
+    hosts = side.hosts[0] if len(side.hosts) == 1 else counted(len(side.hosts), "host") if side.hosts else ""
     return size, side.began[:16].replace("T", " "), hosts
 
 
 def _table(changes: Sequence[CellChange]) -> Iterator[str]:
     """One line for each cell; its name is on a line of its own where both together are too long."""
-    rows = [(change.label, *_numbers(change), _verdict(change)) for change in changes]
-    lines = columns([_HEADINGS, *rows], _RIGHT)
+    heading, names = _names(changes)
+    rows = [(name, *_numbers(change), _verdict(change)) for name, change in zip(names, changes, strict=True)]
+    lines = columns([(heading, *_HEADINGS), *rows], _RIGHT)
     if max(map(len, lines)) <= shutil.get_terminal_size((80, 24)).columns:
         yield lines[0]
         yield from (_colored(line, change) for line, change in zip(lines[1:], changes, strict=True))
         return
-    lines = columns([row[1:] for row in (_HEADINGS, *rows)], [column - 1 for column in _RIGHT])
+    lines = columns([_HEADINGS, *(row[1:] for row in rows)], [column - 1 for column in _RIGHT])
     yield f"  {lines[0]}"
     for line, change in zip(lines[1:], changes, strict=True):
         yield one_line(change.label)
         yield f"  {_colored(line, change)}"
 
 
+def _names(changes: Sequence[CellChange]) -> tuple[str, list[str]]:
+    """The heading of the names, which is the workload where all have the same, and the names."""
+    workloads = {change.b.key.workload for change in changes}
+    if len(workloads) > 1 or any(change.b.key.test for change in changes):
+        return "cell", [change.label for change in changes]
+    (workload,) = workloads
+    return workload, [change.label.removeprefix(workload).strip() for change in changes]
+
+
 def _numbers(change: CellChange) -> tuple[str, ...]:
     steps = "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"
     if change.rate is None:
         return _failures(change.a), _failures(change.b), "", "", steps
-    interval = change.rate.interval
-    difference = f"{change.rate.difference:+.0%} [{interval.low:+.0%}, {interval.high:+.0%}]"
-    return _failures(change.a), _failures(change.b), difference, _p(change.rate.p_adjusted), steps
+    difference = difference_with_interval(change.rate.difference, change.rate.interval)
+    return _failures(change.a), _failures(change.b), difference, p_value(change.rate.p_adjusted), steps
 
 
 def _failures(cell: CellStatistics) -> str:
     return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
-
-
-def _p(p: float) -> str:
-    return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 0.0995 else f"{p:.2f}".lstrip("0")
 
 
 def _verdict(change: CellChange) -> str:
@@ -149,7 +155,7 @@ def _signature(found: SignatureCount) -> str:
 
 
 def _counts(cell: CellStatistics) -> str:
-    return f"{label(cell.key)}: {_counted(cell.total, 'trial')}, {_outcomes(cell)}"
+    return f"{label(cell.key)}: {counted(cell.total, 'trial')}, {_outcomes(cell)}"
 
 
 def _environment(comparison: RunComparison, most: int | None) -> Iterator[str]:
@@ -173,7 +179,3 @@ def _titled(title: str, lines: Iterable[str]) -> list[str]:
     """A heading and what is below it; nothing without that."""
     shown = [f"  {one_line(line)}" for line in lines]
     return ["", click.style(one_line(title), bold=True), *shown] if shown else []
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -9,6 +9,7 @@ import click
 from pytest_aorta._version import __version__
 from pytest_aorta.cli.compare import compare
 from pytest_aorta.cli.list import list_registered
+from pytest_aorta.cli.report import report
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 
@@ -41,4 +42,5 @@ def main() -> None:
 
 
 main.add_command(list_registered)
+main.add_command(report)
 main.add_command(compare)

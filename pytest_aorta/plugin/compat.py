@@ -13,7 +13,13 @@ from typing import Any, TextIO
 import pytest
 from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback, TerminalRepr
 from _pytest._io import TerminalWriter
+from _pytest._io.wcwidth import wcswidth
 from _pytest.outcomes import Skipped
+
+
+def terminal_width(text: str) -> int:
+    """Columns that a printable text takes in a terminal: wide characters have two, combining ones none."""
+    return wcswidth(text)
 
 
 def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-#: Erases what is below and behind the cursor.
+#: Erases what is behind the cursor and below it.
 _ERASE = "\x1b[J"
-
-#: Seconds between two drawings, but for those of the ticker, which comes less often.
-_INTERVAL = 0.2
 
 
 def drawing(lines: Sequence[str]) -> str:
     """What draws these lines, which must fit, below the cursor, and leaves the cursor where it is."""
     down, up = "\x1bD" * len(lines), f"\x1b[{len(lines)}A"
-    body = "".join(f"\r\n{line}" for line in lines)
+    body = "\r\n".join(lines)
     # Wide characters may not fit after all: the terminal cuts lines instead of wrapping them.
-    return f"{_ERASE}{down}{up}\x1b7\x1b[?7l{body}\x1b[?7h\x1b8"
+    return f"{_ERASE}{down}{up}\x1b7\x1b[?7l\r\n{body}\x1b[?7h\x1b8"
 
 
 class LiveRegion:
@@ -38,18 +34,20 @@ class LiveRegion:
     Args:
         file: that pytest writes to; a terminal.
         column: the width of what pytest has written on its current line.
+        on_erased: called when the lines should be shown again. Not done at once: an exception of a signal handler,
+            which comes in pytest's own thread, could end the drawing half-way.
     """
 
-    def __init__(self, file: TextIO, column: Callable[[], int]) -> None:
+    def __init__(self, file: TextIO, column: Callable[[], int], on_erased: Callable[[], object]) -> None:
         self._file = file
         self._column = column
+        self._on_erased = on_erased
         # Capture redirects the file's own while tests run.
         self._fd = os.dup(file.fileno())
         self._place = _place(self._fd)
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._is_drawn = False
-        self._drawn_at = 0.0
 
     def size(self) -> tuple[int, int]:
         """Columns and lines of the terminal now; 0 where it has gone."""
@@ -64,8 +62,8 @@ class LiveRegion:
             if self._is_drawn and list(lines) == self._lines:
                 return
             was_drawn, self._lines = self._is_drawn, list(lines)
-            if lines:
-                self._draw()
+            if lines and not self._is_at_edge():
+                self._is_drawn = self._write(drawing(self._lines))
             elif was_drawn:
                 self._erase()
 
@@ -85,14 +83,17 @@ class LiveRegion:
 
     def after(self) -> None:
         """What pytest has written is on the terminal."""
-        with self._lock:
-            late = time.monotonic() - self._drawn_at >= _INTERVAL
-            if self._lines and not self._is_drawn and late and self._is_reached():
-                self._draw()
+        if self._lines and not self._is_drawn:
+            self._on_erased()
 
     def _disturbs(self, text: str) -> bool:
         """Whether it may leave the line that it begins on."""
         return "\n" in text or "\r" in text or self._column() >= self.size()[0]
+
+    def _is_at_edge(self) -> bool:
+        """Whether a line of pytest's is full: the cursor is then beyond the last column, and must not be moved."""
+        column, width = self._column(), self.size()[0]
+        return column > 0 and (width == 0 or column % width == 0)
 
     def _is_reached(self) -> bool:
         """Whether pytest's file is the terminal now, and not captured."""
@@ -100,10 +101,6 @@ class LiveRegion:
             return self._fd >= 0 and _place(self._file.fileno()) == self._place
         except (OSError, ValueError):
             return False
-
-    def _draw(self) -> None:
-        self._is_drawn = self._write(drawing(self._lines))
-        self._drawn_at = time.monotonic()
 
     def _erase(self) -> None:
         self._write(_ERASE)

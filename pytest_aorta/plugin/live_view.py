@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
-#: Seconds between two looks at what runs.
-_INTERVAL = 0.25
+#: Seconds between two looks at what runs: where pytest has written something, and else.
+_PAUSE, _INTERVAL = 0.1, 0.3
 
 #: Looks without a running trial after which there are no more, until the next one starts.
 _IDLE_LOOKS = 8
@@ -63,7 +63,10 @@ class LiveView:
         self._file = file
         writer = config.get_terminal_writer()
         self._colours = writer.markup if writer.hasmarkup else None
-        self._region: LiveRegion | None = LiveRegion(file, lambda: writer.width_of_current_line)
+        self._look_soon = threading.Event()
+        self._region: LiveRegion | None = LiveRegion(
+            file, lambda: writer.width_of_current_line, on_erased=self._look_soon.set
+        )
         set_terminal_file(config, cast("TextIO", RegionFile(file, self._region)))
         #: Of all below; held for moments only, as slots wait for it.
         self._lock = threading.Lock()
@@ -212,6 +215,7 @@ class LiveView:
         with self._lock:
             ticker, self._ticker = self._ticker, None
             self._stop.set()
+            self._look_soon.set()
         if ticker is not None:
             ticker.join(1.0)  # a terminal may be stopped (Ctrl-S)
         if self._region is not None:
@@ -219,7 +223,9 @@ class LiveView:
 
     def _tick(self, stop: threading.Event) -> None:
         idle = 0
-        while not stop.wait(_INTERVAL):
+        while not stop.wait(_PAUSE):
+            self._look_soon.wait(_INTERVAL)
+            self._look_soon.clear()
             region = self._region
             if region is None:
                 return
@@ -248,11 +254,9 @@ class LiveView:
             return bool(self._state.running)
 
     def _coloured(self, line: LiveLine) -> str:
-        return (
-            line.text
-            if self._colours is None or line.colour is None
-            else self._colours(line.text, **{line.colour: True})
-        )
+        if self._colours is None or line.colour is None:
+            return line.text
+        return self._colours(line.text, **{line.colour: True})
 
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.plugin.failure_text import printable
-from pytest_aorta.triage.conclusion import conclusions
+from pytest_aorta.triage.conclusion import conclusions, has_verdict
 from pytest_aorta.triage.facts import CellKey, Outcome
 from pytest_aorta.triage.run_state import MATRIX_MD
 from pytest_aorta.triage.table import Row, Table
@@ -84,9 +84,9 @@ def table_lines(table: Table, width: int) -> list[Line]:
     shown = _shown(rows)
     names = _names(rows)
     layout = _layout(shown, names, width)
-    widths = [max(_width(text) for text in (column.title, *map(column.text, shown))) for column in layout]
+    widths = [max(terminal_width(text) for text in (column.title, *map(column.text, shown))) for column in layout]
     room = width - sum(len(_GAP) + each for each in widths)
-    longest = max((_width(text) for row in shown for text in names[row.cell.key][-1:]), default=0)
+    longest = max((terminal_width(text) for row in shown for text in names[row.cell.key][-1:]), default=0)
     name_width = min(room, max(longest, len("cell")))
     lines: list[Line] = [_row(("cell", *(column.title for column in layout)), name_width, layout, widths)]
     heading: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
         if above and above != list(heading):
             lines.append((Piece(shortened(above[0], width), "bold"),))
         heading = tuple(above)
-        if _width(name) > name_width:
+        if terminal_width(name) > name_width:
             lines.append((Piece(shortened(name, width)),))
             name = ""
         texts = (name, *(column.text(row) for column in layout))
@@ -116,7 +116,7 @@ def shortened(text: str, width: int) -> str:
     text = " ".join(printable(text).split("\n"))
     indent = text[: len(text) - len(text.lstrip())]
     text = indent + " ".join(text.split())
-    if _width(text) <= width:
+    if terminal_width(text) <= width:
         return text
     left, right = 0, len(text)
     room = width - 3
@@ -124,18 +124,11 @@ def shortened(text: str, width: int) -> str:
         # One character from the left, then one from the right.
         take_left = left <= len(text) - right
         char = text[left] if take_left else text[right - 1]
-        room -= _width(char)
+        room -= terminal_width(char)
         if room < 0:
             break
         left, right = (left + 1, right) if take_left else (left, right - 1)
     return f"{text[:left]}...{text[right:]}"
-
-
-def _width(text: str) -> int:
-    """Columns of a terminal."""
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
@@ -197,7 +190,7 @@ _STEP = _Column("step ms", lambda row: step_ms(row.cell.steps.median_ms if row.c
 def _layout(rows: Sequence[Row], names: Mapping[CellKey, tuple[str, ...]], width: int) -> list[_Column]:
     """The columns beside the names: as many as there is something to say in, and as there is room for."""
     steps = [_STEP] if any(row.cell.steps for row in rows) else []
-    if not any(_says_something(row) for row in rows):
+    if not any(has_verdict(row) for row in rows):
         return [_FAILED, _RATE, *steps]
     p = [_P] if any(row.comparison for row in rows) else []
     confound = [_CONFOUND] if any(row.confound and row.confound.kind == "speed" for row in rows) else []
@@ -207,19 +200,14 @@ def _layout(rows: Sequence[Row], names: Mapping[CellKey, tuple[str, ...]], width
         [_FAILED, _RATE, _SHORT_VERDICT, *p, *confound, *steps],
         [_FAILED, _RATE, _SHORT_VERDICT, *p, *steps],
     ]
-    longest = max((_width(names[row.cell.key][-1]) for row in rows), default=0)
+    longest = max((terminal_width(names[row.cell.key][-1]) for row in rows), default=0)
 
     def room(layout: Sequence[_Column]) -> int:
-        taken = (max(_width(text) for text in (column.title, *map(column.text, rows))) for column in layout)
+        taken = (max(terminal_width(text) for text in (column.title, *map(column.text, rows))) for column in layout)
         return width - sum(len(_GAP) + each for each in taken)
 
     fitting = (layout for layout in layouts if room(layout) >= max(longest, len("cell")))
     return next(fitting, next((layout for layout in layouts if room(layout) >= _NAME), layouts[-1]))
-
-
-def _says_something(row: Row) -> bool:
-    """Whether the verdict is more than that there is nothing to compare with."""
-    return row.comparison is not None or row.verdict.kind not in ("baseline", "undecided") or bool(row.verdict.reason)
 
 
 def _row(
@@ -235,7 +223,7 @@ def _row(
 
 
 def _padded(text: str, width: int, *, left: bool) -> str:
-    space = " " * (width - _width(text))
+    space = " " * (width - terminal_width(text))
     return text + space if left else space + text
 
 
@@ -250,7 +238,7 @@ def _verdict_text(verdict: Verdict) -> str:
 def _notes(row: Row, layout: Sequence[_Column], seen: set[str]) -> Iterable[Piece]:
     """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
-    if verdict.reason and _says_something(row):
+    if verdict.reason and has_verdict(row):
         yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
     if _VERDICT not in layout and _verdict_text(verdict) != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
@@ -303,7 +291,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     for word in _one_line(text).split():
         word = shortened(word, width)
         joined = f"{lines[-1]} {word}".strip()
-        if _width(joined) <= width:
+        if terminal_width(joined) <= width:
             lines[-1] = joined
         else:
             lines.append(word)

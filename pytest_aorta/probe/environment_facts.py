@@ -250,13 +250,19 @@ class Fact(NamedTuple):
     implied_by: str = ""
 
 
+#: What stands for all packages where their lists are not at hand.
+PACKAGES = Fact(len(RULES), "installed packages", "packages")
+
+
 def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The sections of a snapshot that it has, without what differs between any two trials."""
     for name in SECTIONS:
         content: Any = env
         for key in name.split("."):
             content = content.get(key) if isinstance(content, Mapping) else None
-        if isinstance(content, Mapping) and (content or name == "env_vars"):
+        if name == "git" and content is None and name in env:
+            content = {}  # the workload lies in no repository
+        if isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
             volatile = _VOLATILE.get(name)
             kept = content if volatile is None else {key: content[key] for key in content if key not in volatile}
             if name == "process" and isinstance(pages := kept.get("huge_pages"), Mapping):

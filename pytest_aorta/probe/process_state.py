@@ -21,6 +21,8 @@ from pytest_aorta.probe.kernel_files import keyed_lines
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
 
+_PRESSURE = "/proc/pressure"
+
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "core": resource.RLIMIT_CORE,
@@ -110,7 +112,7 @@ def _cpu_affinity() -> str | None:
 def _pressure(what: str) -> float | None:
     """``None`` where the kernel does not tell: before Linux 4.20, or with ``psi=0``."""
     try:
-        descriptor = os.open(f"/proc/pressure/{what}", os.O_RDONLY)
+        descriptor = os.open(f"{_PRESSURE}/{what}", os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -54,15 +54,15 @@ def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None)
     return Baselines(of, frozenset(found))
 
 
-def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Refuse a baseline that no cell (label, mitigation set) of a plan has.
+def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], source: str = "--aorta-baseline") -> None:
+    """Refuse a baseline that no cell (label, mitigation set) has; ``source`` is where it was asked for.
 
     Raises:
         BaselineError: naming the cells that there are.
     """
     if not any(is_named(wanted, label, mitigations) for label, mitigations in cells):
         known = ", ".join(dict.fromkeys(label for label, _ in cells))
-        raise BaselineError(f"--aorta-baseline: there is no cell {wanted!r}; there are {known}")
+        raise BaselineError(f"{source}: there is no cell {wanted!r}; there are {known}")
 
 
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, TrialFacts
@@ -16,10 +17,11 @@ from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables,
 
 @dataclass(frozen=True)
 class SignatureCount:
-    """How often a cell has failed in one way, and in which trials."""
+    """How often a cell has failed in one way: in which trials, and in which ranks, as far as they have any."""
 
     signature: Signature
     trials: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,6 @@ def statistics_of(
     }
     counted = [facts for facts in trials if facts.is_counted]
     failing = [facts for facts in counted if facts.is_failure]
-    by_signature: dict[Signature, list[int]] = {}
-    for facts in failing:
-        if facts.signature is not None:
-            by_signature.setdefault(facts.signature, []).append(facts.index)
     walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
     return CellStatistics(
         key=key,
@@ -157,10 +155,7 @@ def statistics_of(
         trials=by_outcome,
         rate=len(failing) / len(counted) if counted else None,
         rate_interval=wilson(len(failing), len(counted)),
-        signatures=tuple(
-            SignatureCount(signature, tuple(sorted(indices)))
-            for signature, indices in sorted(by_signature.items(), key=lambda item: -len(item[1]))
-        ),
+        signatures=signature_counts(failing),
         steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
         first_failure_iterations=tuple(
             sorted(facts.first_failure_iteration for facts in failing if facts.first_failure_iteration is not None)
@@ -172,3 +167,20 @@ def statistics_of(
         exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
         variables=agreed(facts.variables for facts in trials),
     )
+
+
+def signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
+    """In how many ways the workload has failed: the most frequent first, of equally frequent ones the earlier."""
+    alike: dict[Signature, list[TrialFacts]] = {}
+    for facts in sorted(failing, key=lambda facts: facts.index):
+        if facts.signature is not None:
+            alike.setdefault(facts.signature, []).append(facts)
+    counts = [
+        SignatureCount(
+            signature,
+            trials=tuple(facts.index for facts in found),
+            ranks=tuple(sorted({facts.failed_rank for facts in found if facts.failed_rank is not None})),
+        )
+        for signature, found in alike.items()
+    ]
+    return tuple(sorted(counts, key=lambda count: -len(count.trials)))

@@ -30,6 +30,11 @@ def conclusions(table: Table) -> list[str]:
     return found
 
 
+def has_verdict(row: Row) -> bool:
+    """Whether the verdict says more than that there is nothing to compare with."""
+    return row.comparison is not None or row.verdict.kind not in ("baseline", "undecided") or bool(row.verdict.reason)
+
+
 def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
     def best(kind: VerdictKind) -> list[Row]:
         found = [row for row in rows if row.verdict.kind == kind and row.comparison is not None]

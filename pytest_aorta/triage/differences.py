@@ -6,21 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.environment_facts import GPUS, Fact, Value
-from pytest_aorta.triage.environments import FILES
-from pytest_aorta.trials.fingerprint import DIGEST
+from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value
+from pytest_aorta.probe.fact_texts import clause, is_hidden
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.environments import Counts, Environments, Installed
-
-#: Values of one side, and words that came or went, that are shown.
-_MOST = 3
-
-#: Longest value that is shown.
-_LONGEST = 60
-
-#: What stands for all packages where their lists are not at hand.
-_PACKAGES = Fact(10_000, "installed packages", "packages")
 
 
 @dataclass(frozen=True)
@@ -38,15 +28,7 @@ class Difference:
 
     def __str__(self) -> str:
         """One short clause."""
-        name = "" if self.fact.name == GPUS else self.fact.name
-        one, two = self._only(self.before), self._only(self.after)
-        if isinstance(one, tuple) and isinstance(two, tuple):
-            return f"{name}: {_words(one, two)}"
-        if self.fact.section == FILES and (_is_absent(self.before) or _is_absent(self.after)):
-            return f"{name} is {'new' if _is_absent(self.before) else 'gone'}"
-        if _is_hidden(one) and _is_hidden(two):
-            return f"{name} changed{', value not recorded' if self.fact.section == 'env_vars' else ''}"
-        return f"{name} {self._side(self.before)} -> {self._side(self.after)}".strip()
+        return clause(self.fact, self.before, self.after)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -61,24 +43,6 @@ class Difference:
             "a": [{"value": _plain(value), "trials": trials} for value, trials in self.before],
             "b": [{"value": _plain(value), "trials": trials} for value, trials in self.after],
         }
-
-    @staticmethod
-    def _only(values: tuple[tuple[Value | None, int], ...]) -> Value | None:
-        return values[0][0] if len(values) == 1 else None
-
-    def _side(self, values: tuple[tuple[Value | None, int], ...]) -> str:
-        if len(values) == 1:
-            return self._shown(values[0][0])
-        shown = [f"{self._shown(value)} ({trials} trial{'s' * (trials != 1)})" for value, trials in values[:_MOST]]
-        more = len(values) - _MOST
-        return ", ".join(shown) + (f" and {more} other value{'s' * (more != 1)}" if more > 0 else "")
-
-    def _shown(self, value: Value | None) -> str:
-        if value is None:
-            return self.fact.nothing
-        if _is_hidden(value):
-            return "(value not recorded)" if self.fact.section == "env_vars" else f"({str(value)[len(DIGEST) :][:8]})"
-        return _cut(", ".join(value) if isinstance(value, tuple) else value) or "(empty)"
 
 
 def differences(
@@ -124,38 +88,14 @@ def _unlisted_packages(a: Environments, b: Environments) -> list[Difference]:
     if not one or not two or one == two:
         return []
     sides = [tuple((digest, 0) for digest in sorted(digests)) for digests in (one, two)]
-    return [Difference(_PACKAGES, sides[0][:1], sides[1][:1])]
+    return [Difference(PACKAGES, sides[0][:1], sides[1][:1])]
 
 
 def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], str(item[0]))))
 
 
-def _words(one: tuple[str, ...], two: tuple[str, ...]) -> str:
-    """Which words are there on one side only."""
-    gone, new = ([word for word in words if word not in others] for words, others in ((one, two), (two, one)))
-    parts = [f"{what} {_listed(words)}" for what, words in (("without", gone), ("with", new)) if words]
-    return ", ".join(parts) or "in another order"
-
-
-def _listed(words: list[str]) -> str:
-    more = len(words) - _MOST
-    return ", ".join(map(_cut, words[:_MOST])) + (f" and {more} more" if more > 0 else "")
-
-
-def _is_absent(values: tuple[tuple[Value | None, int], ...]) -> bool:
-    return [value for value, _ in values] == [None]
-
-
-def _is_hidden(value: Value | None) -> bool:
-    return isinstance(value, str) and value.startswith(DIGEST)
-
-
 def _plain(value: Value | None) -> Any:
-    if _is_hidden(value):
+    if is_hidden(value):
         return None
     return list(value) if isinstance(value, tuple) else value
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.probe.environment_facts import RULES, Fact, Value, facts_of_section, is_complete, sections
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.fact_texts import FILES
+from pytest_aorta.probe.redaction import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.fingerprint import DIGEST, IMPORTED_LATER
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER
 
 #: Name to version of all installed distributions.
 Versions = Mapping[str, str]
@@ -24,7 +25,7 @@ Counts = Counter[Value | None]
 
 #: What records have besides their snapshots, in order of importance: it comes after all of those.
 _AFTER = len(RULES)
-FILES, _OPTIONS, _RUN = "files", "options", "run"
+_OPTIONS, _RUN = "options", "run"
 
 
 class Environments:

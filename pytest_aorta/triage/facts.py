@@ -81,6 +81,7 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
@@ -109,6 +110,7 @@ class TrialFacts:
     exit_status: str = ""
     iterations: int | None = None
     variables: WatchedVariables = NOT_WATCHED
+    failed_rank: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -145,6 +147,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         exit_status=record["exit_status"],
         iterations=_iterations(record["result"]),
         variables=watched_variables(record),
+        failed_rank=(record.get("failure") or {}).get("rank"),
     )
 
 

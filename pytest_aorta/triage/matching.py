@@ -60,12 +60,12 @@ def _nothing_in_common(a: Side, b: Side) -> str:
         "environment": lambda cell: cell.environment,
         "mitigation set": lambda cell: "+".join(cell.mitigations),
     }
-    why = []
+    reason = "no combination of workload, environment, mitigations and options is the same"
     for name, of in aspects.items():
         ours, theirs = ({of(cell) for cell in side.cells.values()} for side in (a, b))
         if ours.isdisjoint(theirs):
-            why.append(f"no {name} is the same ({_few(ours)} in A, {_few(theirs)} in B)")
-    reason = "; ".join(why) or "no combination of workload, environment, mitigations and options is the same"
+            reason = f"no {name} is the same ({_few(ours)} in A, {_few(theirs)} in B)"
+            break
     lists = " and ".join(f"{side} has {_few([label(key) for key in run.cells])}" for side, run in (("A", a), ("B", b)))
     return f"A ({a.results.path}) and B ({b.results.path}) have no cell in common: {reason}. {lists}"
 

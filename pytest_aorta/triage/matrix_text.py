@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.triage.conclusion import conclusions
+from pytest_aorta.triage.conclusion import conclusions, has_verdict
 from pytest_aorta.triage.run_state import RunState
 from pytest_aorta.triage.table import Row, Table
 from pytest_aorta.triage.wording import counted, difference_with_interval, p_value, rate_with_interval, step_ms
@@ -52,6 +52,8 @@ def markdown(table: Table, state: RunState) -> str:
     rows = table.rows
     parts = [_title(table), *(f"**{text_of(sentence)}**" for sentence in conclusions(table)), _run(table, state)]
     columns = [column for column in _columns(state) if column.always or any(map(column.text, rows))]
+    if not any(map(has_verdict, rows)):
+        columns = [column for column in columns if column.title != "Verdict"]
     parts.append(_table(columns, rows))
     if ways := [(row, way) for row in rows for way in row.by_signature]:
         titles = ("Cell", "Failure", "Failures", "Of the baseline", "p", "Verdict")
@@ -181,8 +183,8 @@ def _difference(row: Row) -> str:
 
 def _verdict(row: Row) -> str:
     verdict = row.verdict
-    if verdict.kind == "undecided" and row.comparison is None and not verdict.reason:
-        return ""  # there is nothing to compare with
+    if verdict.kind == "undecided" and not has_verdict(row):
+        return ""
     return f"{verdict.text}: {verdict.reason}" if verdict.reason else verdict.text
 
 
@@ -202,7 +204,7 @@ def _top_warning(row: Row) -> str:
 
 
 def _legend(rows: Sequence[Row]) -> Iterable[str]:
-    shown = {row.verdict.kind for row in rows if _verdict(row)}
+    shown = {row.verdict.kind for row in rows if _verdict(row)} if any(map(has_verdict, rows)) else set()
     for kind, meaning in _LEGEND.items():
         if kind in shown:
             yield f"**{kind}**: {meaning}"

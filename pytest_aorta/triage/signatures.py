@@ -23,6 +23,9 @@ _HUNG = re.compile(
     r"(?: \(last: [^)\n]*\))?$"
 )
 
+#: Characters at its end that are searched for that.
+_LOOKED_AT = 500
+
 #: What a process has said as it aborted; each has one group, the reason.
 _ABORTED = [
     re.compile(pattern, re.MULTILINE)
@@ -37,7 +40,8 @@ _ABORTED = [
     )
 ]
 
-#: Keys of ``failure_details`` of which the value says where or when, and not what.
+#: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
+_WHAT = ("kind", "type", "error", "message", "reason")
 _NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
 
 #: Entries of them that make up a message.
@@ -104,7 +108,7 @@ def signature_of(record: Mapping[str, Any]) -> Signature | None:
     failure = record.get("failure")
     if not failure:  # a record of AORTA's, which has none
         kind, phase = _KINDS.get(record["exit_status"], ("result", "run"))
-        return Signature(kind, phase, message=_details(record) if kind == "result" else "")
+        return Signature(kind, phase, message=_details(record["result"]) if kind == "result" else "")
     kind, phase = failure["kind"], failure["phase"]
     role = "rank" if failure.get("rank") is not None else ""
     message = (failure.get("message") or "").removeprefix(f"rank {failure.get('rank')}: ")
@@ -118,12 +122,14 @@ def signature_of(record: Mapping[str, Any]) -> Signature | None:
         return Signature(kind, phase, shown(failure["signal"]), role, _place(frames, target), bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
-        return Signature(kind, phase, "", role, where, called)
+        return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
         code = failure.get("exit_code")
         return Signature(kind, phase, "", role, message=words_of(message) if code is None else f"exit code {code}")
     if kind == "result" and not failure.get("type"):
-        return Signature(kind, phase, "", role, message=_details(record))
+        ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
+        result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
+        return Signature(kind, phase, "", role, message=_details(result))
     where = _place(frames_of(text), target)
     type_name = bounded(shown(failure.get("type") or ""))
     code = failure.get("exit_code")
@@ -164,29 +170,33 @@ def _cause(text: str, target: str) -> str:
 
 
 def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a process hung, and in which function of a library; of ranks, the one that the others waited for."""
-    message = failure.get("message") or ""
-    if failure.get("rank") is not None:
-        ranks = (rank for rank in record.get("ranks") or () if rank.get("rank") == failure["rank"])
-        message = next(((rank.get("failure") or {}).get("message") or "" for rank in ranks), message)
-    found = _HUNG.search(message)
+    """Where a process hung, and in which function of a library.
+
+    Of ranks, it is the one that the others waited for, or where that is not known, the first that hung.
+    """
+    blamed = failure.get("rank")
+    hung = [
+        theirs["message"]
+        for rank in record.get("ranks") or ()
+        if (theirs := rank.get("failure") or {}).get("kind") in ("timeout", "stall") and blamed in (None, rank["rank"])
+    ]
+    message = hung[0] if hung else failure.get("message") or ""
+    found = _HUNG.search(message[-_LOOKED_AT:])
     if found is None:
         return "", ""
     place = Frame(found["file"], int(found["line"]), found["name"] or "").text
     return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
 
 
-def _details(record: Mapping[str, Any]) -> str:
-    """The words of the first entry of ``failure_details`` that the workload has made."""
-    details = record["result"].get("failure_details") or ()
-    for detail in details:
+def _details(result: Mapping[str, Any]) -> str:
+    """The words of the first entry of a result's ``failure_details`` that the workload has made."""
+    for detail in result.get("failure_details") or ():
         if not isinstance(detail, Mapping):
             continue
         words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
-        texts = [
-            words_of(value if key in ("kind", "type", "error", "message", "reason") else f"{key} {value}")
-            for key, value in list(words.items())[:_WORDS]
-        ]
+        first = {key: words.pop(key) for key in _WHAT if key in words}
+        texts = [words_of(value) for value in first.values()]
+        texts = [*texts, *(words_of(f"{key} {value}") for key, value in words.items())][:_WORDS]
         if texts:
             return bounded(", ".join(text for text in texts if text))
     return "passed=False"

@@ -157,7 +157,13 @@ class Triage:
             bound = upper_bound if comparison.method == "fixed" else rate_upper_bound_sequential
             return Verdict(kind, rate_below=bound(*numbers))
         if kind == "undecided":
-            more = more_trials(*numbers, *base_numbers, margin=self.settings.margin, comparisons=family)
+            more = more_trials(
+                *numbers,
+                *base_numbers,
+                margin=self.settings.margin,
+                comparisons=family,
+                sequential=comparison.method == "sequential",
+            )
             return Verdict(kind, more_trials=more)
         return Verdict(kind)
 

@@ -27,7 +27,9 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), ("list", "--help"), ("compare", "--help"), ("list",)]
+    "arguments",
+    [("--help",), ("--version",), ("list", "--help"), ("report", "--help"), ("compare", "--help"), ("list",)],
+    ids=" ".join,
 )
 def test_the_command_starts_light(stage: Stage, arguments: tuple[str, ...]) -> None:
     result = stage.command(sys.executable, "-X", "importtime", "-m", "pytest_aorta", *arguments)

@@ -6,6 +6,7 @@ import io
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from pytest_aorta.plugin.compat import (
     longrepr_of,
     set_terminal_file,
     terminal_file,
+    terminal_width,
     with_lines,
 )
 
@@ -106,7 +108,8 @@ def test_what_the_terminal_reporter_writes_to_can_be_replaced(pytester: pytest.P
     config = pytester.parseconfigure()
     file = io.StringIO()
     set_terminal_file(config, file)
-    config.pluginmanager.get_plugin("terminalreporter").write_line("here")
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line("here")
 
     assert terminal_file(config) is file
     assert file.getvalue() == "here\n"
@@ -177,3 +180,8 @@ def test_pytest_timeout_keeps_its_limit_for_all_tests_in_its_config(
 
 def test_without_pytest_timeout_there_is_no_limit(pytester: pytest.Pytester) -> None:
     assert general_timeout(pytester.parseconfigure("-p", "no:timeout")) is None
+
+
+def test_width_of_a_text_in_a_terminal() -> None:
+    """Without it, the table at the end is out of line where names are not ASCII."""
+    assert [terminal_width(text) for text in ("", "abc", "漢字", "a\u0301")] == [0, 3, 4, 1]

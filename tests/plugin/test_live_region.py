@@ -19,8 +19,13 @@ class Written:
         self.terminal = Terminal(columns, lines)
         self._file = self.terminal.file()
         self._line = ""
-        self.region = LiveRegion(self._file, lambda: len(self._line))
+        #: How often the lines had to go, and should come again.
+        self.erased = 0
+        self.region = LiveRegion(self._file, lambda: len(self._line), self.count)
         self.file = RegionFile(self._file, self.region)
+
+    def count(self) -> None:
+        self.erased += 1
 
     def write(self, text: str) -> None:
         """As pytest's terminal writer does, which knows the width of its line."""
@@ -56,7 +61,8 @@ def test_what_pytest_writes_comes_above_them(written: Written) -> None:
     written.region.show(["first", "second"])
     written.write("one\ntwo\n")
     written.file.flush()
-    assert written.terminal.lines()[:2] == ["one", "two"]
+    assert written.terminal.lines() == ["one", "two"]
+    assert written.erased == 1
     written.region.show(["first", "second"])
     assert written.terminal.lines() == ["one", "two", "", "first", "second"]
 
@@ -90,6 +96,18 @@ def test_lines_that_are_the_same_are_not_drawn_again(written: Written) -> None:
     written.file.flush()
     written.terminal.read()
     assert len(written.terminal.written) - before == 10
+
+
+def test_a_full_line_of_pytests_is_not_touched(written: Written) -> None:
+    """The cursor is beyond its last column then, and could not come back there."""
+    written.write("x" * 20)
+    written.file.flush()
+    written.region.show(["first"])
+    assert written.terminal.lines() == ["x" * 20]
+    written.write(".")
+    written.file.flush()
+    written.region.show(["first"])
+    assert written.terminal.lines() == ["x" * 20, ".", "first"]
 
 
 def test_characters_that_are_two_columns_wide_are_cut(written: Written) -> None:

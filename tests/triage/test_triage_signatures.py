@@ -184,16 +184,18 @@ def test_a_hang_says_where_it_was(location: str, text: str) -> None:
     assert stalled.text == text.replace("timeout", "stall")
 
 
-def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for() -> None:
-    trial = failed("timeout", status="timeout", rank=1, message="the deadline passed; rank 1 is missing: ...; rank 0")
-    where = "the deadline of 8 s passed in run(); {} at train.py line {} (last: gloo:all_reduce number 5)"
+@pytest.mark.parametrize(("blamed", "where"), [(1, "train.py:12 in load"), (None, "train.py:88 in step")])
+def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for(blamed: int | None, where: str) -> None:
+    message = "the deadline of 8 s passed in run(); {} (last: gloo:all_reduce number 5)"
+    places = ("all_reduce in step() at train.py line 88", "load() at train.py line 12")
+    trial = failed("timeout", status="timeout", rank=blamed, message=f"...; rank 0: {places[0]}; rank 1: {places[1]}")
     trial["ranks"] = [
-        {"rank": 0, "failure": {"message": where.format("all_reduce in step()", 88)}},
-        {"rank": 1, "failure": {"message": where.format("load()", 12)}},
+        {"rank": rank, "failure": {"kind": "timeout", "message": message.format(place)}}
+        for rank, place in enumerate(places)
     ]
     found = signature_of(trial)
     assert found is not None
-    assert (found.where, found.message, found.role) == ("train.py:12 in load", "", "rank")
+    assert (found.where, found.role) == (where, "rank")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for() -> None:
         ([], "passed=False"),
         ([{"iteration": 3, "max_abs_diff": 0.5}], "passed=False"),
         ([{"note": "12 bytes were cut"}], "passed=False"),
-        ([{"iteration": 3, "kind": "non_finite", "operation": "matmul"}], "non_finite, operation matmul"),
+        ([{"iteration": 3, "operation": "matmul", "kind": "non_finite"}], "non_finite, operation matmul"),
         ([{"kind": "rank_lost", "rank": 3, "error": "OSError: pid 4711"}], "rank_lost, OSError: pid #"),
     ],
 )
@@ -210,6 +212,13 @@ def test_a_failed_result_has_the_words_of_its_first_detail(details: list[dict[st
     message = "run() returned passed=False, 3 failure(s), first at iteration 7"
     trial = {**failed("result", message=message), "result": {"passed": False, "failure_details": details}}
     assert getattr(signature_of(trial), "text", None) == text
+
+
+def test_a_failed_result_of_a_rank_has_its_own_details() -> None:
+    trial = failed("result", rank=1, message="rank 1: run() returned passed=False, 3 failure(s)")
+    details = [[{"kind": "late"}], [{"kind": "non_finite"}]]
+    trial["ranks"] = [{"rank": rank, "result": {"failure_details": details[rank]}} for rank in (0, 1)]
+    assert getattr(signature_of(trial), "message", None) == "non_finite"
 
 
 def test_which_rank_has_failed_does_not_matter() -> None:

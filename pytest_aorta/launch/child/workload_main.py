@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +125,9 @@ def run_workload(
     """
     began = time.monotonic()
     env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
-    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] else None
+    # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
+    is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
+    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})

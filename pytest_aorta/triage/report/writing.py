@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.report.libraries import ReportError, check_libraries
 from pytest_aorta.triage.report.safe_text import plain
 from pytest_aorta.workspace.atomic import write_text
@@ -45,7 +46,7 @@ def write_report(
         settings: of the verdicts.
 
     Raises:
-        RequestError: a library is missing; there are no trials; the file cannot be written.
+        RequestError: a library is missing; there are no trials; the baseline is no cell; the file cannot be written.
     """
     check_libraries()
     check_output(output)
@@ -53,6 +54,9 @@ def write_report(
     from pytest_aorta.triage.report.page import page_of
 
     material = read_material(results, settings)
+    if settings is not None and settings.baseline is not None:
+        cells = [(cell.key.cell, cell.mitigations) for cell in material.triage.cells]
+        check_baseline(settings.baseline, cells, "--baseline")
     other = None if against is None else (str(against), read_material(against, settings))
     text = render(page_of(material, output, other))
     try:

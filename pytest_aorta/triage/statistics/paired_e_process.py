@@ -19,9 +19,9 @@ log g is concave, and that (a0, b0) is the nearest point of a convex set says th
 direction into the null. So it holds as well while rates drift, as long as they stay within the null.
 
 The alternative is the posterior mean of both rates, given the earlier pairs, under a prior restricted to what the null
-excludes. Both papers take the mean under an unrestricted prior and do not bet while it lies in the null. The
-restriction finds the same differences sooner (docs/statistics.md has the numbers), because it bets from the first pair
-on.
+excludes. Both papers take the mean under an unrestricted prior. Against a null with a direction that does not bet while
+the mean lies in the null, or bets on the wrong side; the restricted one bets from the first pair on, and finds
+differences as soon as the papers' test without a direction does (docs/statistics.md has the numbers).
 """
 
 from __future__ import annotations

@@ -67,3 +67,17 @@ def test_none_where_it_cannot_be_said() -> None:
     assert more_trials(3, 8, 0, 0, margin=0.1) is None
     assert more_trials(50, 100, 50, 100, margin=0.0) is None
     assert more_trials(500, 1000, 505, 1000, margin=0.006) is None
+
+
+@pytest.mark.parametrize(("rate", "simulated"), [(0.02, 115), (0.05, 219), (0.1, 348), (0.3, 934)])
+def test_equivalence_at_any_time_takes_about_what_simulation_says(rate: float, simulated: int) -> None:
+    # 150 streams of pairs for each rate: the trial by which 80 % of the intervals lay within the margin.
+    trials = 1000
+    more = more_trials(round(rate * trials), trials, round(rate * trials), trials, margin=0.1, sequential=True)
+    assert more is not None
+    few = more_trials(round(rate * 50), 50, round(rate * 50), 50, margin=0.1, sequential=True)
+    assert few is not None
+    assert 0.7 < (50 + few) / simulated < 1.5
+    fixed = more_trials(round(rate * 50), 50, round(rate * 50), 50, margin=0.1)
+    assert fixed is not None
+    assert fixed < few

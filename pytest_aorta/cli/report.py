@@ -1,0 +1,33 @@
+"""``pytest-aorta report``: a results directory as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("report")
+@click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The HTML file.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Results of another run: the report says what differs in the environments.",
+)
+@click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="Differences of the failure rate that are no effect, as pytest's --aorta-margin.",
+)
+def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float) -> None:
+    """Write a results directory (default: results) as one HTML file that needs nothing else."""
+    from pytest_aorta.triage.report import write_report
+    from pytest_aorta.triage.settings import TriageSettings
+
+    write_report(results, output, against, TriageSettings(baseline=baseline, margin=margin))
+    click.echo(f"report: {output}")
