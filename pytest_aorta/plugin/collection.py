@@ -32,11 +32,24 @@ class SelectedTrials(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         """All trials, or those that were named on the command line."""
-        items = [item for item in items_of(self, self.plan) if not self.chosen or item.name in self.chosen]
+        items = [item for item in _items(self, self.plan) if not self.chosen or item.name in self.chosen]
         if not items:
             names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
+
+
+def _items(collector: pytest.Collector, plan: Plan) -> list[pytest.Item]:
+    """The items of a plan: its trials, or what searches with them."""
+    run = run_of(collector.config)
+    if not run.selection.minimize:
+        return list(items_of(collector, plan))
+    from pytest_aorta.plugin.minimize import minimize_items
+
+    try:
+        return list(minimize_items(collector, plan, run))
+    except PlanError as error:
+        raise collector.CollectError(str(error)) from None
 
 
 def split_arguments(arguments: list[str], names: Iterable[str], root: str = ROOT) -> tuple[list[str], set[str]]:
@@ -66,6 +79,11 @@ def select_trials(config: pytest.Config, run: Run) -> None:
         plan = run.plan
     except (RegistryError, PlanError) as error:
         raise pytest.UsageError(str(error)) from None
+    if run.selection.minimize:
+        from pytest_aorta.plugin.minimize import name_of, wholes_of
+
+        choose(config, run, [name_of(spec) for spec in wholes_of(plan, run.selection)])
+        return
     choose(config, run, [spec.item_name for spec in plan.trials])
 
 
@@ -132,7 +150,7 @@ class WorkloadFile(pytest.File):
             run.runner.add_plan(plan)
         except (RegistryError, PlanError) as error:
             raise self.CollectError(str(error)) from None
-        return list(items_of(self, plan))
+        return _items(self, plan)
 
 
 def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:

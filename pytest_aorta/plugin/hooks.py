@@ -192,9 +192,10 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.deadlines import TIMEOUT
+    from pytest_aorta.plugin.minimize import MinimizeItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
-    if isinstance(item, TrialItem) and item.spec.execution.isolation != "none":
+    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None
