@@ -113,4 +113,6 @@ class Decisions:
                 continue
             found = effects(cells, dict.fromkeys(waiting, baseline))
             if all(effect.is_inert for effect in found.values()):
-                self.stopped |= {key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()}
+                self.stopped |= {
+                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
+                }
