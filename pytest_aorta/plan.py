@@ -66,7 +66,7 @@ class Selection:
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
-    max_trials: int | None = None
+    max_trials: int = 2000
 
     @property
     def whole_rounds(self) -> bool:

@@ -167,7 +167,7 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
         text = str(call.excinfo.value)
-        shown = text.partition("\n")[0] if item.config.getoption("tbstyle") == "line" else text
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
         report.longrepr = longrepr_of(shown, item.path)
     if report.skipped and call.excinfo is not None:
         from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip
@@ -193,9 +193,10 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.deadlines import TIMEOUT
+    from pytest_aorta.plugin.minimize import MinimizeItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
-    if isinstance(item, TrialItem) and item.spec.execution.isolation != "none":
+    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None

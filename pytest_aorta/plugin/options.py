@@ -165,7 +165,7 @@ OPTIONS = (
     Option(
         "minimize", valid.names, "A,B", "find the smallest part of this mitigation set's variables that still fixes"
     ),
-    Option("max-trials", valid.positive_int, "N", "trials of a whole --aorta-minimize (default 2000)"),
+    Option("max-trials", valid.positive_int, "N", "all trials of --aorta-minimize together (default 2000)"),
     Option(
         "registry-file", valid.name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True
     ),
@@ -271,6 +271,22 @@ def _is_sequential(values: Mapping[str, Any]) -> bool:
 
 def _set_bounds(values: dict[str, Any]) -> None:
     """The number of trials where something else is to end them."""
+    if values["aorta_duration"] and (values["aorta_order"] or "interleaved") != "interleaved":
+        raise OptionError(f"--aorta-order {values['aorta_order']} and --aorta-duration: whole rounds are interleaved")
+    if values["aorta_minimize"]:
+        for option in ("until_decided", "duration"):
+            if values[f"aorta_{option}"]:
+                name = option.replace("_", "-")
+                raise OptionError(f"--aorta-minimize and --aorta-{name}: use one of them; a search ends by itself")
+        baseline = values["aorta_mitigations"] or (("none",),)
+        if len(baseline) > 1 or baseline[0] == values["aorta_minimize"]:
+            given = " and ".join(",".join(names) for names in baseline)
+            raise OptionError(
+                f"--aorta-mitigations {given}: with --aorta-minimize, expected one other mitigation set, the baseline "
+                "(default none)"
+            )
+        values["aorta_mitigations"] = (*baseline, values["aorta_minimize"])
+        values["aorta_baseline"] = values["aorta_baseline"] or ",".join(baseline[0])
     if values["aorta_trials"] is not None:
         return
     if values["aorta_duration"]:

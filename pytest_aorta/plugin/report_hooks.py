@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -163,6 +164,10 @@ class ReportHooks:
                 selection = writer.run.selection
                 for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
                     terminalreporter.write_line(line)
+            if self.writer.notes:
+                terminalreporter.write_sep("=", "minimize")
+                for line in self.writer.notes:
+                    terminalreporter.write_line(printable(line))
             self.gating.print(terminalreporter)
             if self._report:
                 terminalreporter.write_line(f"report: {self._report}")
@@ -172,7 +177,7 @@ class ReportHooks:
         if any(cell.finished for cell in self.writer.triage.cells):
             from pytest_aorta.plugin.report_option import write_run_report
 
-            problem = write_run_report(run)
+            problem = write_run_report(run, self.writer.settings_used)
             if problem:
                 self.writer.errors.append(problem)
             else:

@@ -75,10 +75,12 @@ class ReportPayload:
     Attributes:
         exit_status: of the item's trial, as far as known.
         trials: that the item has run.
+        notes: lines for the summary.
     """
 
     exit_status: str | None = None
     trials: list[FinishedTrial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
         """For a report, which xdist sends from process to process.
@@ -86,12 +88,19 @@ class ReportPayload:
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
         records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
-        return {"exit_status": self.exit_status, "records": json.dumps(records)}
+        notes = self.notes if with_records else []
+        return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(notes)}
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
     """The trials of a plain payload."""
     return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
+
+
+def notes_in(payload: Mapping[str, Any]) -> list[str]:
+    """The lines for the summary of a plain payload."""
+    found: list[str] = json.loads(payload["notes"])
+    return found
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()

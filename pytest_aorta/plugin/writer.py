@@ -12,7 +12,7 @@ from pytest_aorta.plugin.alike_failures import AlikeFailures
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.matrix_writer import MatrixWriter, planned_trials
-from pytest_aorta.plugin.report_payload import FinishedTrial, trials_in
+from pytest_aorta.plugin.report_payload import FinishedTrial, notes_in, trials_in
 from pytest_aorta.plugin.terminal import Summary
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.earlier_matrix import was_looked_at
@@ -44,6 +44,8 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        #: Lines for the summary, of items that conclude from several trials.
+        self.notes: list[str] = []
         #: How many trials were skipped because their cells were decided.
         self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
@@ -80,6 +82,7 @@ class TrialWriter:
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
+        self.notes += notes_in(report.aorta)
         for trial in trials_in(report.aorta):
             facts = self.write(trial)
             if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
@@ -174,6 +177,13 @@ class TrialWriter:
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)
+
+    @property
+    def settings_used(self) -> TriageSettings:
+        """Of the last table, which is sequential where the run has ended before its time."""
+        rows = () if self.table is None else self.table.rows
+        methods = {row.comparison.method for row in rows if row.comparison is not None}
+        return replace(self.triage.settings, sequential="sequential" in methods)
 
     def print_summary(self, terminal: pytest.TerminalReporter) -> None:
         """Print the table, once the run is over."""

@@ -195,7 +195,7 @@ def test_a_cell_that_crashes_at_import_did_not_run_and_a_hang_is_a_failure(stage
     stage.write(crashes=CRASHES)
     stage.write_registry(mitigations={"broken": {"BROKEN": "1"}})
     options = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "broken")
-    stage.run("crashes.py", "--aorta-trials", "2", "--aorta-timeout", "3", *options)
+    stage.run("crashes.py", "--aorta-trials", "2", "--aorta-timeout", "2", *options)
     table = triage_of(facts_of(trial, path) for path, trial in stage.trials().items())
     rows = {Path(row.cell.key.cell).name: row for row in table.rows}
     broken, fine = rows["local-broken"], rows["local-none"]
