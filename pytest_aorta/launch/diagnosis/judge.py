@@ -108,7 +108,8 @@ def _failure_of(root: int, found: Mapping[int, OwnFailure], trial: TrialEvidence
     message = own.failure["message"]
     if own.weight == UNHEARD:
         lost = [number for number in found if found[number].weight == UNHEARD]
-        message += f"; of {trial['world_size'] or len(trial['ranks'])} ranks, there is no word of {_listed(lost)}: lost, or not done yet"
+        size = trial["world_size"] or len(trial["ranks"])
+        message += f"; of {size} ranks, there is no word of {_listed(lost)}: lost, or not done yet"
     return {**own.failure, "rank": root, "message": f"rank {root}: {message}"}
 
 
