@@ -145,9 +145,8 @@ def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
         said = b"".join(process.communicate(timeout=110)).decode()
 
     assert process.returncode == pytest.ExitCode.USAGE_ERROR, said
-    assert (
-        f"the nodes cannot meet at port {nodes.where.rpartition(':')[2]} of this host: Address already in use" in said
-    )
+    port = nodes.where.rpartition(":")[2]
+    assert f"the nodes cannot meet at port {port} of this host: Address already in use" in said
     assert "--aorta-elastic rdzv_endpoint=HOST:PORT" in said
     assert faults.trials() == {}
 

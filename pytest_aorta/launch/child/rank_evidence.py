@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.launch.child.attempt_log import read_attempt_log
@@ -214,16 +214,3 @@ def read_evidence(path: Path) -> TrialEvidence | None:
         return cast(TrialEvidence, json.loads(path.read_text()))
     except (OSError, ValueError):
         return None
-
-
-def with_ranks(trial: TrialEvidence, others: Mapping[int, RankEvidence]) -> TrialEvidence:
-    """The evidence of a node with that of the ``others``' ranks."""
-    ranks: dict[int, RankEvidence] = {rank["rank"]: rank for rank in trial["ranks"]}
-    ranks |= {number: rank for number, rank in others.items() if number not in ranks or not ranks[number]["started"]}
-    merged: dict[str, Any] = {**trial, "ranks": [ranks[number] for number in sorted(ranks)]}
-    return cast(TrialEvidence, merged)
-
-
-def own_ranks(trial: TrialEvidence) -> TrialEvidence:
-    """Only the ranks of this node."""
-    return {**trial, "ranks": [rank for rank in trial["ranks"] if rank["started"]]}

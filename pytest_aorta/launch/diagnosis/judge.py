@@ -183,6 +183,8 @@ def _record(
 
 def _blame(number: int, found: Mapping[int, OwnFailure], root: int | None, missing: Missing | None) -> Blame | None:
     own = found.get(number)
+    if own is not None and own.hung and missing is not None and missing.rank is None:
+        return "unknown"
     if number == root and (own is None or missing is not None or own.weight < GAVE_UP):
         return "cause"
     if own is None:

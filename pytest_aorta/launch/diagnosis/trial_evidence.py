@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from typing_extensions import NotRequired, Required, TypedDict
 
@@ -144,3 +145,16 @@ def unknown_rank(rank: int) -> RankEvidence:
 def collective_text(last: LastCollective) -> str:
     """As messages have it."""
     return f"{last['name']} number {last['number']}" + ("" if last["group"] == "default_pg" else f" of {last['group']}")
+
+
+def with_ranks(trial: TrialEvidence, others: Mapping[int, RankEvidence]) -> TrialEvidence:
+    """The evidence of a node with that of the ``others``' ranks."""
+    ranks: dict[int, RankEvidence] = {rank["rank"]: rank for rank in trial["ranks"]}
+    ranks |= {number: rank for number, rank in others.items() if number not in ranks or not ranks[number]["started"]}
+    merged: dict[str, Any] = {**trial, "ranks": [ranks[number] for number in sorted(ranks)]}
+    return cast(TrialEvidence, merged)
+
+
+def own_ranks(trial: TrialEvidence) -> TrialEvidence:
+    """Only the ranks of this node."""
+    return {**trial, "ranks": [rank for rank in trial["ranks"] if rank["started"]]}

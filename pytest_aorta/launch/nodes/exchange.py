@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from pytest_aorta.launch.child.rank_evidence import own_ranks, with_ranks
-from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
 from pytest_aorta.trials.elastic_options import ElasticOptions
 

@@ -101,6 +101,7 @@ def test_when_all_wait_no_rank_is_missing(tmp_path: Path) -> None:
 
     assert found.hung_rank is None
     assert "missing" not in str(found.location)
+    assert [each["blame"] for each in found.ranks] == ["unknown", "unknown"]
 
 
 def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_missing(tmp_path: Path) -> None:
