@@ -11,26 +11,25 @@ from pytest_aorta.trials.outcome import place, signal_name
 #: What an error of the agent says, and what helps.
 _HINTS = (
     (
-        r"is not registered|backend",
+        r"is not registered",
         "--aorta-elastic rdzv_backend= takes c10d, static, etcd or etcd-v2; etcd needs a server at rdzv_endpoint",
     ),
     (
         r"EADDRINUSE|[Aa]ddress already in use|failed to listen",
-        "the port is taken: give a free one of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node",
+        "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node",
     ),
     (
-        r"RendezvousTimeoutError|timed out|[Tt]imeout",
-        "not all nodes have come: run the same pytest on as many nodes as --aorta-elastic nnodes= says, or allow fewer "
-        "with nnodes=MIN:MAX",
-    ),
-    (
-        r"RendezvousConnectionError|RendezvousStateError|Connection|DistNetworkError",
+        r"RendezvousConnectionError|RendezvousStateError|client socket has|DistNetworkError",
         "node 0 cannot be reached at --aorta-elastic rdzv_endpoint=HOST:PORT, or has gone",
     ),
     (
-        r"uninterruptible|D-state",
-        "a rank waits in the kernel and cannot be ended; TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT sets how long the "
-        "agent looks on",
+        r"RendezvousTimeoutError|RendezvousGracefulExitError|RendezvousClosedError",
+        "run the same pytest on as many nodes as --aorta-elastic nnodes= says, at the same time, or allow fewer with "
+        "nnodes=MIN:MAX",
+    ),
+    (
+        r"uninterruptible sleep",
+        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT sets how long the agent looks on",
     ),
 )
 
