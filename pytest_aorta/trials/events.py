@@ -208,12 +208,14 @@ class NotStartedEvent(TypedDict):
 class ExitEvent(TypedDict):
     """The process of a rank has ended; added to the rank's event log by the process that has waited for it.
 
-    ``overdue``: when the deadline passed (seconds of ``time.time()``), if it did; ``at``: when the process ended.
+    ``overdue``: when the deadline passed (seconds of ``time.time()``), if it did; ``interrupted``: whether its
+    pytest has ended it; ``at``: when it ended.
     """
 
     type: Literal["over"]
     returncode: int | None
     overdue: float | None
+    interrupted: NotRequired[bool]
     at: NotRequired[float]
 
 

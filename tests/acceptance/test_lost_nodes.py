@@ -152,10 +152,10 @@ def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_backend_that_does_not_exist(faults: Stage) -> None:
-    done = faults.run(
-        "rank_faults.py::RankFaults", "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30"
-    )
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_a_backend_that_does_not_exist(faults: Stage, launcher: str) -> None:
+    options = ("--aorta-launcher", launcher, "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30")
+    done = faults.run("rank_faults.py::RankFaults", *options)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     trial = faults.trial("RankFaults/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["kind"]) == ("infrastructure_failed", "exception")

@@ -51,6 +51,28 @@ def test_causes_before_the_deadline(stage: Stage, launcher: str) -> None:
 
 
 @pytest.mark.slow
+def test_causes_under_an_outer_launcher(stage: Stage) -> None:
+    stage.copy(FAULTS)
+    parts = ["terminated_by_another", "killed_by_another", "leaves", "sleeps", "returns_false"]
+    options = (
+        "--aorta-trials",
+        str(len(parts)),
+        "--aorta-config",
+        f"script={'.'.join(parts)}",
+        "--aorta-timeout",
+        "20",
+    )
+    stage.torchrun(3, "rank_faults.py::RankFaults", *options)
+
+    kinds = []
+    for index, part in enumerate(parts):
+        trial = stage.trial(f"RankFaults/trial_{index}.json")
+        assert (part, trial["failure"]["rank"], trial["ranks"][1]["blame"]) == (part, 1, "cause")
+        kinds.append(trial["failure"]["kind"])
+    assert kinds == ["signal", "signal", "exit_code", "timeout", "result"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["auto", "torchrun"])
 def test_causes_at_the_deadline(stage: Stage, launcher: str) -> None:
     parts = ["woken_from_c", "deaf_waits", "sleeps_before_init"]

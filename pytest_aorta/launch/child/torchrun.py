@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _PAYLOAD = "torchrun.json"
 _STATES = "torchrun_states.events"
+_ERROR = "torchrun_error.json"
 _LOGS = "torchrun"
 
 #: Seconds between two looks at torchrun and its ranks.
@@ -56,13 +59,15 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     found = judge(trial)
     if found.failure is not None or found.cleanup is not None:
         keep_evidence(folder, trial)
-    for name in (_PAYLOAD, _STATES):
+    for name in (_PAYLOAD, _STATES, _ERROR):
         (folder / name).unlink(missing_ok=True)
     send(ranks_event(found))
 
 
 def _evidence(payload: TrialPayload, attempt: int, code: int = 0) -> TrialEvidence:
     agent: AgentEnd = {"name": "torchrun", "returncode": code}
+    with contextlib.suppress(OSError, ValueError):
+        agent["error"] = json.loads((Path(payload["folder"]) / _ERROR).read_text())
     return attempt_evidence(Path(payload["folder"]), attempt, "torchrun", payload["source"], agent=agent)
 
 
@@ -111,6 +116,9 @@ def torchrun_main(order: Path, arguments: list[str]) -> int:
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1
+    except Exception as error:
+        order.with_name(_ERROR).write_text(json.dumps(describe_exception(error)))
+        raise
     return 0
 
 

@@ -72,11 +72,13 @@ class Evidence:
     def _exchange_with_ranks(self, overdue: float | None) -> None:
         """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
-            source, code = self._cell.info.source, self._seen.returncode
-            self._judge(gather_evidence(self._folder, code, source, overdue, self._seen.stalled))
+            source, stalled = self._cell.info.source, self._seen.stalled
+            code, interrupted = self._seen.returncode, self._seen.lost is not None
+            self._judge(gather_evidence(self._folder, code, source, overdue, stalled, interrupted=interrupted))
         else:
             with contextlib.suppress(OSError):
-                report_exit(self._folder, own_rank(), self._seen.returncode, overdue)
+                interrupted = self._seen.lost is not None
+                report_exit(self._folder, own_rank(), self._seen.returncode, overdue, interrupted=interrupted)
 
     def _read_orphans(self) -> None:
         """Where the agent was killed, and its ranks with it."""

@@ -27,12 +27,15 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
 
 
-def report_exit(folder: Path, rank: int, returncode: int | None, overdue: float | None = None) -> None:
+def report_exit(
+    folder: Path, rank: int, returncode: int | None, overdue: float | None = None, *, interrupted: bool = False
+) -> None:
     """Add the exit of this rank's child to its event log in its ``folder``, for rank 0.
 
-    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did.
+    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did; ``interrupted``: whether this
+    pytest has ended it.
     """
-    event: ExitEvent = {"type": "over", "returncode": returncode, "overdue": overdue, "at": time.time()}
+    event = _exit_event(returncode, overdue, interrupted)
     with event_log(folder, rank).open("a") as file:
         file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
 
@@ -55,18 +58,22 @@ def gather_evidence(
     source: str | None,
     overdue: float | None = None,
     stalled: float | None = None,
+    *,
+    interrupted: bool = False,
     patience: float = _PATIENCE,
 ) -> TrialEvidence:
-    """Of all ranks of this host; ``returncode`` and ``overdue`` are those of rank 0, ``source`` is the workload's file.
+    """Of all ranks of this host; ``returncode``, ``overdue`` and ``interrupted`` are those of rank 0.
+
+    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended.
 
     Ranks of other hosts are not expected; what they break shows in rank 0's collectives.
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    ends: dict[int, ExitEvent] = {0: {"type": "over", "returncode": returncode, "overdue": overdue, "at": time.time()}}
+    ends = {0: _exit_event(returncode, overdue, interrupted)}
     give_up = time.monotonic() + patience
     while len(ends) < local and time.monotonic() < give_up:
         for rank in set(range(1, local)) - set(ends):
-            if (end := _exit_event(folder, rank)) is not None:
+            if (end := _read_exit(folder, rank)) is not None:
                 ends[rank] = end
         time.sleep(0.01)
 
@@ -105,13 +112,23 @@ def gather_evidence(
 def _exit_of(end: ExitEvent) -> RankExit | None:
     if end["returncode"] is None or end["overdue"] is not None:
         return None
-    found: RankExit = {"exitcode": end["returncode"]}
+    found: RankExit = {"exitcode": end["returncode"], "stopped": end.get("interrupted", False)}
     if "at" in end:
         found["at"] = end["at"]
     return found
 
 
-def _exit_event(folder: Path, rank: int) -> ExitEvent | None:
+def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> ExitEvent:
+    return {
+        "type": "over",
+        "returncode": returncode,
+        "overdue": overdue,
+        "interrupted": interrupted,
+        "at": time.time(),
+    }
+
+
+def _read_exit(folder: Path, rank: int) -> ExitEvent | None:
     """The exit of another rank, once the last line of its event log has it."""
     try:
         lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
