@@ -251,14 +251,10 @@ def _notes(row: Row, layout: Sequence[_Column], seen: set[str]) -> Iterable[Piec
 
 
 def _outcomes(row: Row) -> Iterable[Piece]:
-    """What the columns do not tell of how trials have ended."""
-    cell = row.cell
-    texts = [f"{cell.count('timeout')} timed out"] if cell.count("timeout") else []
-    missing = [f"{cell.count(kind)} {kind}" for kind in _UNCOUNTED if cell.count(kind)]
+    """Trials that the columns leave out."""
+    missing = [f"{row.cell.count(kind)} {kind}" for kind in _UNCOUNTED if row.cell.count(kind)]
     if missing:
-        texts.append(f"not counted: {', '.join(missing)}")
-    if texts:
-        yield Piece("; ".join(texts), "yellow" if missing else "")
+        yield Piece(f"not counted: {', '.join(missing)}", "yellow")
 
 
 def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:

@@ -84,7 +84,7 @@ class Results:
         Raises:
             RequestError: it does not exist.
         """
-        if not path.exists():
+        if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
         self.folder = _results_directory(path)
@@ -95,7 +95,7 @@ class Results:
         """The trials, in the order of the names of folders and the numbers of files."""
         self.unreadable.clear()
         self.replays = 0
-        for path in [self.path] if self.path.is_file() else _trial_files(str(self.path)):
+        for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
             file = os.path.relpath(path, self.folder)
             try:
                 record = _load(path)
@@ -112,8 +112,32 @@ class Results:
 
     @property
     def _asks_for_replays(self) -> bool:
-        path = self.path.resolve()
-        return path.is_file() or path.name == "replay" or "replay" in path.relative_to(self.folder.resolve()).parts
+        below = Path(os.path.relpath(self.path, self.folder))
+        return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
+
+    def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
+        try:
+            with os.scandir(folder) as entries:
+                found = list(entries)
+        except OSError as error:
+            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), _words(error)))
+            return
+        numbers: list[tuple[int, str]] = []
+        folders: list[str] = []
+        for entry in found:
+            match = _FILE.fullmatch(entry.name)
+            if match is not None and entry.is_file():
+                numbers.append((int(match[1]), entry.path))
+            elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
+                folders.append(entry.name)
+        for _, path in sorted(numbers):
+            yield path
+        # At the top of a results directory are folders of workloads, which may have any name.
+        artifacts_here = bool(numbers) or depth > 0
+        for name in sorted(folders):
+            if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
+                yield from self._files(os.path.join(folder, name), depth + 1)
 
     def installed(self, digest: str) -> dict[str, str] | None:
         """All distributions with this digest, name -> version; ``None`` where no list of them lies here."""
@@ -171,30 +195,6 @@ def _results_directory(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     places = [folder, *folder.absolute().parents[:_DEEPEST]]
     return next((place for place in places if any(place.glob("packages-*.json"))), folder)
-
-
-def _trial_files(folder: str, depth: int = 0) -> Iterator[str]:
-    """All trial files below a folder; no links to folders are followed, which could lead in circles."""
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError:
-        return
-    numbers: list[tuple[int, str]] = []
-    folders: list[str] = []
-    for entry in found:
-        match = _FILE.fullmatch(entry.name)
-        if match is not None and entry.is_file():
-            numbers.append((int(match[1]), entry.path))
-        elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
-            folders.append(entry.name)
-    for _, path in sorted(numbers):
-        yield path
-    # At the top of a results directory are folders of workloads, which may have any name.
-    artifacts_here = bool(numbers) or depth > 0
-    for name in sorted(folders):
-        if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
-            yield from _trial_files(os.path.join(folder, name), depth + 1)
 
 
 def _load(path: str | Path) -> Any:
