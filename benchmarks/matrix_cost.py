@@ -18,6 +18,8 @@ from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
+_CACHE = Path(__file__).with_name(".cache")
+
 
 def record(cell: int, index: int, seconds: float, steps: int, generator: random.Random) -> dict[str, Any]:
     """A trial of which some fail: the more, the lower the number of the cell."""
@@ -60,7 +62,10 @@ def measure(cells: int, trials: int, seconds: float, steps: int) -> dict[str, fl
     """Give all records to a writer, cells taking turns; seconds and counts."""
     generator, clock, triage = random.Random(0), Clock(), Triage()
     written, in_writer, slowest = 0, 0.0, 0.0
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+    # Beside the sources rather than in /tmp, which may be memory.
+    _CACHE.mkdir(exist_ok=True)
+    (_CACHE / ".gitignore").write_text("*\n")
+    with tempfile.TemporaryDirectory(dir=_CACHE) as name:
         folder = Path(name)
         for cell in range(cells):
             triage.declare(CellKey("gemm", f"local-mitigation_{cell}" if cell else "local-none"), "local", ("none",))
@@ -103,9 +108,10 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=50)
     parser.add_argument("--trials", type=int, default=200, help="per cell")
     parser.add_argument("--steps", type=int, default=100, help="per trial")
+    parser.add_argument("--seconds", type=float, nargs="+", default=(0.05, 0.5, 5.0), help="that a trial takes")
     options = parser.parse_args()
     print("trial      run        writes  while running  slowest   last write  share   verdicts, end     matrix.json")
-    for seconds in (0.05, 0.5, 5.0):
+    for seconds in options.seconds:
         found = measure(options.cells, options.trials, seconds, options.steps)
         texts = [
             f"{seconds:5.2f} s",
