@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_aorta.plugin.run import run_of
 
         run = run_of(config)
-        if run.selection.whole_rounds:
+        if run.selection.may_end_early:
             from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
 
             give_out_one_by_one(config)

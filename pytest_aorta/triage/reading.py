@@ -40,6 +40,20 @@ _REQUIRED: Mapping[str, type] = {
     "exit_status": str,
 }
 
+#: What others are, where a record has them.
+_OPTIONAL: Mapping[str, tuple[type, ...]] = {
+    "cell": (str,),
+    "trial_index": (int,),
+    "started_at": (str,),
+    "wall_clock_sec": (int, float),
+    "host": (str,),
+    "env": (dict,),
+    "artifacts": (dict,),
+}
+
+#: Texts of a failure.
+_FAILURE = ("phase", "kind", "type", "message", "traceback", "signal")
+
 #: How many folders above a trial file the results directory is at most: workload or test, and cell.
 _DEEPEST = 2
 
@@ -211,6 +225,19 @@ def _problem(record: Any) -> str | None:
     for name, kind in _REQUIRED.items():
         if not isinstance(record.get(name), kind):
             return f"{name} is missing, or of another type than {kind.__name__}"
+    for name, kinds in _OPTIONAL.items():
+        if record.get(name) is not None and not isinstance(record[name], kinds):
+            return f"{name} is of another type than {kinds[-1].__name__}"
+    failure = record.get("failure")
+    failure = failure if isinstance(failure, dict) else {}
+    texts = {
+        "execution_env.name": record["execution_env"].get("name", ""),
+        **{f"mitigations_applied[{index}]": name for index, name in enumerate(record["mitigations_applied"])},
+        **{f"failure.{name}": failure[name] for name in _FAILURE if failure.get(name) is not None},
+    }
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            return f"{name} is of another type than str"
     if record["exit_status"] not in _STATUSES:
         return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
     return None
