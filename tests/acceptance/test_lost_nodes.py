@@ -52,13 +52,21 @@ def finish(process: subprocess.Popen[bytes]) -> int:
     return int(process.returncode)
 
 
+def ranks_of(trial: dict[str, Any], node: int) -> list[dict[str, Any]]:
+    """Records of a node's ranks: which these are is for c10d to decide."""
+    assert [rank["rank"] for rank in trial["ranks"]] == [0, 1, 2, 3]
+    halves = trial["ranks"][:2], trial["ranks"][2:]
+    first = next(half for half in halves if half[0]["stdout"] and "/trial_0/" in f"/{half[0]['stdout']}")
+    return first if node == 0 else halves[1 - halves.index(first)]
+
+
 def assert_second_node_is_lost(trial: dict[str, Any]) -> None:
+    lost = [rank["rank"] for rank in ranks_of(trial, 1)]
     assert trial["exit_status"] == "infrastructure_failed"
     assert trial["result"]["passed"] is False
-    assert [rank["rank"] for rank in trial["ranks"]] == [0, 1, 2, 3]
-    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("rank", 2)
-    assert "never heard of" in trial["failure"]["message"]
-    assert "rank 2, 3" in trial["failure"]["message"]
+    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("rank", lost[0])
+    assert f"never heard of; of 4 ranks, there is no word of rank {lost[0]}, {lost[1]}" in trial["failure"]["message"]
+    assert [rank["blame"] for rank in ranks_of(trial, 1)] == ["cause", "unknown"]
 
 
 @pytest.mark.slow
@@ -73,7 +81,7 @@ def test_a_node_that_is_killed_after_the_first_one_is_done(faults: Stage) -> Non
     assert finish(first) == pytest.ExitCode.TESTS_FAILED
     trial = nodes.trial()
     assert_second_node_is_lost(trial)
-    assert [rank["passed"] for rank in trial["ranks"]] == [True, True, None, None]
+    assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 0)] == [(True, None)] * 2
     faults.wait_until(lambda: not faults.left_running())
 
 
@@ -88,7 +96,7 @@ def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
     assert finish(first) == pytest.ExitCode.TESTS_FAILED
     trial = nodes.trial()
     assert_second_node_is_lost(trial)
-    assert {rank["blame"] for rank in trial["ranks"][:2]} == {"collateral"}
+    assert [rank["blame"] for rank in ranks_of(trial, 0)] == ["collateral", "collateral"]
     faults.wait_until(lambda: not faults.left_running())
 
 
@@ -99,22 +107,66 @@ def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
 
     assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
     trial = nodes.trial()
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", 2)
-    assert "rank 2 is missing: play() at rank_faults.py line" in trial["failure"]["message"]
-    assert [rank["blame"] for rank in trial["ranks"]][2] == "cause"
+    hung = ranks_of(trial, 1)[0]
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", hung["rank"])
+    assert f"rank {hung['rank']} is missing: play() at rank_faults.py line" in trial["failure"]["message"]
+    assert hung["blame"] == "cause"
 
 
 @pytest.mark.slow
 def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
-    nodes = Nodes(faults, "raises", "--aorta-config", "at=3")
+    nodes = Nodes(faults, "raises", "--aorta-config", "at=second_node")
     other, first = nodes.start(1), nodes.start(0)
 
     assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
     trial = nodes.trial()
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", 3)
+    raised = ranks_of(trial, 1)[1]
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", raised["rank"])
     assert "rank 1 has a bug" in trial["failure"]["message"]
-    assert [(rank["rank"], rank["local_rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
-    assert trial["ranks"][3]["blame"] == "cause"
+    assert [rank["local_rank"] for rank in trial["ranks"]] == [0, 1, 0, 1]
+    assert raised["blame"] == "cause"
+
+
+@pytest.mark.slow
+def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: Stage) -> None:
+    nodes = Nodes(faults, "gives_up", "--aorta-config", "at=second_node", "--aorta-timeout", "25")
+    other, first = nodes.start(1), nodes.start(0)
+
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    trial = nodes.trial()
+    missing = ranks_of(trial, 1)[1]
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", missing["rank"])
+    expected = f"rank {missing['rank']} is missing: play_alone() at rank_faults.py line"
+    assert trial["failure"]["message"].startswith(expected)
+    assert sorted(rank["blame"] for rank in trial["ranks"]) == ["cause", *["collateral"] * 3]
+    assert missing["blame"] == "cause"
+
+
+@pytest.mark.slow
+def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stage) -> None:
+    nodes = Nodes(faults, "second_node_lingers", "--aorta-timeout", "25")
+    barrier = "exit_barrier_timeout=2"
+    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
+
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    trial = nodes.trial()
+    busy = ranks_of(trial, 1)
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("infrastructure_failed", busy[0]["rank"])
+    assert "still in run()" in trial["failure"]["message"]
+    assert [rank["passed"] for rank in ranks_of(trial, 0)] == [True, True]
+    assert [rank["passed"] for rank in busy] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stage) -> None:
+    nodes = Nodes(faults, "first_node_lingers", "--aorta-timeout", "25")
+    barrier = "exit_barrier_timeout=2"
+    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
+
+    assert (finish(first), finish(other)) == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK)
+    trial = nodes.trial()
+    assert trial["exit_status"] == "timeout"
+    assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 1)] == [(True, None)] * 2
 
 
 @pytest.mark.slow

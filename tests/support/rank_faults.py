@@ -1,6 +1,7 @@
 """A workload of ranks in which something goes wrong between them; copied to where pytest runs.
 
-``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault.
+``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault, or
+``second_node`` for the second one of that node.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class RankFaults:
         parts = str(config["script"]).split(".")
         self.part = parts[min(trial_index(), len(parts) - 1)]
         self.rank = int(os.environ["RANK"])
-        self.at_fault = self.rank == int(config.get("at", 1))
+        # Which ranks it has, is for c10d to decide.
+        self.second_node = ".node_1/" in os.readlink("/proc/self/fd/1")
+        self.at_fault = str(self.rank) == str(config.get("at", 1))
+        if config.get("at") == "second_node":
+            self.at_fault = self.second_node and os.environ["LOCAL_RANK"] == "1"
         self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
     def plays(self, part: str) -> bool:
@@ -75,8 +80,10 @@ class RankFaults:
         if self.part != "cleanup_raises":
             self.play()
         dist.all_reduce(total)
-        if self.part == "second_node_lingers" and self.rank >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        if self.part == "second_node_lingers" and self.second_node:
             open("lingers", "w").close()
+            time.sleep(FOREVER)
+        if self.part == "first_node_lingers" and not self.second_node:
             time.sleep(FOREVER)
         if self.plays("returns_false"):
             return {"passed": False, "failure_count": 1}
@@ -92,7 +99,7 @@ class RankFaults:
         if part == "agent_killed" and self.rank == 0:
             time.sleep(0.5)
             os.kill(os.getppid(), signal.SIGKILL)
-        if part == "second_node_sleeps" and self.rank >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        if part == "second_node_sleeps" and self.second_node:
             open("sleeps", "w").close()
             time.sleep(FOREVER)
         if part == "all_raise":

@@ -21,11 +21,12 @@ from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evide
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
-from pytest_aorta.launch.child.rank_stacks import look_at_ranks
+from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
+from pytest_aorta.launch.nodes.addressing import node_rank
 from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
@@ -64,6 +65,12 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         if not forked:  # the first rank has no channel; a forked one sends its events itself
             relay.forward(event_log(attempt_folder(folder, logs.attempt), min(agent.ranks())))
 
+    def before_look() -> None:
+        forward_events()
+        if exchange.is_asked(agent.group_name()):  # by node 0, whose ranks have ended
+            take_stacks(agent.running(), attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
+            exchange.answer(still_running(evidence()), agent.group_name())
+
     def before_stop(running: dict[int, int]) -> None:
         look_at_ranks(evidence(), running, attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
 
@@ -85,7 +92,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             grace=payload["grace"],
             send=send,
             before_restart=before_restart,
-            before_look=forward_events,
+            before_look=before_look,
             before_stop=before_stop,
         )
         error = reason_of(agent.run(options.role))
@@ -106,7 +113,8 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     if logs.attempt >= 0:
         trial = exchange.share(trial, agent.group_name())
     found = judge(trial)
-    if found.failure is not None or found.cleanup is not None:
+    # Node 0 may have to read it when the store has gone.
+    if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:
         keep_evidence(folder, trial)
     send(ranks_event(found))
 

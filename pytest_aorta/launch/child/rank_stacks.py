@@ -26,9 +26,14 @@ def look_at_ranks(trial: TrialEvidence, running: Mapping[int, int], folder: Path
         sockets: of the flight recorders.
     """
     if running and is_about_a_missing_rank(trial):
-        for rank, pid in running.items():
-            save_collectives(folder, rank, pid, sockets)
-        request_stacks(running.values())
+        take_stacks(running, folder, sockets)
+
+
+def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
+    """Have the stacks and the flight recorders of processes taken, by rank."""
+    for rank, pid in running.items():
+        save_collectives(folder, rank, pid, sockets)
+    request_stacks(running.values())
 
 
 def save_collectives(folder: Path, rank: int, pid: int, sockets: Path) -> None:

@@ -81,13 +81,7 @@ class Agent(HookedAgent):
         self.record_exits()
         with contextlib.suppress(OSError):
             write_stop(self._folder, self.logs.attempt)
-        workers = self.workers()
-        running = {
-            workers[local_rank].global_rank: process.pid
-            for local_rank, process in enumerate(self.processes())
-            if process.exitcode is None and process.pid is not None
-        }
-        self._before_stop(running)
+        self._before_stop(self.running())
 
     def on_restart(self, reason: AttemptReason) -> None:
         """Let the trial report the attempt."""
@@ -117,6 +111,15 @@ class Agent(HookedAgent):
             }
             with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
                 write_exit(self._folder, self.logs.attempt, workers[local_rank].global_rank, end)
+
+    def running(self) -> dict[int, int]:
+        """The processes of the ranks of this attempt that have not ended, by global rank."""
+        workers = self.workers()
+        return {
+            workers[local_rank].global_rank: process.pid
+            for local_rank, process in enumerate(self.processes())
+            if process.exitcode is None and process.pid is not None
+        }
 
     def ranks(self) -> dict[int, int]:
         """Global to local ranks of this node, as of the last rendezvous."""

@@ -70,7 +70,7 @@ def judge(trial: TrialEvidence) -> Judgement:
     root = _root(found)
     if missing is not None and missing.rank in found and found[missing.rank].failure["phase"] != "cleanup":
         root = missing.rank
-    failure = None if root is None else _failure_of(root, found, trial)
+    failure = None if root is None else _failure_of(root, found, ranks, trial)
     if missing is not None and missing.rank is not None and missing.gave_up is not None:
         root, failure = missing.rank, _failure_of_missing(missing, found, ranks)
     agent = agent_failure(trial)
@@ -103,13 +103,15 @@ def _root(found: Mapping[int, OwnFailure]) -> int | None:
     return causes[0]
 
 
-def _failure_of(root: int, found: Mapping[int, OwnFailure], trial: TrialEvidence) -> FailureData:
+def _failure_of(
+    root: int, found: Mapping[int, OwnFailure], ranks: Mapping[int, RankEvidence], trial: TrialEvidence
+) -> FailureData:
     own = found[root]
     message = own.failure["message"]
-    if own.weight == UNHEARD:
-        lost = [number for number in found if found[number].weight == UNHEARD]
+    lost = [number for number, rank in ranks.items() if not is_heard_of(rank)]
+    if own.weight == UNHEARD and root in lost:
         size = trial["world_size"] or len(trial["ranks"])
-        message += f"; of {size} ranks, there is no word of {_listed(lost)}: lost, or not done yet"
+        message += f"; of {size} ranks, there is no word of {_listed(lost)}: their node may be lost"
     return {**own.failure, "rank": root, "message": f"rank {root}: {message}"}
 
 

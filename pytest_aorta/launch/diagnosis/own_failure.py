@@ -102,6 +102,10 @@ def own_failure(
         return OwnFailure(timeout_failure(seen), FATAL)
     if reported is not None:
         return _reported(reported, trial)
+    if rank.get("running") and not finished:
+        message = f"still in {place(seen.phase)}{after_step(seen)} when the ranks of node 0 had ended"
+        weight = UNHEARD if first_failure is None else ENDED_UNSEEN
+        return OwnFailure({"phase": seen.phase, "kind": "rank", "message": message}, weight)
     if end is None and not finished and trial["launcher"] == "external":
         message = f"nothing is known of its end; it was in {place(seen.phase)}{after_step(seen)}"
         return OwnFailure({"phase": seen.phase, "kind": "rank", "message": message}, UNHEARD)

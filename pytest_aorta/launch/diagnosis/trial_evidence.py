@@ -73,7 +73,8 @@ class LastCollective(TypedDict):
 class RankEvidence(TypedDict):
     """One expected rank.
 
-    ``started``: whether its agent has started it. ``overdue``: when its own deadline passed, where each rank has one.
+    ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
+    asked its node. ``overdue``: when its own deadline passed, where each rank has one.
     ``complaint``: what a library has written to its standard error as it ended the process.
     """
 
@@ -81,6 +82,7 @@ class RankEvidence(TypedDict):
     local_rank: int | None
     host: str | None
     started: bool
+    running: NotRequired[bool]
     exit: RankExit | None
     report: RankReport | None
     location: WhereItWas | None
@@ -145,6 +147,12 @@ def unknown_rank(rank: int) -> RankEvidence:
 def collective_text(last: LastCollective) -> str:
     """As messages have it."""
     return f"{last['name']} number {last['number']}" + ("" if last["group"] == "default_pg" else f" of {last['group']}")
+
+
+def still_running(trial: TrialEvidence) -> TrialEvidence:
+    """The ranks of this node, of which those without an exit still run."""
+    ranks: list[RankEvidence] = [{**rank, "running": rank["exit"] is None} for rank in own_ranks(trial)["ranks"]]
+    return {**trial, "ranks": ranks}
 
 
 def with_ranks(trial: TrialEvidence, others: Mapping[int, RankEvidence]) -> TrialEvidence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -17,6 +18,9 @@ from pytest_aorta.trials.elastic_options import ElasticOptions
 #: Seconds that node 0 waits for the other nodes, once its ranks have ended; and before it starts them again.
 _PATIENCE, _PATIENCE_BEFORE_RESTART = 5.0, 2.0
 
+#: Seconds between two looks of another node at whether node 0 waits for it.
+_LOOK_INTERVAL = 0.5
+
 
 class NodeExchange:
     """What the nodes of one trial tell each other; for one node, nothing."""
@@ -25,6 +29,8 @@ class NodeExchange:
         self._options = options
         self._name = options.rdzv_id or trial_id
         self._connected: Any = None
+        self._answered: str | None = None
+        self._next_look = 0.0
 
     def share(self, trial: TrialEvidence, group: str, *, last: bool = True) -> TrialEvidence:
         """On node 0, the evidence of all nodes; on another node its own, which is sent to node 0.
@@ -42,10 +48,30 @@ class NodeExchange:
         try:
             if node == 0:
                 return with_ranks(trial, self._gather(trial, group, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
-            self._store().set(f"{group}/{node}", json.dumps(own_ranks(trial)["ranks"]))
-        except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the evidence
+        except (RuntimeError, OSError) as error:
             print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
+            return trial
+        self.answer(trial, group)
         return trial if node == 0 else own_ranks(trial)
+
+    def is_asked(self, group: str) -> bool:
+        """Whether node 0 waits for what this one knows; once for each worker group. Looked up now and then only."""
+        now = time.monotonic()
+        if node_rank(self._options) == 0 or group == self._answered or now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_INTERVAL
+        with contextlib.suppress(RuntimeError, OSError):  # node 0 has gone
+            if self._store().check([f"{group}/asked"]):
+                self._answered = group
+                return True
+        return False
+
+    def answer(self, trial: TrialEvidence, group: str) -> None:
+        """Send node 0 what is known of the ranks of this node."""
+        try:
+            self._store().set(f"{group}/{node_rank(self._options)}", json.dumps(own_ranks(trial)["ranks"]))
+        except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the evidence
+            print(f"node 0 cannot be told of the ranks of this node: {error}", file=sys.stderr)
 
     def _store(self) -> Any:
         if self._connected is None:
@@ -56,11 +82,14 @@ class NodeExchange:
         return self._connected
 
     def _gather(self, trial: TrialEvidence, group: str, patience: float) -> dict[int, RankEvidence]:
-        """Of the other nodes."""
+        """Of the other nodes, whose ranks may end within that time as well."""
         found: dict[int, RankEvidence] = {}
         waited_for = {rank["rank"] for rank in trial["ranks"] if not rank["started"]}
         give_up = time.monotonic() + patience
-        while waited_for - found.keys() and time.monotonic() < give_up:
+        self._store().set(f"{group}/asked", "1")
+        while time.monotonic() < give_up and (
+            waited_for - found.keys() or any(rank.get("running") for rank in found.values())
+        ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{group}/{node}"]):
                     ranks = cast(list[RankEvidence], json.loads(self._store().get(f"{group}/{node}")))
