@@ -55,7 +55,7 @@ def finish(process: subprocess.Popen[bytes]) -> int:
 def ranks_of(trial: dict[str, Any], node: int) -> list[dict[str, Any]]:
     """Records of a node's ranks: which these are is for c10d to decide."""
     assert [rank["rank"] for rank in trial["ranks"]] == [0, 1, 2, 3]
-    halves = trial["ranks"][:2], trial["ranks"][2:]
+    halves: tuple[list[dict[str, Any]], ...] = (trial["ranks"][:2], trial["ranks"][2:])
     first = next(half for half in halves if half[0]["stdout"] and "/trial_0/" in f"/{half[0]['stdout']}")
     return first if node == 0 else halves[1 - halves.index(first)]
 
