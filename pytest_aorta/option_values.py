@@ -32,6 +32,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: What follows a separator between variables, which may also be a part of a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
+#: Days, hours, minutes, seconds.
+_DURATION = re.compile("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms"), re.ASCII)
+
 #: Variables, as they are typed.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
 
@@ -179,6 +182,16 @@ def margin(value: Any) -> float:
     return _number(value)
 
 
+def duration(value: Any) -> float:
+    """Of a whole run, in seconds: ``8h``, ``1h30m``, ``90s``, or plain seconds."""
+    seconds = _number(value)
+    if isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())) is not None and any(found.groups()):
+        seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+    if not 0 < seconds < math.inf:
+        raise ValueError("a duration such as 8h, 1h30m, 90s, or a number of seconds above 0")
+    return seconds
+
+
 def switch(value: Any) -> bool:
     """On or off."""
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -221,6 +234,13 @@ def trial_file(value: str) -> str:
     """The path of a trial file, or of a folder with some."""
     if not value.strip() or "\0" in value:
         raise ValueError("the path of a trial file, or of a folder with some")
+    return value
+
+
+def file(value: str) -> str:
+    """The path of a file to be written."""
+    if not value.strip() or "\0" in value or value.endswith("/"):
+        raise ValueError("the path of a file")
     return value
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
@@ -21,6 +21,9 @@ from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.gates import Gate
 
 Order = Literal["interleaved", "grouped", "random"]
 
@@ -58,6 +61,17 @@ class Selection:
     resources: Resources = field(default_factory=Resources)
     replays: tuple[Path, ...] = ()
     triage: TriageSettings = field(default_factory=TriageSettings)
+    report: Path | None = None
+    until_decided: bool = False
+    duration: float | None = None
+    gates: tuple[Gate, ...] = ()
+    minimize: tuple[str, ...] = ()
+    max_trials: int = 2000
+
+    @property
+    def whole_rounds(self) -> bool:
+        """Whether trial i of every cell comes before any trial i + 1: a run may end after each of these rounds."""
+        return self.until_decided or self.duration is not None
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,17 @@ def make_plan(selection: Selection, registry: Registry) -> Plan:
         PlanError: a combination that makes no sense.
     """
     entries = [registry.workload(name) for name in selection.workloads]
-    return Plan(ordered(trials_of(entries, selection, registry), selection.order))
+    return planned(entries, selection, registry)
+
+
+def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> Plan:
+    """The trials of these workloads.
+
+    Raises:
+        RegistryError, PlanError: as ``make_plan``.
+    """
+    cells = trials_of(entries, selection, registry)
+    return Plan(ordered(cells, selection.order, whole_rounds=selection.whole_rounds))
 
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
@@ -207,19 +231,22 @@ def check_variables(source: str, variables: object) -> None:
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 
 
-def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order) -> tuple[TrialSpec, ...]:
+def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, *, whole_rounds: bool = False) -> tuple[TrialSpec, ...]:
     """All trials in running order.
 
     ``interleaved``: trial 0 of every cell, then trial 1, ..., in blocks of at most ``WARM_CELLS`` cells, so that drift
     of the host does not look like the effect of a cell. ``grouped``: cell after cell. ``random``: shuffled by a seed
     taken from the plan itself, so that every process that takes part has the same order.
+
+    ``whole_rounds``: interleaved over all cells at once, in no blocks: the last ones would never have their turn.
     """
     if order == "grouped":
         return tuple(spec for cell in cells for spec in cell)
+    block = len(cells) if whole_rounds else WARM_CELLS
     trials = [
         spec
-        for start in range(0, len(cells), WARM_CELLS)
-        for turn in zip(*cells[start : start + WARM_CELLS], strict=True)
+        for start in range(0, len(cells), block or 1)
+        for turn in zip(*cells[start : start + block], strict=True)
         for spec in turn
     ]
     if order == "random":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.engine import TrialEngine
     from pytest_aorta.launch.host.temporary import TemporaryFolders
     from pytest_aorta.launch.resumed import ResumedTrial
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
     from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -34,6 +34,7 @@ class TrialRunner:
         results: the results directory.
         stamp: name of the run in the history, a new one if not given.
         before_use: called whenever the engine is about to be used.
+        on_start: called, on any thread, with each trial that a slot is about to start.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class TrialRunner:
         results: Path,
         stamp: str | None = None,
         before_use: Callable[[], None] = lambda: None,
+        on_start: Callable[[SlotTrial, TrialPaths], object] = lambda trial, paths: None,
     ) -> None:
         kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
         self.store = TrialStore(results, stamp or history.stamp(), resume=selection.resume, number=number, kind=kind)
         self.plans: list[Plan] = []
         self._before_use = before_use
+        self._on_start = on_start
         #: Trials that were started in this run; one that is run again, as some plugins do, is not found but run.
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
@@ -156,12 +159,17 @@ class TrialRunner:
             self.store.retire(paths)
             folder, workers = self.store.artifacts(paths), self.selection.resources.workers
             return InProcessTrial(spec, folder, self._temporary(), workers)
+
+        def begin(trial: SlotTrial) -> None:
+            self.store.retire(paths)
+            self._on_start(trial, paths)
+
         return self.engine.launch(
             spec,
             self.store.artifacts(paths),
             deadline,
             urgent=urgent,
-            on_start=lambda: self.store.retire(paths),
+            on_start=begin,
             on_packages=self.store.write_packages,
             make_room=lambda: self._make_room(paths),
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from support.stage import Stage
 
 from pytest_aorta.plugin.options import OPTIONS
 
@@ -47,6 +49,24 @@ def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
+def test_the_example_of_two_runs_is_compared_as_shown(stage: Stage) -> None:
+    (workload,) = blocks("compare.md", "python")
+    commands, shown = blocks("compare.md", "")[0], blocks("compare.md", "text")[0]
+    stage.write(flaky=workload)
+    script = commands.replace("pytest-aorta", f"{sys.executable} -m pytest_aorta")
+    script = re.sub("^pytest ", f"{sys.executable} -m pytest -q ", script, flags=re.MULTILINE)
+    result = stage.command("bash", "-c", script)
+    assert result.ret == 1
+    said = "\n".join(result.outlines).partition("A  before")[2]
+    expected = shown.partition("A  before")[2]
+    when_and_where = r"  \d{4}-\d\d-\d\d \d\d:\d\d  .*"
+    assert (
+        re.sub(when_and_where, "", f"{said}\n" + "\n".join(result.errlines)).strip()
+        == re.sub(when_and_where, "", expected).strip()
+    )
+
+
+@pytest.mark.slow
 def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
     example = blocks("runtime.md", "python")[0]
     (pytester.path / "sums.py").write_text(example)
@@ -80,4 +100,12 @@ def test_files_that_the_map_of_the_house_names_are_there() -> None:
     text = (DOCS.parent / "CONTRIBUTING.md").read_text()
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
         places = [DOCS.parent, DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
-        assert name == "cli/" or any((place / name).exists() for place in places), name
+        assert any((place / name).exists() for place in places), name
+
+
+def test_pictures_of_the_columns_are_current() -> None:
+    script = runpy.run_path(str(DOCS / "img" / "draw_columns.py"))
+    drawn = {path.name: path.read_text() for path in (DOCS / "img" / "columns").iterdir()}
+    assert drawn == script["pictures"](), "python docs/img/draw_columns.py"
+    shown = re.findall(r"!\[[^]]*\]\(img/columns/(\w+\.svg)\)", (DOCS / "table.md").read_text())
+    assert sorted(shown) == sorted(drawn)

@@ -8,13 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static
+from pytest_aorta.probe.watch import Watch
+
+#: Variables that a plan sets; libraries name some of them.
+WATCHED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DISABLE_TF32", "ONEDNN_MAX_CPU_ISA", "A_MADE_UP_VARIABLE")
 
 
 def in_a_fork(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -42,11 +47,21 @@ def both() -> tuple[float, float]:
     return between - begin, time.thread_time() - middle
 
 
+def search() -> float:
+    """Looking for what names the watched variables: processor time."""
+    watch = Watch.begin(WATCHED)
+    begin = time.thread_time()
+    watch.look(static.mapped, static.imported)
+    return time.thread_time() - begin
+
+
 def start_and_end() -> dict[str, float]:
     """The snapshots in a child that has not been warmed up, and again in one that has."""
     start, end = both()
     warm_start, warm_end = both()
     return {
+        "cold: watched variables": search(),
+        "warm: watched variables": search(),
         "cold: start": start,
         "cold: end": end,
         "warm: start": warm_start,
@@ -59,8 +74,14 @@ source = Path(sys.argv[2])
 begin = time.perf_counter()
 static = collect_static(source)
 found: dict[str, list[float]] = {"static": [time.perf_counter() - begin]}
+begin = time.perf_counter()
+static = before_forks(static)
+found["static: for watched variables"] = [time.perf_counter() - begin]
 found |= {f"static.{name}": [milliseconds / 1000] for name, milliseconds in static.parts_ms.items()}
-for _ in range(int(sys.argv[1])):
-    for name, seconds in in_a_fork(start_and_end).items():
-        found.setdefault(name, []).append(seconds)
+with tempfile.TemporaryDirectory() as cache:
+    os.environ["XDG_CACHE_HOME"] = cache
+    found["watched variables, searched"] = [in_a_fork(lambda: {"": search()})[""]]
+    for _ in range(int(sys.argv[1])):
+        for name, seconds in in_a_fork(start_and_end).items():
+            found.setdefault(name, []).append(seconds)
 print(json.dumps(found))

@@ -141,7 +141,7 @@ class TrialEngine:
         timeout: float | None = None,
         *,
         urgent: bool = True,
-        on_start: Callable[[], None] | None = None,
+        on_start: Callable[[SlotTrial], None] | None = None,
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
         make_room: Callable[[], bool] = lambda: True,
     ) -> SlotTrial:
@@ -152,7 +152,7 @@ class TrialEngine:
             folder: for its artifacts; created when it starts.
             timeout: deadline in seconds that overrides the spec's.
             urgent: before those that wait, because the caller waits for it.
-            on_start: called just before it starts.
+            on_start: called just before it starts, with its ``place``.
             on_packages: called with a list of the installed distributions that is new in this run.
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
@@ -174,7 +174,7 @@ class TrialEngine:
         trial: SlotTrial,
         timeout: float | None,
         urgent: bool,
-        on_start: Callable[[], None] | None,
+        on_start: Callable[[SlotTrial], None] | None,
         host: int | None = None,
     ) -> SlotTrial:
         folder = Path(trial.folder.name) if self._hosts else trial.folder.absolute()
@@ -183,11 +183,16 @@ class TrialEngine:
             _RUN,
             order,
             preparation=self._preparation(order),
-            on_start=lambda: trial.begin(on_start),
+            on_start=lambda endpoint: trial.begin(self._place(endpoint), on_start),
             on_event=trial.receive,
         )
         trial.follow(self._session.submit_job(job, urgent=urgent, worker=host), order)
         return trial
+
+    def _place(self, endpoint: str) -> str:
+        """An endpoint's name, in terms of the options."""
+        found = re.match(r"child_worker (\d+)", endpoint)
+        return without_values(self._hosts[int(found[1])]) if found and self._hosts else endpoint
 
     def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
         if self._hosts:  # another host inherits from its worker

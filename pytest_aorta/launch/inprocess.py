@@ -24,6 +24,7 @@ from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.probe.watch import Watch
 from pytest_aorta.runtime.resources.cores import threads_of
 from pytest_aorta.trials.aorta import added_options, with_added
 from pytest_aorta.trials.config import ConfigError, resolve_config
@@ -114,6 +115,7 @@ class InProcessTrial:
         self._cell: PreparedCell | None = None
         self._record: TrialResult | None = None
         self._static: StaticEnv | None = None
+        self._watch: Watch | None = None
         self._request: Request | None = None
         self._warned = False
 
@@ -159,6 +161,7 @@ class InProcessTrial:
             self._static = collect_static(Path(source) if source else None)
             recorded = [*self.spec.all_watched, *NAMES, *startup]
             self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
+            self._watch = Watch.begin(self.spec.all_watched) if self.spec.all_watched else None
             if self.spec.given_seed is not None:
                 seeds = ProcessSeeds(self.spec.given_seed)
                 seeds.seed_loaded()
@@ -171,7 +174,8 @@ class InProcessTrial:
                 self._lifecycle.run(reraise=True)
             finally:
                 later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
-                self.seen.see({"type": "env_end", "end": collect_end(self._static).to_dict(), "sources": later})
+                end = collect_end(self._static, watch=self._watch).to_dict()
+                self.seen.see({"type": "env_end", "end": end, "sources": later})
 
     def _enter(self) -> None:
         """Give this process the trial's variables, place and arguments, until ``finish``."""

@@ -46,19 +46,23 @@ def build_record(
     wall: float | None = None,
     artifacts: Mapping[str, str] = MappingProxyType({}),
     stacks: str | None = None,
+    crash: str | None = None,
     imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
     side_by_side: SideBySide | None = None,
     request: Request | None = None,
 ) -> TrialResult:
     """The complete record of a trial that is over.
 
-    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started. Without a
-    ``request``, it is that of this process for a trial that was not started.
+    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started; ``crash`` is
+    what a process has written as it died of a signal. Without a ``request``, it is that of this process for a trial
+    that was not started.
     """
     parts = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
     if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
         failure = {**failure, "stacks": stacks}
+    if failure is not None and crash is not None and failure["kind"] == "signal":
+        failure = {**failure, "traceback": crash}
     result = recorded_result(seen)
     details = list(result.get("failure_details", []))
     if "cleanup" in seen.failures and failure is not seen.failures["cleanup"]:

@@ -77,8 +77,9 @@ class SlotTrial:
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         #: Whether something may be put into its folder although it has not started.
         self.make_room: Callable[[], bool] = lambda: True
-        #: Whether a slot has taken it.
+        #: Whether a slot has taken it; the name of the slot, or of the host.
         self.started = False
+        self.place = ""
 
     def follow(self, ref: TaskRef, order: TrialOrder) -> None:
         """``ref`` is its task, with ``order`` as its payload."""
@@ -86,10 +87,11 @@ class SlotTrial:
         self._order = order
         ref.when_settled(self._settle)
 
-    def begin(self, prepare: Callable[[], None] | None) -> None:
-        """Called when a slot takes it."""
+    def begin(self, place: str, prepare: Callable[[SlotTrial], None] | None) -> None:
+        """Called when the slot ``place`` takes it."""
+        self.place = place
         if prepare is not None:
-            prepare()
+            prepare(self)
         self.started = True
 
     def receive(self, event: JobEvent) -> None:
@@ -135,6 +137,10 @@ class SlotTrial:
     def failed(self) -> bool:
         """Whether it has failed already."""
         return self._settled is not None or not all(self._ended.values())
+
+    def is_over(self) -> bool:
+        """Whether its processes are gone."""
+        return self._settled is not None
 
     def take_warnings(self) -> list[str]:
         """Warnings for the user since the last call."""

@@ -22,12 +22,13 @@ class PrepareArgument(WorkloadArgument):
     """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
 
     ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
-    modules to import before the workload.
+    modules to import before the workload. ``watches``: whether trials that are forked watch variables.
     """
 
     launcher: str
     seed: int | None
     preload: list[str]
+    watches: bool
 
 
 class Extension(TypedDict):
@@ -52,6 +53,7 @@ class TrialPayload(WorkloadArgument):
     of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
     the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
+    ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by.
     """
 
     overlay: list[str]
@@ -71,4 +73,6 @@ class TrialPayload(WorkloadArgument):
     rank_seed: int | None
     launcher_pid: int | None
     watch_imports: bool
+    timeout: float | None
+    stall_timeout: float | None
     base_pid: NotRequired[int | None]

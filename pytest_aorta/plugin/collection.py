@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plan import Plan, PlanError, ordered, trials_of
-from pytest_aorta.plugin.discovery import has_tests, workload_classes
+from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plugin.discovery import has_tests, incomplete_classes, workload_classes
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import items_of
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller
@@ -32,11 +32,24 @@ class SelectedTrials(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         """All trials, or those that were named on the command line."""
-        items = [item for item in items_of(self, self.plan) if not self.chosen or item.name in self.chosen]
+        items = [item for item in _items(self, self.plan) if not self.chosen or item.name in self.chosen]
         if not items:
             names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
+
+
+def _items(collector: pytest.Collector, plan: Plan) -> list[pytest.Item]:
+    """The items of a plan: its trials, or what searches with them."""
+    run = run_of(collector.config)
+    if not run.selection.minimize:
+        return list(items_of(collector, plan))
+    from pytest_aorta.plugin.minimize import minimize_items
+
+    try:
+        return list(minimize_items(collector, plan, run))
+    except PlanError as error:
+        raise collector.CollectError(str(error)) from None
 
 
 def split_arguments(arguments: list[str], names: Iterable[str], root: str = ROOT) -> tuple[list[str], set[str]]:
@@ -66,6 +79,11 @@ def select_trials(config: pytest.Config, run: Run) -> None:
         plan = run.plan
     except (RegistryError, PlanError) as error:
         raise pytest.UsageError(str(error)) from None
+    if run.selection.minimize:
+        from pytest_aorta.plugin.minimize import name_of, wholes_of
+
+        choose(config, run, [name_of(spec) for spec in wholes_of(plan, run.selection)])
+        return
     choose(config, run, [spec.item_name for spec in plan.trials])
 
 
@@ -126,21 +144,37 @@ class WorkloadFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """The trials of all its classes."""
+        if not workload_classes(self.path):
+            lacking = ", ".join(f"{name} has no {method}()" for name, method in incomplete_classes(self.path).items())
+            raise self.CollectError(f"no workload in {self.path.name}: {lacking}; a Workload has setup() and run()")
         run = run_of(self.config)
         try:
             plan = plan_of_file(self.path, run.selection, run.registry)
             run.runner.add_plan(plan)
         except (RegistryError, PlanError) as error:
             raise self.CollectError(str(error)) from None
-        return list(items_of(self, plan))
+        return _items(self, plan)
 
 
 def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
-    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says."""
-    if workload_classes(path) and has_tests(path) == with_tests:
+    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says.
+
+    Also for a file that has nothing but incomplete ones: to be asked for trials and to have none, with no word of why,
+    is what a newcomer meets first.
+    """
+    found = workload_classes(path) or (not with_tests and incomplete_classes(path))
+    if found and has_tests(path) == with_tests:
         collector: WorkloadFile = WorkloadFile.from_parent(parent, path=path)
         return collector
     return None
+
+
+def plans_of(run: Run, base: str) -> list[Plan]:
+    """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
+    if base == ROOT:
+        return [run.plan]
+    path = run.config.rootpath / base
+    return [plan_of_file(path, run.selection, run.registry)] if workload_classes(path) else []
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
@@ -149,4 +183,4 @@ def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
         WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
         for name, cls in workload_classes(path)
     ]
-    return Plan(ordered(trials_of(entries, selection, registry), selection.order))
+    return planned(entries, selection, registry)

@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
-from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback, TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest._io.wcwidth import wcswidth
+from _pytest.outcomes import Skipped
+
+
+def terminal_width(text: str) -> int:
+    """Columns that a printable text takes in a terminal: wide characters have two, combining ones none."""
+    return wcswidth(text)
 
 
 def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:
@@ -24,6 +32,32 @@ def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:
     return ReprExceptionInfo(shown, ReprFileLocation(str(path), 1, text.partition("\n")[0]))
 
 
+class _WithLines(TerminalRepr):
+    """A representation of a failure, and lines below it."""
+
+    def __init__(self, shown: Any, lines: Sequence[str]) -> None:
+        self._shown = shown
+        self._lines = lines
+        self.reprcrash = getattr(shown, "reprcrash", None)
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        if hasattr(self._shown, "toterminal"):
+            self._shown.toterminal(tw)
+        else:
+            tw.line(str(self._shown))
+        for line in self._lines:
+            tw.line(line, yellow=True)
+
+
+def with_lines(longrepr: Any, lines: Sequence[str]) -> TerminalRepr:
+    """What a report shows of a failure (``longrepr``), with lines below it."""
+    return _WithLines(longrepr, lines)
+
+
+class SkippedItem(Skipped):
+    """Skips an item for a reason of ours; to a type checker, ``pytest.skip.Exception`` is no class."""
+
+
 def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
     """Fixtures that an item uses, by name: those that override each other, the last one first in use."""
     return item._fixtureinfo.name2fixturedefs
@@ -32,6 +66,11 @@ def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.F
 def general_timeout(config: pytest.Config) -> float | None:
     """pytest-timeout's limit for all tests in seconds; ``None`` where there is none."""
     return getattr(config, "_env_timeout", None) or None
+
+
+def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the fixtures that were set up before ``item``, which does not run, and that ``nextitem`` does not need."""
+    item.session._setupstate.teardown_exact(nextitem)
 
 
 @dataclass
@@ -48,6 +87,18 @@ def add_duration(config: pytest.Config, duration: Duration) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         terminal.stats.setdefault("", []).append(duration)
+
+
+def terminal_file(config: pytest.Config) -> TextIO | None:
+    """What pytest's own terminal reporter writes to; ``None`` where another reporter has taken its place."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    # Others, such as pytest-sugar's, move the cursor themselves.
+    return config.get_terminal_writer()._file if type(reporter) is pytest.TerminalReporter else None
+
+
+def set_terminal_file(config: pytest.Config, file: TextIO) -> None:
+    """Have pytest's terminal reporter write to another file."""
+    config.get_terminal_writer()._file = file
 
 
 class GeneratedFunction(pytest.Function):

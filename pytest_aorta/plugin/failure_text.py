@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.common.terminal_text import printable as printable
+from pytest_aorta.common.traceback_text import own_frames, without_runner
 from pytest_aorta.plugin.options import OPTIONS
 from pytest_aorta.trials.place_variables import KEPT_DAYS
 
@@ -23,9 +24,6 @@ _TAIL_LINES = 15
 
 #: Bytes read from the end of a log for that.
 _TAIL_BYTES = 16_384
-
-#: A line of faulthandler's that shows the runner and not the workload.
-_RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
 
 #: Entries of ``failure_details`` shown.
 _DETAILS = 5
@@ -53,7 +51,7 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
     what = "cleanup failed" if record.exit_status == "ok" else f"{record.exit_status} in {failure.phase}"
     lines = [": ".join(part for part in (what, kind, failure.message) if part)]
     if failure.traceback and failure.kind == "exception":
-        lines += ["", *_own_frames(failure.traceback.rstrip().splitlines())]
+        lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
     for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     for name, relative in record.artifacts.items():
@@ -79,39 +77,10 @@ def _is(detail: dict[str, Any], failure: Failure) -> bool:
     )
 
 
-def printable(text: str) -> str:
-    """A text that does nothing to a terminal but be shown."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-def _own_frames(traceback: list[str]) -> list[str]:
-    """A traceback without the runner's own frames at its top."""
-    kept: list[str] = []
-    skipping = False
-    for line in traceback:
-        if line.startswith("  File "):
-            skipping = "/pytest_aorta/" in line
-        elif not line.startswith("    "):
-            skipping = False
-        if not skipping:
-            kept.append(line)
-    return kept
-
-
 def tail_of(path: Path) -> list[str]:
     """The last lines of a log, as printable text; empty when there are none."""
     clean = printable(read_tail(path, _TAIL_BYTES))
-    return _without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
-
-
-def _without_runner(lines: list[str]) -> list[str]:
-    """Lines without the callers of the workload: in a stack, the runner's first frame and all below it."""
-    kept, below = [], False
-    for line in lines:
-        below = line.startswith("  File ") and (below or _RUNNER_FRAME.match(line) is not None)
-        if not below:
-            kept.append(line)
-    return kept
+    return without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 
 def rerun_line(item: pytest.Item) -> str:
@@ -119,7 +88,7 @@ def rerun_line(item: pytest.Item) -> str:
     out: they may be secrets."""
     arguments = []
     for option in OPTIONS:
-        if option.name == "resume":  # it has a result now
+        if option.name in ("resume", "report"):  # it has a result now; and a report is one of all trials
             continue
         given = getattr(item.config.option, option.ini, None)
         for value in given if isinstance(given, list) else [] if given is None else [given]:

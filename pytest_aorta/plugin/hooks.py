@@ -46,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_aorta.plugin.run import run_of
 
         run = run_of(config)
+        if run.selection.whole_rounds:
+            from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
+
+            give_out_one_by_one(config)
         if run.selection.replays:
             from pytest_aorta.plugin.replays import select_replays
 
@@ -62,7 +66,9 @@ def pytest_configure_node(node: Any) -> None:
     from pytest_aorta.plugin.run import run_of
 
     run = run_of(node.config)
+    folder = run.stopping.folder
     node.workerinput["aorta"] = {
+        "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
         "chosen": sorted(run.chosen or ()),
@@ -141,6 +147,17 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         check_trials(session)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Trials for which there is no time are not run."""
+    run = current_run(item.config)
+    if run is None or run.stopping.rounds is None or run.has_result(item):
+        return None
+    from pytest_aorta.plugin.stopping import omit
+
+    return omit(item, nextitem, run.stopping.rounds) or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -148,7 +165,14 @@ def pytest_runtest_makereport(
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        report.longrepr = longrepr_of(str(call.excinfo.value), item.path)
+        text = str(call.excinfo.value)
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
+        report.longrepr = longrepr_of(shown, item.path)
+    if report.skipped and call.excinfo is not None:
+        from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip
+
+        if isinstance(call.excinfo.value, NotNeeded):
+            report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
         report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
@@ -168,9 +192,10 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.deadlines import TIMEOUT
+    from pytest_aorta.plugin.minimize import MinimizeItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
-    if isinstance(item, TrialItem) and item.spec.execution.isolation != "none":
+    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None

@@ -20,6 +20,7 @@ from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.names import identifier
@@ -133,7 +134,7 @@ class RunTrial:
         spec = trials_of([entry], selection, run.registry)[0][0]
         watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
         spec = replace(spec, trial_index=index, watched=tuple(watched))
-        return self.carry_out(spec, options_text(steps, config, extra_env or {}))[0]
+        return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
 
     @property
     def run(self) -> Run:
@@ -141,13 +142,20 @@ class RunTrial:
         return run_of(self.item.config)
 
     def carry_out(
-        self, spec: TrialSpec, options: str, *, timeout: float | None = None, anew: bool = False
+        self,
+        spec: TrialSpec,
+        options: str,
+        extra_env: Mapping[str, str],
+        *,
+        timeout: float | None = None,
+        anew: bool = False,
     ) -> tuple[TrialResult, TrialPaths]:
         """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
 
         Args:
             spec: what to run.
             options: as the test has given them, for the table.
+            extra_env: variables that the test has given.
             timeout: deadline in seconds that comes before all others.
             anew: whether to run it although ``--aorta-resume`` has a result.
         """
@@ -160,12 +168,14 @@ class RunTrial:
         except RequestError as error:
             raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
         paths = self._next_paths(spec)
-        row = RowKey(self.test, options, _digest_of(spec))
+        row = RowKey(self.test, options, _digest_of(spec, extra_env))
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
             running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
-            running = run.launch(self.item, spec, paths, self._extra_env)
+            # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
+            key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.axes.mitigations else None
+            running = run.launch(self.item, spec, paths, self._extra_env, key)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -198,9 +208,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
 
 
-def _digest_of(spec: TrialSpec) -> str:
-    """Of what decides a trial's outcome, as far as a test can choose it."""
-    parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(spec.overlay), repr(spec.execution)]
+def _digest_of(spec: TrialSpec, extra_env: Mapping[str, str]) -> str:
+    """Of what decides a trial's outcome, as far as a test can choose it, besides environment and mitigations."""
+    parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(extra_env), repr(spec.execution)]
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
 
 

@@ -6,6 +6,7 @@ Every option has three sources, of which the first with a value wins: ``--aorta-
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -61,6 +62,13 @@ class Option:
     def variable(self) -> str:
         """Spelling in the environment."""
         return f"PYTEST_{self.ini.upper()}"
+
+
+def _gate(text: str) -> Any:
+    """A condition on the table; what reads it is needed only where there is one."""
+    from pytest_aorta.triage.gates import parse_gate
+
+    return parse_gate(text)
 
 
 OPTIONS = (
@@ -144,6 +152,20 @@ OPTIONS = (
         "compare with this cell, such as local-none, or mitigation set (default: the first without mitigations)",
     ),
     Option("margin", valid.margin, "P", "differences of the failure rate that are no effect (default 0.1)"),
+    Option("report", valid.file, "FILE", "write one HTML file about all trials in the results directory at the end"),
+    Option("until-decided", valid.switch, "", "skip the remaining trials of a cell once its verdict is certain"),
+    Option("duration", valid.duration, "TIME", "rounds over all cells until the time is over, such as 8h or 1h30m"),
+    Option(
+        "gate",
+        _gate,
+        "EXPR",
+        "what decides the exit status, such as 'failure_rate<=0.02' or 'verdict(omp_1)==fixes'; repeat",
+        repeat=True,
+    ),
+    Option(
+        "minimize", valid.names, "A,B", "find the smallest part of this mitigation set's variables that still fixes"
+    ),
+    Option("max-trials", valid.positive_int, "N", "all trials of --aorta-minimize together (default 2000)"),
     Option(
         "registry-file", valid.name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True
     ),
@@ -199,8 +221,12 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         from pytest_aorta.trials.elastic_options import elastic_options
 
         values["aorta_elastic"] = elastic_options(dict(values["aorta_elastic"]))
+    if values["aorta_report"] is not None:
+        values["aorta_report"] = Path(values["aorta_report"])
     if values["aorta_results_dir"] is not None:
         values["aorta_results_dir"] = Path(values["aorta_results_dir"])
+
+    _set_bounds(values)
 
     def given(*names: str, **renamed: str) -> dict[str, Any]:
         """Values by field, of those options that have one; ``renamed`` maps fields to options of other names."""
@@ -208,7 +234,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order"),
+        **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order", "report"),
         **given(workloads="workload", environments="environment"),
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),
@@ -222,8 +248,53 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
             workers=workers,
             worker=worker,
         ),
-        triage=TriageSettings(**given("baseline", "margin")),
+        triage=TriageSettings(**given("baseline", "margin"), sequential=_is_sequential(values)),
+        gates=values["aorta_gate"] or (),
+        **given("until_decided", "duration", "minimize", "max_trials"),
     )
+
+
+#: Trials of a plan whose end is a duration: more would take long to collect.
+_TRIALS_IN_TIME = 10_000
+
+#: Of each cell, however many there are.
+_ROUNDS_IN_TIME = 100
+
+#: Of each cell, where trials end with a decision.
+_TRIALS_UNTIL_DECIDED = 200
+
+
+def _is_sequential(values: Mapping[str, Any]) -> bool:
+    """Whether the number of trials depends on how they end."""
+    return bool(values["aorta_until_decided"] or values["aorta_duration"] or values["aorta_minimize"])
+
+
+def _set_bounds(values: dict[str, Any]) -> None:
+    """The number of trials where something else is to end them."""
+    if values["aorta_duration"] and (values["aorta_order"] or "interleaved") != "interleaved":
+        raise OptionError(f"--aorta-order {values['aorta_order']} and --aorta-duration: whole rounds are interleaved")
+    if values["aorta_minimize"]:
+        for option in ("until_decided", "duration"):
+            if values[f"aorta_{option}"]:
+                name = option.replace("_", "-")
+                raise OptionError(f"--aorta-minimize and --aorta-{name}: use one of them; a search ends by itself")
+        baseline = values["aorta_mitigations"] or (("none",),)
+        if len(baseline) > 1 or baseline[0] == values["aorta_minimize"]:
+            given = " and ".join(",".join(names) for names in baseline)
+            raise OptionError(
+                f"--aorta-mitigations {given}: with --aorta-minimize, expected one other mitigation set, the baseline "
+                "(default none)"
+            )
+        values["aorta_mitigations"] = (*baseline, values["aorta_minimize"])
+        values["aorta_baseline"] = values["aorta_baseline"] or ",".join(baseline[0])
+    if values["aorta_trials"] is not None:
+        return
+    if values["aorta_duration"]:
+        axes = ("workload", "environment", "mitigations")
+        cells = math.prod(len(values[f"aorta_{axis}"] or ("",)) for axis in axes)
+        values["aorta_trials"] = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
+    elif values["aorta_minimize"] or values["aorta_until_decided"]:
+        values["aorta_trials"] = _TRIALS_UNTIL_DECIDED
 
 
 def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:

@@ -15,12 +15,14 @@ from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.discovery import workload_classes
 from pytest_aorta.plugin.options import is_mentioned
+from pytest_aorta.plugin.report_option import check_report
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.triage.baselines import check_baseline
+from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.trials.spec import TrialSpec
 
 P = ParamSpec("P")
@@ -40,6 +42,7 @@ def check_trials(session: pytest.Session) -> None:
     if mentioned:  # also where trials are only started by tests
         end_in_order_when_terminated(config)
         refuse(check_resources, run_of(config).selection, option_text, parallel=is_controller(config))
+        refuse(check_report, run_of(config))
     if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
         results = run_of(config).results
         refuse(check_writable, results, f"--aorta-results-dir {results}")
@@ -59,8 +62,21 @@ def check_trials(session: pytest.Session) -> None:
     if plans and run.selection.triage.baseline is not None:
         cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
         refuse(check_baseline, run.selection.triage.baseline, list(cells.items()))
+    if plans and run.selection.gates and not _has_marked_tests(session):
+        cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
+        refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
         run.runner.store.settle(plan.flat_cells)
+
+
+def _has_marked_tests(session: pytest.Session) -> bool:
+    """Whether there may be cells that no plan has: those of marked tests are known when they have run."""
+    if is_controller(session.config):
+        return bool(session.config.args)
+    return any(
+        not isinstance(item, TrialItem) and item.get_closest_marker("aorta") is not None
+        for item in getattr(session, "items", ())
+    )
 
 
 def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:

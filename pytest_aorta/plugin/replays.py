@@ -137,7 +137,7 @@ def runner_of(run: Run, spec: TrialSpec) -> TrialRunner:
     if runner is None:
         selection = replace(run.selection, execution=spec.execution, limits=spec.limits, resources=spec.resources)
         before_use = partial(end_in_order_when_terminated, run.config)
-        runner = TrialRunner(selection, run.results, run.runner.store.stamp, before_use)
+        runner = TrialRunner(selection, run.results, run.runner.store.stamp, before_use, run.trial_started)
         runner.plans.append(Plan(tuple(found.spec for found in run.replays if _shared(found.spec) == _shared(spec))))
         run.further_runners[_shared(spec)] = runner
     return runner

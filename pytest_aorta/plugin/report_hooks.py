@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.folded_summary import FoldedSummary
+from pytest_aorta.plugin.trial_watcher import WATCHER
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_aorta.plugin.gating import Gating
+    from pytest_aorta.plugin.run import Run
     from pytest_aorta.plugin.writer import TrialWriter
 
 
@@ -20,6 +29,9 @@ class ReportHooks:
         self.config = config
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
+        self._folded: FoldedSummary | None = None
+        #: Path of the report that was written, as it was given.
+        self._report = ""
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -28,6 +40,37 @@ class ReportHooks:
         from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
+
+    def pytest_sessionstart(self) -> None:
+        """On a terminal, show the trials that run."""
+        if sys.stdout.isatty():
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
+
+            file = wanted_file(self.config, os.environ)
+            if file is not None:
+                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                self.config.pluginmanager.register(view, "aorta_live_view")
+
+    @cached_property
+    def gating(self) -> Gating:
+        """What decides the exit status, where gates were given."""
+        from pytest_aorta.plugin.gating import Gating
+        from pytest_aorta.plugin.run import run_of
+
+        return Gating(run_of(self.config).selection.gates)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """What is deselected is not compared."""
+        if current_run(self.config) is not None and not self.config.option.collectonly:
+            self.writer.select(item.nodeid for item in getattr(session, "items", ()))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """The same from the first of xdist's workers: all have the same items."""
+        if current_run(self.config) is not None and "selected" not in self.__dict__:
+            self.selected = True
+            self.writer.select(ids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
@@ -46,11 +89,14 @@ class ReportHooks:
         """Write the records that a report brings."""
         if report.when == "teardown":
             self.open.pop(report.nodeid, None)
+        if report.skipped and "writer" in self.__dict__:
+            self.writer.count_skip(report)
         if getattr(report, "aorta", None):
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
             self.writer.write_report(report)
+            self.gating.see(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
@@ -73,11 +119,74 @@ class ReportHooks:
         if run is not None:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            self.writer.finish(self.open)
+            self.writer.finish(self.open, _ended_early(session, run.interrupted))
+            if run.selection.report is not None:
+                self._write_report(run)
+            self.gating.conclude(session, self.writer.triage)
             if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
+    def pytest_terminal_summary_outside(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
+        """Show one or two of many trials that have failed alike."""
+        if "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
+            self._folded = FoldedSummary(terminalreporter, self.writer.alike)
+            self._folded.begin()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.end()
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
+    def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
+        """Show other plugins all reports."""
+        if self._folded is not None:
+            self._folded.pause()
+        try:
+            return (yield)
+        finally:
+            if self._folded is not None:
+                self._folded.resume()
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not terminalreporter.no_summary:
-            self.writer.summary.print(terminalreporter, self.writer.errors)
+        if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
+            self.writer.print_summary(terminalreporter)
+            if self.config.get_verbosity() >= 0:
+                from pytest_aorta.plugin.stopping_text import stopping_lines
+
+                writer = self.writer
+                selection = writer.run.selection
+                for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
+                    terminalreporter.write_line(line)
+            if self.writer.notes:
+                terminalreporter.write_sep("=", "minimize")
+                for line in self.writer.notes:
+                    terminalreporter.write_line(printable(line))
+            self.gating.print(terminalreporter)
+            if self._report:
+                terminalreporter.write_line(f"report: {self._report}")
+
+    def _write_report(self, run: Run) -> None:
+        """``--aorta-report``; not in a run that has ended before its first trial."""
+        if any(cell.finished for cell in self.writer.triage.cells):
+            from pytest_aorta.plugin.report_option import write_run_report
+
+            problem = write_run_report(run, self.writer.settings_used)
+            if problem:
+                self.writer.errors.append(problem)
+            else:
+                self._report = str(run.selection.report)
+
+
+def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
+    """What has ended the run before its last trial; ``None`` for nothing."""
+    stopped = interrupted or session.shouldfail or session.shouldstop
+    if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        stopped = "interrupted"
+    return str(stopped) if stopped else None

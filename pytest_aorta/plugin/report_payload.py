@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.probe.plain import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -22,7 +24,7 @@ class RowKey:
     Attributes:
         test: node id of the test, without what says which trial of a marked test it is; empty for a trial of a plan.
         options: of the trial, as the test gave them, for the table.
-        digest: of all that decides the trial's outcome, but its index.
+        digest: of all that the test has chosen for the trial, but its environment, mitigations and index.
     """
 
     test: str = ""
@@ -57,7 +59,12 @@ class FinishedTrial:
         not_kept: Iterable[str] = (),
         row: RowKey | None = None,
     ) -> FinishedTrial:
-        """From the trial's record."""
+        """From the trial's record, which then names the test."""
+        if row is not None and row.test:
+            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+            started_by = StartedBy(node_id=printable(row.test), options=printable(row.options), digest=row.digest)
+            record = record.model_copy(update={"test": started_by})
         return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 
@@ -68,10 +75,12 @@ class ReportPayload:
     Attributes:
         exit_status: of the item's trial, as far as known.
         trials: that the item has run.
+        notes: lines for the summary.
     """
 
     exit_status: str | None = None
     trials: list[FinishedTrial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
         """For a report, which xdist sends from process to process.
@@ -79,12 +88,19 @@ class ReportPayload:
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
         records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
-        return {"exit_status": self.exit_status, "records": json.dumps(records)}
+        notes = self.notes if with_records else []
+        return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(notes)}
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
     """The trials of a plain payload."""
     return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
+
+
+def notes_in(payload: Mapping[str, Any]) -> list[str]:
+    """The lines for the summary of a plain payload."""
+    found: list[str] = json.loads(payload["notes"])
+    return found
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()

@@ -12,18 +12,22 @@ import pytest
 
 from pytest_aorta.plan import Plan, Selection, make_plan
 from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.options import OptionError, read_selection
-from pytest_aorta.plugin.prefetch import Prefetcher
+from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
 from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
+from pytest_aorta.plugin.stopping import Stopping, round_name, round_of
+from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -38,10 +42,16 @@ class Run:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
-        self.runner = TrialRunner(
-            selection, self.results, stamp, before_use=partial(end_in_order_when_terminated, config)
+        before_use = partial(end_in_order_when_terminated, config)
+        self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
+        self.stopping = Stopping(config, selection)
+        self.prefetcher = Prefetcher(
+            self.runner.find,
+            partial(self.runner.start, urgent=False),
+            self.results,
+            ahead=2 * selection.resources.total_slots if selection.whole_rounds else None,
+            wanted=self._is_needed,
         )
-        self.prefetcher = Prefetcher(self.runner.find, partial(self.runner.start, urgent=False), self.results)
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
         self.chosen: set[str] | None = None
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
@@ -66,21 +76,56 @@ class Run:
         self.runner.add_plan(plan)
         return plan
 
+    @property
+    def watcher(self) -> TrialWatcher | None:
+        """What shows the trials that run, if that is wanted."""
+        return self.config.stash.get(WATCHER, None)
+
+    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+        """A slot is about to start a trial; called on its thread."""
+        if self.watcher is not None:
+            self.watcher.trial_started(trial, paths)
+
     def close(self) -> None:
         """End all processes."""
         for runner in (self.runner, *self.further_runners.values()):
             runner.close()
+        self.stopping.close()
+
+    def _is_needed(self, trial: QueuedTrial) -> bool:
+        """Whether a trial is to be started ahead of its item."""
+        where = trial.nodeid.partition("[")[0].rpartition("::")[0]
+        return self.stopping.reason(cell_of(trial.spec), round_name(where, trial.spec.trial_index)) is None
+
+    def has_result(self, item: pytest.Item) -> bool:
+        """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""
+        paths: TrialPaths | None = getattr(item, "paths", None)
+        return self.selection.resume and paths is not None and paths.file_in(self.results).exists()
 
     def launch(
-        self, item: pytest.Item, spec: TrialSpec, paths: TrialPaths, extra_env: Mapping[str, str]
+        self,
+        item: pytest.Item,
+        spec: TrialSpec,
+        paths: TrialPaths,
+        extra_env: Mapping[str, str],
+        key: CellKey | None = None,
     ) -> RunningTrial:
-        """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result."""
+        """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
+
+        Raises:
+            pytest.skip.Exception: no more trials of the cell ``key`` are needed.
+        """
         running = self.prefetcher.take(item.nodeid) if not extra_env else None
         if running is not None:
             return running
         spec = replace(spec, overlay={**spec.overlay, **extra_env})
         deadline = deadline_of(item, spec)
-        return self.runner.find(spec, paths, deadline) or self.runner.start(spec, paths, deadline)
+        earlier = self.runner.find(spec, paths, deadline)
+        if earlier is not None:
+            return earlier
+        if key is not None:
+            self.stopping.check(key, round_of(item) or "")
+        return self.runner.start(spec, paths, deadline)
 
     def keep(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.replay_text import replay_lines
 from pytest_aorta.plugin.side_by_side import SideBySideLines, counted
+from pytest_aorta.plugin.verdict_table import table_lines
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.table import Table
     from pytest_aorta.trials.execution import Resources
 
-_NAMES = ("test", "workload", "cell", "options")
-
-_COLUMNS = (*_NAMES, "trials", "ok", "failed", "timeout", "infra", "median step ms", "warned")
+#: Columns of a terminal that is narrower, or none, as pytest has it.
+_NARROWEST = 80
 
 #: Reasons that are shown for a result that was not kept.
 _MOST_REASONS = 6
@@ -33,17 +34,15 @@ _WARNINGS = 20
 
 @dataclass
 class CellSummary:
-    """The row of one cell."""
+    """What the lines below the table say of one cell."""
 
-    statuses: Counter[str] = field(default_factory=Counter)
-    step_times_ms: list[float] = field(default_factory=list)
+    trials: int = 0
     #: How many trials are ok only because their ranks were started again.
     restarted: int = 0
     #: How many trials did not run in their environment, and what the first of them has found.
     elsewhere: int = 0
     found_there: str = ""
-    #: How many trials have warnings, and how many have each.
-    warned: int = 0
+    #: How many trials have each.
     warnings: Counter[str] = field(default_factory=Counter)
 
 
@@ -73,25 +72,26 @@ class Summary:
         if not trial.resumed:
             self._beside.add(result)
         cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
-        cell.statuses[result["exit_status"]] += 1
+        cell.trials += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
         if place.get("verified") is False:
             cell.elsewhere += 1
             wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
             cell.found_there = cell.found_there or "; ".join(wrong)
-        warnings = set(result.get("warnings", ()))
-        cell.warned += bool(warnings)
-        cell.warnings.update(warnings)
-        cell.step_times_ms += [t for t in result["result"]["step_times_ms"] if isinstance(t, float)]
+        cell.warnings.update(set(result.get("warnings", ())))
 
-    def print(self, terminal: pytest.TerminalReporter, errors: Iterable[str]) -> None:
-        """Print one line per cell, what went wrong in writing, and where the results are."""
+    def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
+        """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
         if not self._cells:
             return
         terminal.write_sep("=", "trials")
-        for line in self._table():
-            terminal.write_line(line)
+        for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
+            for piece in pieces:
+                terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
+            terminal.write_line("")
+        for line in table.warnings:
+            terminal.write_line(printable(f"warning: {line}"), yellow=True)
         for line in self._warnings():
             terminal.write_line(line, yellow=True)
         for line in self._replays:
@@ -108,7 +108,7 @@ class Summary:
                 what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)
         if self._run.selection.resume:
-            total = sum(cell.statuses.total() for cell in self._cells.values())
+            total = sum(cell.trials for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
             for why, number in self._not_kept.items():
                 terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
@@ -133,30 +133,6 @@ class Summary:
         ]
         more = len(lines) - _WARNINGS
         return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
-
-    def _table(self) -> list[str]:
-        rows: list[tuple[str, ...]] = [_COLUMNS]
-        alike: Counter[tuple[str, ...]] = Counter()
-        warned = any(found.warned for found in self._cells.values())
-        for (row, workload, cell), found in self._cells.items():
-            # Values of variables are not shown, and long texts are cut.
-            alike[row.test, workload, cell, row.options] += 1
-            number = alike[row.test, workload, cell, row.options]
-            options = f"{row.options} #{number}".strip() if number > 1 else row.options
-            counts = found.statuses
-            numbers = (counts.total(), *(counts[name] for name in ("ok", "workload_failed", "timeout")))
-            median = f"{statistics.median(found.step_times_ms):.2f}" if found.step_times_ms else "-"
-            last = (str(counts["infrastructure_failed"]), median, str(found.warned) if warned else "")
-            rows.append((row.test, workload, cell, options, *map(str, numbers), *last))
-        # Only tests have names of their own, and options that differ from row to row; few trials have warnings.
-        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-        aligned = [_aligned(column, left=column[0] in _NAMES) for column in columns]
-        return ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
-
-
-def _aligned(column: tuple[str, ...], *, left: bool) -> list[str]:
-    width = max(map(len, column))
-    return [text.ljust(width) if left else text.rjust(width) for text in column]
 
 
 def _listed(reasons: list[str]) -> str:

@@ -110,7 +110,7 @@ class RunTorchrun:
         spec = trials_of([entry], selection, run.registry)[0][0]
         # Anew every time: which files decide what a script does is not known.
         given = [*words, f"nproc={nproc}", *(env or {})]
-        trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), timeout=timeout, anew=True)
+        trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), env or {}, timeout=timeout, anew=True)
         return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
     def _find(

@@ -12,11 +12,13 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.failure_text import TrialFailed, failure_text
 from pytest_aorta.plugin.prefetch import QueuedTrial
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
+from pytest_aorta.plugin.stopping import round_of
 from pytest_aorta.plugin.user_code import installed_modules, user_code
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -40,6 +42,8 @@ class TrialItem(GeneratedFunction):
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
         run = run_of(self.config)
         self.stash[PAYLOAD] = ReportPayload()
+        if not run.has_result(self) and not run.prefetcher.is_running(self.nodeid):
+            run.stopping.check(cell_of(self.spec), round_of(self) or "")
         try:
             super().setup()
             extra_env: Any = self.funcargs["aorta_extra_env"]
@@ -67,7 +71,7 @@ class TrialItem(GeneratedFunction):
     def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
         """Start the trial, and ahead of their items those that may be."""
         prefetch(self.session, run)
-        return run.launch(self, self.spec, self.paths, extra_env)
+        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec))
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""

@@ -19,6 +19,12 @@ def is_controller(config: pytest.Config) -> bool:
     return bool(config.getoption("numprocesses", None) or config.getoption("tx", None))
 
 
+def give_out_one_by_one(config: pytest.Config) -> None:
+    """Have xdist's workers take items in their order, and not long parts of the list, where nothing else was asked."""
+    if is_controller(config) and getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 1
+
+
 def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     """What the controller has sent to this worker, see ``pytest_configure_node``; empty where there is none."""
     decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})

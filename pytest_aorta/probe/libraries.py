@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,8 +80,15 @@ def map_before_forks() -> MappedBefore | None:
     loads = library_loads()
     if loads is None:
         return None
-    paths = {path for path in _mapped(Path("/proc/self/maps")) if _SHARED_OBJECT.match(path.rpartition("/")[2])}
-    return MappedBefore(plain(mapped_objects()), loads, {path: _identity(path) for path in sorted(paths)})
+    return MappedBefore(plain(mapped_objects()), loads, mapped_files())
+
+
+def mapped_files() -> dict[str, tuple[int, ...]]:
+    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
+    paths = {path for path in _mapped(Path("/proc/self/maps")) if _SHARED_OBJECT.match(_name(path))}
+    with suppress(OSError):  # not Linux
+        paths.add(os.readlink("/proc/self/exe"))
+    return {path.removesuffix(_GONE): () if path.endswith(_GONE) else file_identity(path) for path in sorted(paths)}
 
 
 def mapped_now(before: MappedBefore | None) -> Facts:
@@ -94,11 +102,11 @@ def mapped_now(before: MappedBefore | None) -> Facts:
 def _changed_since(before: MappedBefore) -> bool:
     if library_loads() != before.loads:
         return True
-    return any(_identity(path) != identity for path, identity in before.files.items())
+    return any(file_identity(path) != identity for path, identity in before.files.items())
 
 
-def _identity(path: str) -> tuple[int, ...]:
-    """What changes when the file of this path is another one, or is overwritten."""
+def file_identity(path: str) -> tuple[int, ...]:
+    """What changes when the file of this path is another one, or is overwritten; empty where there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -112,6 +120,10 @@ def _mapped(maps: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     return set(_MAPPED.findall(text))
+
+
+def _name(path: str) -> str:
+    return path.removesuffix(_GONE).rpartition("/")[2]
 
 
 def _relevant(paths: Iterable[str]) -> list[str]:

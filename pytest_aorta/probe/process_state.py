@@ -6,6 +6,7 @@ Runs in every trial, after a fork: no import, no subprocess, few system calls.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from pytest_aorta.probe.kernel_files import keyed_lines
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
+
+_PRESSURE = "/proc/pressure"
 
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -40,6 +43,8 @@ _POLICIES = {
 def process(guard: Guard, clock: bool = False) -> Facts:
     """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
 
+    ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
+    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``).
     ``clock`` asks for the processor's clock, too. ``transparent_huge_pages`` is not the setting of the machine, but
     whether this process may have them (``prctl(PR_SET_THP_DISABLE)``).
     """
@@ -65,6 +70,7 @@ def process(guard: Guard, clock: bool = False) -> Facts:
             "huge_pages": lambda: memory["huge_pages"],
             "memory_available_bytes": lambda: _memory_available(memory),
             "load_average": os.getloadavg,
+            "pressure": lambda: {what: _pressure(what) for what in ("cpu", "memory")},
             "rlimits": _rlimits,
             "torch_threads": _torch_threads,
         },
@@ -101,6 +107,21 @@ def _cpu_affinity() -> str | None:
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return None
     return format_ranges(os.sched_getaffinity(0))
+
+
+def _pressure(what: str) -> float | None:
+    """``None`` where the kernel does not tell: before Linux 4.20, or with ``psi=0``."""
+    try:
+        descriptor = os.open(f"{_PRESSURE}/{what}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        found = re.match(rb"some avg10=([\d.]+)", os.read(descriptor, 256))
+    except OSError:  # as of a kernel that has the files and not the information
+        return None
+    finally:
+        os.close(descriptor)
+    return float(found[1]) if found else None
 
 
 def _rlimits() -> dict[str, dict[str, int | None]]:

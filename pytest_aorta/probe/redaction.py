@@ -7,6 +7,9 @@ import re
 REDACTED = "<redacted>"
 """Stands for a value that is a secret or carries one inside it."""
 
+DIGEST = "sha256:"
+"""How a text begins that stands for a value which is not recorded itself, but may be compared."""
+
 # Known prefixes may have tokens behind them (SLURM_JWT is set by SLURM itself). Losing a harmless value costs a line in
 # a report, publishing a token costs more: so these match anywhere in the name ...
 _SECRET_WORDS = re.compile(

@@ -26,6 +26,9 @@ class EndSnapshot(BaseModel):
         torch: threads, deterministic flags, precision, allocator, initialised devices; ``None`` when not imported.
         libraries: the shared objects that are mapped: names, digest of the paths, paths of those that matter.
         modules: the imported modules, counted by installed distribution.
+        variables: which of these name a watched variable: ``by``, ``unsearched``, ``note`` as ``named_variables()``
+            gives them, and ``subprocesses``, whether the process has had child processes, which may have read
+            anything. ``None``, and no key in the data, where no variable is watched.
         parts_ms: milliseconds that each part took.
     """
 
@@ -37,11 +40,16 @@ class EndSnapshot(BaseModel):
     torch: dict[str, Any] | None = None
     libraries: dict[str, Any] = {}
     modules: dict[str, Any] = {}
+    variables: dict[str, Any] | None = None
     parts_ms: dict[str, float] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """This snapshot as JSON-able data that shares nothing with it."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude=self.without())
+
+    def without(self) -> set[str]:
+        """The fields that do not go into its data."""
+        return {"variables"} if self.variables is None else set()
 
 
 class EnvSnapshot(BaseModel):
@@ -102,7 +110,7 @@ class EnvSnapshot(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """This snapshot as JSON-able data that shares nothing with it."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude={} if self.end is None else {"end": self.end.without()})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EnvSnapshot:

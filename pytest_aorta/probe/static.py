@@ -14,6 +14,7 @@ from pytest_aorta.probe.imported_modules import ModuleCount
 from pytest_aorta.probe.interpreter import interpreter
 from pytest_aorta.probe.libraries import MappedBefore, loaded_libraries
 from pytest_aorta.probe.machine import host
+from pytest_aorta.probe.named_variables import ImportedBefore
 from pytest_aorta.probe.packages import Installed, installed_distributions, packages
 from pytest_aorta.probe.plain import plain
 from pytest_aorta.probe.runtime_context import runtime_context
@@ -37,6 +38,7 @@ class StaticEnv:
         clock: whether the processor's clock can be read in every trial.
         modules: what this process has imported already.
         mapped: the shared objects that are mapped already.
+        imported: the sources that are imported already.
     """
 
     sections: Facts = field(default_factory=dict)
@@ -47,6 +49,7 @@ class StaticEnv:
     clock: bool = False
     modules: ModuleCount | None = None
     mapped: MappedBefore | None = None
+    imported: ImportedBefore | None = None
 
 
 def gather_static(source: Path | None = None) -> StaticEnv:

@@ -48,12 +48,15 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
     Of variables with a list of devices, the number of them.
     """
-    found = recorded_variables(environ)
-    return {
-        name: _devices(value) if name in _VISIBLE_DEVICES else value
-        for name, value in found.items()
-        if name.partition("_")[0] not in _PLACES
-    }
+    found = ((name, as_setting(name, value)) for name, value in recorded_variables(environ).items())
+    return {name: value for name, value in found if value is not None}
+
+
+def as_setting(name: str, value: str) -> str | None:
+    """The value of a recorded variable, as far as it is equal in jobs and processes that are to do the same."""
+    if name.partition("_")[0] in _PLACES:
+        return None
+    return _devices(value) if name in _VISIBLE_DEVICES else value
 
 
 def _devices(value: str) -> str:

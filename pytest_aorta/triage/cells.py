@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, TrialFacts
@@ -11,14 +12,16 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.proportions import wilson
 from pytest_aorta.triage.step_times import StepSummary, summary_of
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, agreed
 
 
 @dataclass(frozen=True)
 class SignatureCount:
-    """How often a cell has failed in one way, and in which trials."""
+    """How often a cell has failed in one way: in which trials, and in which ranks, as far as they have any."""
 
     signature: Signature
     trials: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,13 @@ class CellStatistics:
         rate_interval: Wilson, 95 %.
         signatures: of the failures, the most frequent first.
         steps: of trials that came to the end of ``run()``; ``None`` where there are none.
+        iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
         warnings: how many trials have each.
+        files: of the trials, relative to the results directory, in the order of their indices.
+        exit_statuses: how many trials have each.
+        variables: that any cell of the plan sets, as far as the trials agree on them.
     """
 
     key: CellKey
@@ -49,6 +56,10 @@ class CellStatistics:
     first_failure_iterations: tuple[int, ...] = ()
     median_wall_sec: float | None = None
     warnings: dict[str, int] = field(default_factory=dict)
+    iterations: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    exit_statuses: dict[str, int] = field(default_factory=dict)
+    variables: WatchedVariables = NOT_WATCHED
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -82,7 +93,8 @@ class CellTrials:
         self.key = key
         self.environment = environment
         self.mitigations = mitigations
-        self._trials: dict[int, TrialFacts | None] = {}
+        #: By index; those of a test by file: it may run many of one index.
+        self._trials: dict[int | str, TrialFacts | None] = {}
         self._statistics: CellStatistics | None = None
 
     def begin(self, index: int) -> None:
@@ -91,8 +103,13 @@ class CellTrials:
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
-        self._trials[facts.index] = facts
+        self._trials[facts.file if facts.key.test else facts.index] = facts
         self._statistics = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any trial has."""
+        return bool(self._trials)
 
     @property
     def finished(self) -> list[TrialFacts]:
@@ -124,15 +141,12 @@ def statistics_of(
     key: CellKey, environment: str, mitigations: tuple[str, ...], trials: list[TrialFacts]
 ) -> CellStatistics:
     """The statistics of the trials of one cell."""
+    trials = sorted(trials, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
     by_outcome: dict[Outcome, tuple[int, ...]] = {
         outcome: tuple(sorted(facts.index for facts in trials if facts.outcome == outcome)) for outcome in OUTCOMES
     }
     counted = [facts for facts in trials if facts.is_counted]
     failing = [facts for facts in counted if facts.is_failure]
-    by_signature: dict[Signature, list[int]] = {}
-    for facts in failing:
-        if facts.signature is not None:
-            by_signature.setdefault(facts.signature, []).append(facts.index)
     walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
     return CellStatistics(
         key=key,
@@ -141,14 +155,32 @@ def statistics_of(
         trials=by_outcome,
         rate=len(failing) / len(counted) if counted else None,
         rate_interval=wilson(len(failing), len(counted)),
-        signatures=tuple(
-            SignatureCount(signature, tuple(sorted(indices)))
-            for signature, indices in sorted(by_signature.items(), key=lambda item: -len(item[1]))
-        ),
+        signatures=signature_counts(failing),
         steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
         first_failure_iterations=tuple(
             sorted(facts.first_failure_iteration for facts in failing if facts.first_failure_iteration is not None)
         ),
         median_wall_sec=statistics.median(walls) if walls else None,
         warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+        iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
+        files=tuple(facts.file for facts in sorted(trials, key=lambda facts: (facts.index, facts.file))),
+        exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
+        variables=agreed(facts.variables for facts in trials),
     )
+
+
+def signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
+    """In how many ways the workload has failed: the most frequent first, of equally frequent ones the earlier."""
+    alike: dict[Signature, list[TrialFacts]] = {}
+    for facts in sorted(failing, key=lambda facts: facts.index):
+        if facts.signature is not None:
+            alike.setdefault(facts.signature, []).append(facts)
+    counts = [
+        SignatureCount(
+            signature,
+            trials=tuple(facts.index for facts in found),
+            ranks=tuple(sorted({facts.failed_rank for facts in found if facts.failed_rank is not None})),
+        )
+        for signature, found in alike.items()
+    ]
+    return tuple(sorted(counts, key=lambda count: -len(count.trials)))

@@ -11,7 +11,7 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
-from pytest_aorta.triage.statistics.sequential import SequentialTest, sequential_comparison
+from pytest_aorta.triage.statistics.sequential import SequentialComparison, SequentialTest, sequential_comparison
 from pytest_aorta.triage.verdicts import LEVEL, Comparison, Method
 
 #: Ways to fail that are judged one by one; more than so many are told from each other by accident.
@@ -44,9 +44,18 @@ class Comparisons:
     _paired: dict[CellKey, _Paired] = field(default_factory=dict)
 
     def of_family(
-        self, family: Sequence[CellKey], baseline: CellKey, cells: Mapping[CellKey, CellTrials], method: Method
+        self,
+        family: Sequence[CellKey],
+        baseline: CellKey,
+        cells: Mapping[CellKey, CellTrials],
+        method: Method,
+        planned: int = 0,
     ) -> list[Comparison]:
-        """The comparison of each cell with their common baseline, corrected for their number (Holm)."""
+        """The comparison of each cell with their common baseline, corrected for their number (Holm).
+
+        While trials run, for the number that is ``planned``: a cell that has its first trials later must not take back
+        what was concluded before.
+        """
         base = cells[baseline].statistics
         found: list[tuple[float, Interval, float]] = []
         for key in family:
@@ -56,9 +65,13 @@ class Comparisons:
                 numbers = (cell.failures, cell.counted, base.failures, base.counted)
                 found.append((difference, difference_interval(*numbers), difference_p(*numbers)))
             else:
-                sequential = self._test_of(cells[key], cells[baseline]).comparison()
+                sequential = self.sequential(cells[key], cells[baseline])
                 found.append((difference, sequential.interval, sequential.p))
-        return _adjusted(found, baseline, method)
+        return _adjusted(found, baseline, method, planned if method == "sequential" else 0)
+
+    def sequential(self, cell: CellTrials, baseline: CellTrials) -> SequentialComparison:
+        """A cell against a baseline by now, alone."""
+        return self._test_of(cell, baseline).comparison()
 
     def by_signature(
         self, family: Sequence[CellKey], baseline: CellKey, cells: Mapping[CellKey, CellTrials], method: Method
@@ -104,8 +117,10 @@ class Comparisons:
         return paired.test
 
 
-def _adjusted(found: Sequence[tuple[float, Interval, float]], baseline: CellKey, method: Method) -> list[Comparison]:
-    adjusted = holm([p for _, _, p in found])
+def _adjusted(
+    found: Sequence[tuple[float, Interval, float]], baseline: CellKey, method: Method, planned: int = 0
+) -> list[Comparison]:
+    adjusted = holm([*(p for _, _, p in found), *[1.0] * (planned - len(found))])[: len(found)]
     return [
         Comparison(baseline, difference, interval, p, p_adjusted, method)
         for (difference, interval, p), p_adjusted in zip(found, adjusted, strict=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -33,7 +34,7 @@ class CellKey:
         cell: environment and mitigation set, as in item names: ``local-tf32_off+xnack``.
         test: node id of the test that has run the trial; empty for a trial of a plan.
         options: of the trial, as the test gave them, for the table.
-        digest: of all else that decides the trial's outcome, but its index.
+        digest: of all else that the test has chosen for the trial.
     """
 
     workload: str
@@ -42,15 +43,30 @@ class CellKey:
     options: str = ""
     digest: str = ""
 
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Equal for cells that are compared with each other."""
+        return self.workload, self.test, self.options, self.digest
+
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began: load average of one minute, clock, available memory; ``None`` for not known."""
+    """The host when the trial began; ``None`` for not known.
+
+    Attributes:
+        name: of the host.
+        load: average of one minute, per CPU.
+        clock_mhz: of the processor.
+        memory_available_bytes: as the kernel estimates it.
+        cpu_pressure, memory_pressure: percent of the ten seconds before in which tasks have waited for them.
+    """
 
     name: str | None = None
     load: float | None = None
     clock_mhz: float | None = None
     memory_available_bytes: int | None = None
+    cpu_pressure: float | None = None
+    memory_pressure: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,16 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         outcome: of the trial, for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
+        failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
+        iterations: that it has made; ``None`` where the workload does not say.
         first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
         wall_sec: from start to end.
         host: when it began.
         warnings: of the record.
+        exit_status: of the record.
+        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -87,6 +107,10 @@ class TrialFacts:
     wall_sec: float | None = None
     host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
+    exit_status: str = ""
+    iterations: int | None = None
+    variables: WatchedVariables = NOT_WATCHED
+    failed_rank: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -99,21 +123,16 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
-def facts_of(
-    record: Mapping[str, Any], file: str, *, test: str = "", options: str = "", digest: str = ""
-) -> TrialFacts:
+def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
     """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
 
-    ``test``, ``options``, ``digest``: as of ``CellKey``.
+    All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
-    environment = record["execution_env"]["name"]
-    mitigations = tuple(record["mitigations_applied"])
-    cell = record.get("cell") or f"{environment}-{'+'.join(mitigations)}"
     outcome = outcome_of(record)
     return TrialFacts(
-        key=CellKey(record["workload"], cell, test, options, digest),
-        environment=environment,
-        mitigations=mitigations,
+        key=key_of(record),
+        environment=record["execution_env"]["name"],
+        mitigations=tuple(record["mitigations_applied"]),
         trial_id=record["trial_id"],
         index=_index(record, file),
         file=file,
@@ -125,7 +144,20 @@ def facts_of(
         wall_sec=record.get("wall_clock_sec"),
         host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
+        exit_status=record["exit_status"],
+        iterations=_iterations(record["result"]),
+        variables=watched_variables(record),
+        failed_rank=(record.get("failure") or {}).get("rank"),
     )
+
+
+def key_of(record: Mapping[str, Any]) -> CellKey:
+    """The cell of a record. In a plan, its name says all; trials of a test may differ in all that a test can choose."""
+    cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
+    test = record.get("test")
+    if not test:
+        return CellKey(record["workload"], cell)
+    return CellKey(record["workload"], cell, test["node_id"], test.get("options") or "", test.get("digest") or "")
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -156,11 +188,21 @@ def _index(record: Mapping[str, Any], file: str) -> int:
 
 
 def _conditions(record: Mapping[str, Any]) -> HostConditions:
-    process = (record.get("env") or {}).get("process") or {}
+    env = record.get("env") or {}
+    process = env.get("process") or {}
     load = process.get("load_average") or [None]
+    cpus = (env.get("host") or {}).get("cpu_count") or 1
+    pressure = process.get("pressure") or {}
     return HostConditions(
         name=record.get("host"),
-        load=load[0],
+        load=None if load[0] is None else load[0] / cpus,
         clock_mhz=process.get("cpu_clock_mhz"),
         memory_available_bytes=process.get("memory_available_bytes"),
+        cpu_pressure=pressure.get("cpu"),
+        memory_pressure=pressure.get("memory"),
     )
+
+
+def _iterations(result: Mapping[str, Any]) -> int | None:
+    executed = result.get("executed_iterations")
+    return executed if executed is not None else result.get("total_iterations")

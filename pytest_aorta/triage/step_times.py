@@ -7,13 +7,12 @@ import statistics
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
-
-#: Trials with fewer steps have no warm-up: too little would be left.
-_FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,21 @@ class TrialSteps:
 
     sorted_ms: array[float]
 
-    @property
+    @cached_property
     def median_ms(self) -> float:
         """Of the steps that count."""
         return statistics.median(self.sorted_ms)
+
+    @cached_property
+    def mean_ms(self) -> float:
+        """Of the steps that count."""
+        return math.fsum(self.sorted_ms) / len(self.sorted_ms)
+
+    @cached_property
+    def squares(self) -> float:
+        """Sum of the squared deviations from the mean."""
+        mean = self.mean_ms
+        return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
 
 
 @dataclass(frozen=True)
@@ -33,39 +43,64 @@ class StepSummary:
     """The steps of all trials of a cell together, in ms.
 
     Attributes:
-        median_ms, p90_ms, p99_ms: percentiles (nearest rank) of the steps.
+        mean_ms: of the steps.
+        std_ms: their standard deviation (of a sample); 0 for a single step.
+        min_ms, max_ms: the fastest and the slowest.
+        median_ms: of the steps; the mean of the two in the middle, where their number is even.
+        p90_ms, p99_ms: percentiles: the smallest step time that at least 90 % (99 %) of the steps do not exceed
+            (nearest rank: numpy's ``inverted_cdf``, definition 1 of Hyndman and Fan 1996, "Sample Quantiles in
+            Statistical Packages"), so that it is always one that was measured.
         steps: their number, without those of the warm-up.
         trial_medians_ms: of each trial; the steps of one trial are not independent of each other, its trials are.
     """
 
+    mean_ms: float
+    std_ms: float
+    min_ms: float
     median_ms: float
     p90_ms: float
     p99_ms: float
+    max_ms: float
     steps: int
     trial_medians_ms: tuple[float, ...]
 
 
 def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
-    """The steps of a trial without the first tenth (at least one); ``None`` where nothing was measured per step."""
-    times = [float(each) for each in step_times_ms if isinstance(each, int | float) and math.isfinite(each)]
-    if len(times) >= _FEWEST:
-        times = times[max(1, int(len(times) * WARM_UP)) :]
-    return TrialSteps(array("d", sorted(times))) if times else None
+    """The steps of a trial after its warm-up, which is the first tenth, rounded down, and at least the first step.
+
+    The only step of a trial counts. A time that is not a finite number above 0 was not measured, and is left out;
+    ``None`` where no time is left.
+    """
+    times = list(step_times_ms)
+    steady = times[max(1, int(len(times) * WARM_UP)) :] if len(times) > 1 else times
+    measured = [float(time) for time in steady if _is_time(time)]
+    return TrialSteps(array("d", sorted(measured))) if measured else None
 
 
 def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
     """The steps of several trials; ``None`` where there are none."""
     if not trials:
         return None
-    pooled = sorted(each for trial in trials for each in trial.sorted_ms)
+    pooled = sorted(chain.from_iterable(trial.sorted_ms for trial in trials))
+    mean = math.fsum(len(trial.sorted_ms) * trial.mean_ms for trial in trials) / len(pooled)
+    # Within trials and between them, so that of a trial nothing is computed twice.
+    squares = math.fsum(trial.squares + len(trial.sorted_ms) * (trial.mean_ms - mean) ** 2 for trial in trials)
     return StepSummary(
+        mean_ms=mean,
+        std_ms=math.sqrt(squares / max(1, len(pooled) - 1)),
+        min_ms=pooled[0],
+        max_ms=pooled[-1],
         median_ms=statistics.median(pooled),
-        p90_ms=_percentile(pooled, 0.90),
-        p99_ms=_percentile(pooled, 0.99),
+        p90_ms=_percentile(pooled, 90),
+        p99_ms=_percentile(pooled, 99),
         steps=len(pooled),
         trial_medians_ms=tuple(trial.median_ms for trial in trials),
     )
 
 
-def _percentile(ascending: Sequence[float], part: float) -> float:
-    return ascending[max(0, math.ceil(part * len(ascending)) - 1)]
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _percentile(ascending: Sequence[float], percent: int) -> float:
+    return ascending[-(-percent * len(ascending) // 100) - 1]

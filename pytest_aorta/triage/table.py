@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.comparisons import Comparisons, SignatureComparison
 from pytest_aorta.triage.confounds import Confound, confound_of
+from pytest_aorta.triage.drift import drift_warnings
 from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.mitigations import MitigationEffect, effects
 from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.proportions import upper_bound
 from pytest_aorta.triage.statistics.sample_size import more_trials
-from pytest_aorta.triage.statistics.sequential import rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import Comparison, Method, Verdict, verdict_of
+from pytest_aorta.triage.statistics.sequential import SequentialComparison, rate_upper_bound_sequential
+from pytest_aorta.triage.verdicts import LEVEL, Comparison, Method, Verdict, verdict_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Row:
         comparison: with its baseline; ``None`` for a baseline, and where there is nothing to compare.
         confound: of its effect; ``None`` as above.
         by_signature: where cell or baseline have failed in more than one way.
+        effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
     """
 
     cell: CellStatistics
@@ -46,6 +49,7 @@ class Row:
     comparison: Comparison | None = None
     confound: Confound | None = None
     by_signature: tuple[SignatureVerdict, ...] = ()
+    effect: MitigationEffect | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,12 @@ class Triage:
         if key not in self._cells:
             self._cells[key] = CellTrials(key, environment, mitigations)
 
+    def keep(self, keys: Collection[CellKey]) -> None:
+        """Forget declared cells that have no trial, and will have none."""
+        for key, trials in list(self._cells.items()):
+            if key not in keys and not trials.has_begun:
+                del self._cells[key]
+
     def begin(self, key: CellKey, index: int) -> None:
         """A trial of a declared cell has begun."""
         self._cells[key].begin(index)
@@ -88,6 +98,14 @@ class Triage:
         """All cells, in order."""
         return list(self._cells.values())
 
+    def baselines(self) -> Baselines:
+        """Which cell each is compared with by now."""
+        return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
+
+    def compare(self, key: CellKey, baseline: CellKey) -> SequentialComparison:
+        """What is known by now of a cell against a baseline, without a correction for other cells."""
+        return self._comparisons.sequential(self._cells[key], self._cells[baseline])
+
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
 
@@ -100,13 +118,17 @@ class Triage:
         for baseline in baselines.cells:
             family = [key for key, base in baselines.of.items() if base == baseline]
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
-            for row in self._compared(compared, baseline, method):
+            for row in self._compared(compared, baseline, method, len(family)):
                 rows[row.cell.key] = row
-        return Table(tuple(rows.values()), self.settings)
+        for key, effect in effects(cells, baselines.of).items():
+            rows[key] = _with_effect(rows[key], effect)
+        drifts = () if running else drift_warnings(self.cells, baselines)
+        contradictions = filter(None, map(_contradiction, rows.values()))
+        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
 
-    def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method) -> list[Row]:
-        """The rows of cells with a common baseline."""
-        comparisons = self._comparisons.of_family(family, baseline, self._cells, method)
+    def _compared(self, family: Sequence[CellKey], baseline: CellKey, method: Method, planned: int) -> list[Row]:
+        """The rows of cells with a common baseline; ``planned``: how many it has, also those without trials yet."""
+        comparisons = self._comparisons.of_family(family, baseline, self._cells, method, planned)
         by_signature = self._comparisons.by_signature(family, baseline, self._cells, method)
         base = self._cells[baseline].statistics
         found = []
@@ -135,7 +157,13 @@ class Triage:
             bound = upper_bound if comparison.method == "fixed" else rate_upper_bound_sequential
             return Verdict(kind, rate_below=bound(*numbers))
         if kind == "undecided":
-            more = more_trials(*numbers, *base_numbers, margin=self.settings.margin, comparisons=family)
+            more = more_trials(
+                *numbers,
+                *base_numbers,
+                margin=self.settings.margin,
+                comparisons=family,
+                sequential=comparison.method == "sequential",
+            )
             return Verdict(kind, more_trials=more)
         return Verdict(kind)
 
@@ -152,6 +180,25 @@ def _uncompared(cell: CellStatistics, cells: dict[CellKey, CellStatistics], base
     if cell.total and base.total and not base.counted:
         return Verdict("undecided", f"the baseline {base.key.cell} did not run")
     return Verdict("undecided")
+
+
+def _with_effect(row: Row, effect: MitigationEffect) -> Row:
+    """What has the variables of its baseline is a second baseline, whatever its numbers are."""
+    if not effect.is_second_baseline or not row.cell.counted:
+        return replace(row, effect=effect)
+    return replace(row, effect=effect, verdict=Verdict("second baseline", effect.reason))
+
+
+def _contradiction(row: Row) -> str:
+    """A sentence on a second baseline that differs from the first; empty for any other cell."""
+    comparison = row.comparison
+    if row.verdict.kind != "second baseline" or comparison is None or comparison.p_adjusted >= LEVEL:
+        return ""
+    how = "less" if comparison.difference < 0 else "more"
+    return (
+        f"{row.cell.key.cell} fails {how} often than {comparison.baseline.cell} (p = {comparison.p_adjusted:.2g}), "
+        "although it has the same variables: something else differs between them, such as when their trials ran"
+    )
 
 
 def triage_of(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Table:

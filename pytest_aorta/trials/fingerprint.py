@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.probe.plain import plain
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.redaction import DIGEST, REDACTED
 from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.elastic_options import DEFAULTS, PLACES
@@ -25,9 +25,6 @@ Parts = dict[str, Any]
 
 #: Parts that a record has under names of their own.
 _ELSEWHERE = ("config", "mitigations", "trial")
-
-#: How values begin that are not recorded themselves.
-DIGEST = "sha256:"
 
 #: The part that is known only when a trial is over; the fingerprint is without it.
 IMPORTED_LATER = "imported_later"

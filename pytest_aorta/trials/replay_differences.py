@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, facts_of_section, is_complete, sections
+from pytest_aorta.probe.fact_texts import clause
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
 from pytest_aorta.trials.place_variables import NAMES
 from pytest_aorta.trials.request_differences import changed_files, differences
@@ -12,19 +14,8 @@ from pytest_aorta.trials.request_differences import changed_files, differences
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
-#: Facts of the snapshots that are compared where both have them: section, key, and what it is called.
-_FACTS = (
-    ("host", "kernel", "kernel"),
-    ("host", "cpu_model", "CPU"),
-    ("python", "version", "Python"),
-    ("torch", "version", "torch"),
-    ("torch", "git_version", "commit of torch"),
-    ("torch", "cuda", "CUDA of torch"),
-    ("torch", "hip", "HIP of torch"),
-)
-
-#: The state of the repository with the workload's source.
-_GIT = {"root": "git repository", "branch": "git branch", "commit": "git commit", "changed_files": "git: changed files"}
+#: Sections of a snapshot that are compared: not those that depend on slots, or on how far the trial came.
+_SECTIONS = ("accelerator", "torch", "packages", "python", "env_vars", "host", "runtime_context", "compilers", "git")
 
 #: Parts of the fingerprint that records have nowhere else.
 _PARTS = ("sources", "data_files", "config", "imposed", "cpus", "nproc")
@@ -56,40 +47,32 @@ def _request(then: TrialResult, now: TrialResult) -> Iterator[str]:
 
 
 def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]) -> Iterator[str]:
-    for section, key, what in _FACTS:
-        one, two = ((env.get(section) or {}).get(key) for env in (then, now))
-        if one is not None and two is not None:
-            yield from _one(what, one, two)
-    for key, what in _GIT.items():
-        one, two = ((env.get("git") or {}).get(key) for env in (then, now))
-        yield from _one(what, one, two)
-    yield from _one("GPU drivers", _drivers(then), _drivers(now))
-    yield from _packages(then.get("packages") or {}, now.get("packages") or {})
-    variables, others = ({**env.get("env_vars", {})} for env in (then, now))
-    names = [name for name in {**variables, **others} if name not in ignored]
-    yield from _each({name: variables.get(name) for name in names}, {name: others.get(name) for name in names})
+    """What is known of both."""
+    before, after = _facts(then), _facts(now)
+    found: dict[Fact, tuple[Value | None, Value | None]] = {}
+    for section in before.keys() & after.keys():
+        (one, all_of_one), (two, all_of_two) = before[section], after[section]
+        for fact in one.keys() | two.keys():
+            known = (fact in one or all_of_one) and (fact in two or all_of_two)
+            if known and one.get(fact) != two.get(fact) and fact.name not in ignored:
+                found[fact] = one.get(fact), two.get(fact)
+    digests = [(env.get("packages") or {}).get("digest") for env in (then, now)]
+    if digests[0] != digests[1] and None not in digests and not any(fact.section == "packages" for fact in found):
+        found[PACKAGES] = digests[0], digests[1]
+    names = {fact.name for fact in found}
+    for fact, (value, other) in sorted(found.items()):
+        if fact.implied_by not in names:
+            yield clause(fact, [(value, 1)], [(other, 1)])
 
 
-def _drivers(env: Mapping[str, Any]) -> str | None:
-    """Of the vendors that the host has, with the number of their devices."""
-    found = []
-    for vendor in ("nvidia", "amd"):
-        facts = (env.get("accelerator") or {}).get(vendor)
-        if facts:
-            devices = [device.get("name") for device in facts.get("devices") or []]
-            found.append(f"{vendor} {facts.get('driver_version')} with {', '.join(map(str, devices)) or 'no device'}")
-    return "; ".join(found) or None
-
-
-def _packages(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    if then.get("digest") == now.get("digest"):
-        return
-    before, after = then.get("versions", {}), now.get("versions", {})
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    for name in names:
-        yield from _one(name, before.get(name), after.get(name))
-    if not names:
-        yield "installed packages"
+def _facts(env: Mapping[str, Any]) -> dict[str, tuple[Mapping[Fact, Value], bool]]:
+    """Of each section that is compared the facts, and whether what is not among them does not exist."""
+    reasons = env.get("partial_reasons") or []
+    return {
+        name: (facts_of_section(name, content), is_complete(name, reasons))
+        for name, content in sections(env)
+        if name in _SECTIONS
+    }
 
 
 def _parts(then: Parts, now: Parts) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.redaction import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
-from pytest_aorta.trials.fingerprint import DIGEST, IMPORTED_LATER, Parts
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts
 
 #: Longest value that is shown.
 _LONGEST = 60

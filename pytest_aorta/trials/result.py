@@ -279,6 +279,17 @@ class Request(_Record):
     sys_path: list[str] = Field(default_factory=list)
 
 
+class StartedBy(_Record):
+    """The test that has started a trial: its node id, of a marked test without the part that says which trial it is.
+
+    ``options``: those that it gave, in short; ``digest``: of all that it chose besides environment and mitigations.
+    """
+
+    node_id: str
+    options: str = ""
+    digest: str = ""
+
+
 class ReplayOf(_Record):
     """The record that a trial was run again from: its file, how that trial ended, and in words what differs now."""
 
@@ -324,6 +335,7 @@ class TrialResult(_Record):
     request_fingerprint: str | None = None
     request: Request | None = None
     replay_of: ReplayOf | None = None
+    test: StartedBy | None = None
     fingerprint_parts: Free = Field(default_factory=dict)
     imposed: Imposed = Imposed()
     side_by_side: SideBySide | None = None

@@ -30,11 +30,27 @@ def staged_json(path: Path, data: Any) -> Iterator[Path]:
     Raises:
         ValueError, OSError: as ``write_json``.
     """
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    with staged_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n") as temporary:
+        yield temporary
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as ``write_json`` writes data.
+
+    Raises:
+        OSError: the folder cannot be written; nothing is left behind.
+    """
+    with staged_text(path, text) as temporary:
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def staged_text(path: Path, text: str) -> Iterator[Path]:
+    """As ``staged_json``; lone surrogates are written as question marks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it has a writer, see ``remove_abandoned``
             file.write(text)

@@ -116,6 +116,32 @@ def _trials(results: Path, workload: str) -> Iterator[TrialPaths]:
         yield TrialPaths(PurePosixPath(path.relative_to(results).as_posix()))
 
 
+def keep(results: Path, files: Collection[PurePosixPath], run: str, *, even_alone: bool) -> None:
+    """Have files of an earlier run, which are about to be replaced, in ``.history/<run>/`` as well.
+
+    Args:
+        results: the results directory.
+        files: relative to it; absent ones are left out.
+        run: name of this run in the history.
+        even_alone: also where the run has moved nothing else there.
+    """
+    folder = results / HISTORY / run
+    for file in files if even_alone or folder.is_dir() else ():
+        if (results / file).is_file() and not (folder / file).exists():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(results / file, folder / file)
+            except OSError:  # some file systems have no links
+                shutil.copy2(results / file, folder / file)
+
+
+def _prune_alone(history: Path, runs: Collection[str], kept: int) -> None:
+    """Of runs whose trials are gone from the history, or never came there, keep the newest files of ``keep``."""
+    alone = [run for run in runs if all(path.is_file() for path in (history / run).glob("*"))]
+    for run in alone[: max(0, len(alone) - kept)]:
+        shutil.rmtree(history / run, ignore_errors=True)
+
+
 def prune(results: Path, run: str, kept: int) -> int:
     """Remove all but the newest ``kept`` earlier records, of every trial that ``run`` has added one of; how many."""
     history, removed = results / HISTORY, 0
@@ -128,6 +154,7 @@ def prune(results: Path, run: str, kept: int) -> int:
             for parts in versions[: max(0, len(versions) - kept)]:
                 removed += 1
                 _remove(parts, history)
+    _prune_alone(history, runs, kept)
     return removed
 
 

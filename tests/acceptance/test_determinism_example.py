@@ -65,9 +65,4 @@ def test_trials_repeat(example: tuple[Stage, pytest.RunResult]) -> None:
 
 def test_the_table_shows_it(example: tuple[Stage, pytest.RunResult]) -> None:
     _, done = example
-    rows = [line.split() for line in done.stdout.str().splitlines() if line.startswith("determinism ")]
-    # workload, cell, trials, ok, failed, timeout, infra
-    assert [row[1:7] for row in rows] == [
-        ["local-none", "3", "0", "3", "0", "0"],
-        ["local-omp_1", "3", "3", "0", "0", "0"],
-    ]
+    done.stdout.fnmatch_lines(["  local-none   3 of 3  100% (44-100%)  baseline*", "  local-omp_1  0 of 3*"])

@@ -29,6 +29,7 @@ MAY_DIFFER = (
     "env.process.ppid",
     "env.process.memory_available_bytes",
     "env.process.load_average",
+    "env.process.pressure",
     "result.elapsed_sec",
     "result.step_times_ms",
     "result.metrics.pid",

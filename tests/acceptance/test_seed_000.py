@@ -421,7 +421,8 @@ def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.
     assert logs == [*ranks, "stderr.log", "stdout.log"]
 
     assert simple.run("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").ret == 0
-    [packages, *files] = simple.everything()
+    [matrix, table, packages, *files] = simple.everything()
+    assert [matrix, table] == ["matrix.json", "matrix.md"]
     assert packages.startswith("packages-")
     assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
 

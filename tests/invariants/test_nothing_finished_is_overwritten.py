@@ -13,7 +13,7 @@ FAULTY = Path(__file__).parents[1] / "plugin" / "faulty_workloads.py"
 def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> None:
     stage.copy(FAULTY)
     stage.run_here("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
-    expected = []
+    expected = ["matrix.json", "matrix.md"]
     for name in ("Passes", "SegfaultsInRun"):
         for index in range(2):
             expected += [f"{name}/trial_{index}.json"]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions, general_timeout, longrepr_of
+from pytest_aorta.plugin.compat import (
+    GeneratedFunction,
+    SkippedItem,
+    fixture_definitions,
+    general_timeout,
+    longrepr_of,
+    set_terminal_file,
+    terminal_file,
+    terminal_width,
+    with_lines,
+)
 
 pytest_plugins = ["pytester"]
 
@@ -70,6 +83,38 @@ def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: 
 
     assert restored.longreprtext == "first\nsecond"
     assert restored.longrepr.reprcrash.message == "first"  # the short summary
+
+
+def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pytester) -> None:
+    """Without ``TerminalRepr``, nothing says how many trials have failed like the one that is shown."""
+    shown = io.StringIO()
+    writer = pytester.parseconfigure().get_terminal_writer()
+    writer._file = shown
+    found = with_lines(longrepr_of("first\nsecond", Path("w.py")), ["and 3 more"])
+    found.toterminal(writer)
+    with_lines("a text", ["and 4 more"]).toterminal(writer)
+
+    assert re.sub("\x1b.*?m", "", shown.getvalue()).splitlines() == [
+        "first",
+        "second",
+        "and 3 more",
+        "a text",
+        "and 4 more",
+    ]
+    assert found.reprcrash.message == "first"  # type: ignore[attr-defined]
+
+
+def test_what_the_terminal_reporter_writes_to_can_be_replaced(pytester: pytest.Pytester) -> None:
+    """Without ``TerminalWriter._file``, the live view cannot make room for what pytest writes, and is in its way."""
+    config = pytester.parseconfigure()
+    file = io.StringIO()
+    set_terminal_file(config, file)
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line("here")
+
+    assert terminal_file(config) is file
+    assert file.getvalue() == "here\n"
+    assert terminal_file(pytester.parseconfigure("-p", "no:terminal")) is None
 
 
 def test_fixture_definitions_are_those_of_the_item_in_order(generated: pytest.Pytester) -> None:
@@ -136,3 +181,31 @@ def test_pytest_timeout_keeps_its_limit_for_all_tests_in_its_config(
 
 def test_without_pytest_timeout_there_is_no_limit(pytester: pytest.Pytester) -> None:
     assert general_timeout(pytester.parseconfigure("-p", "no:timeout")) is None
+
+
+def test_what_an_item_that_does_not_run_would_have_torn_down_is_torn_down(pytester: pytest.Pytester) -> None:
+    """Without ``SetupState.teardown_exact``, the item after those for which there was no time cannot be set up."""
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_aorta.plugin.compat import tear_down_before
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_protocol(item, nextitem):
+            if item.name == "test_omitted":
+                tear_down_before(item, nextitem)
+                return True
+        """
+    )
+    pytester.makepyfile(test_a="def test_one(): pass\ndef test_omitted(): pass", test_b="def test_two(): pass")
+    pytester.runpytest("-p", "no:aorta").assert_outcomes(passed=2)
+
+
+def test_a_skip_of_ours_is_a_skip() -> None:
+    """Without ``_pytest.outcomes.Skipped``, trials that are not needed would be errors."""
+    assert issubclass(SkippedItem, pytest.skip.Exception)
+
+
+def test_width_of_a_text_in_a_terminal() -> None:
+    """Without it, the table at the end is out of line where names are not ASCII."""
+    assert [terminal_width(text) for text in ("", "abc", "漢字", "a\u0301")] == [0, 3, 4, 1]

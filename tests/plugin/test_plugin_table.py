@@ -38,41 +38,36 @@ def rows(lines: list[str]) -> list[list[str]]:
 @pytest.mark.slow
 def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
     echo.write(test_it=TESTS)
-    result = echo.run("test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2")
+    result = echo.run(
+        "test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2", env={"COLUMNS": "160"}
+    )
     result.assert_outcomes(passed=2 + 6 + 4 + 1)
     first, *found = rows(result.outlines)
-    assert first[:4] == ["test", "workload", "cell", "options"]
-    counts = {" ".join(words[:-6]): words[-6] for words in found if "..." not in words[-7]}
+    assert first[:2] == ["cell", "failed"]
     marked, widths, plain = "test_it.py::test_marked", "test_it.py::test_widths", "test_it.py::TestPlain::test_options"
-    assert counts == {
+    counts = {
+        " ".join(words[: words.index("of") - 1]): words[words.index("of") + 1] for words in found if "of" in words
+    }
+    assert {name: count for name, count in counts.items() if "..." not in name} == {
         "echo local-none": "2",
-        f"{marked} echo local-none": "3",
-        f"{marked} echo local-omp_1": "3",
+        "local-none": "3",
+        "local-omp_1": "3",
         f"{widths}[8] echo local-none width=8": "2",
         f"{widths}[16] echo local-none width=16": "2",
         f"{plain} echo local-none a=1": "2",
         f"{plain} echo local-none a=2": "1",
-        f"{plain} echo local-none SHADE": "1",
-        f"{plain} echo local-none SHADE #2": "1",
+        f"{plain} echo SHADE local-none": "1",
+        "local-none #2": "1",
     }
-    assert len(found) == len(counts) + 1
-    assert any(line.startswith(plain) and "omp_1  text=x y" in line for line in result.outlines)
-    assert len({line for line in result.outlines if "text=x y" in line}) == 1
+    assert [marked, "echo"] in found
+    assert any(line.startswith(plain) and "omp_1 text=x y" in line for line in result.outlines)
 
 
-def test_without_tests_the_table_is_as_short_as_ever(echo: Stage) -> None:
+def test_without_tests_the_table_is_short(echo: Stage) -> None:
     result = echo.run_here("--aorta-workload", "echo")
-    assert rows(result.outlines)[0] == [
-        "workload",
-        "cell",
-        "trials",
-        "ok",
-        "failed",
-        "timeout",
-        "infra",
-        "median",
-        "step",
-        "ms",
+    assert rows(result.outlines) == [
+        ["cell", "failed", "rate", "(95%)"],
+        ["echo", "local-none", "0", "of", "1", "0%", "(0-79%)"],
     ]
 
 

@@ -260,3 +260,24 @@ def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) ->
     line = 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off'
     found = kernel_command_line(tree(tmp_path, {"proc/cmdline": line}))
     assert found == "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds=<redacted> mitigations=off"
+
+
+@pytest.mark.parametrize(
+    ("text", "percent"),
+    [
+        ("some avg10=12.34 avg60=1.00 avg300=0.10 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 12.34),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, percent: float | None
+) -> None:
+    from pytest_aorta.probe import process_state as module
+
+    if text is not None:
+        (tmp_path / "cpu").write_text(text)
+    monkeypatch.setattr(module, "_PRESSURE", str(tmp_path))
+    guard = Guard()
+    assert process(guard)["pressure"] == {"cpu": percent, "memory": None}
+    assert guard.reasons == []

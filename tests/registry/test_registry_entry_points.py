@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from fake_distributions import install, use_site, write_distribution
+from support.fake_distributions import install, use_site, write_distribution
 
 from pytest_aorta.registry import (
     Registry,

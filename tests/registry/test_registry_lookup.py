@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from fake_distributions import install
+from support.fake_distributions import install
 
 from pytest_aorta.registry import (
     Environment,

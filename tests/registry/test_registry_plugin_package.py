@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_distributions import use_site, write_distribution
+from support.fake_distributions import use_site, write_distribution
 
 from pytest_aorta.registry import Registry, RegistryError
 

@@ -12,8 +12,14 @@ from support.processes import MARK, kill_all
 from support.stage import Stage
 
 
+@pytest.fixture(scope="session")
+def loaded_statistics() -> None:
+    """After each run in this process, pytester unloads what was imported; NumPy cannot be loaded twice."""
+    import scipy.stats  # noqa: F401
+
+
 @pytest.fixture
-def stage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(loaded_statistics: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A fresh stage, which is the current directory."""
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)

@@ -29,6 +29,7 @@ from pytest_aorta.trials.result import (
     RequestedEnvironment,
     RequestedWorkload,
     ResultRecord,
+    StartedBy,
     TrialResult,
 )
 from pytest_aorta.trials.schema import schema_text
@@ -160,6 +161,7 @@ trial_results = st.builds(
     | st.builds(
         ReplayOf, file=text, started_at=text, exit_status=st.just("ok"), differences=st.lists(text, max_size=2)
     ),
+    test=st.none() | st.builds(StartedBy, node_id=text, options=text),
     artifacts=st.dictionaries(unicode, text, max_size=2),
 )
 
@@ -260,6 +262,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "request_fingerprint",
             "request",
             "replay_of",
+            "test",
             "seeds",
             *("preloaded", "not_preloaded"),
             "failure",

@@ -61,7 +61,7 @@ def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
 
 def run_script(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, wait for it, report how the ranks ended."""
-    send({"type": "env", "env": collect_env(_static, [*payload["overlay"], *NAMES]).to_dict()})
+    send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
     folder = Path(payload["folder"])
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})

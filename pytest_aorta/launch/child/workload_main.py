@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +15,12 @@ from pytest_aorta.launch.child.aorta_group import join_group, leave_group
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
+from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.probe.watch import Watch
 from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
@@ -41,6 +44,10 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
+#: Whether the trials that will be forked from this process watch variables.
+_watches = False
+#: Whether what was imported for the trials has started other programs.
+_had_children = False
 
 
 def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
@@ -51,19 +58,29 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     _seeds.start()
     note_tmp()
     set_arguments(argument["target"])
+    before = children_now()
     preload_as_asked(modules)
     load_class(argument["target"])
+    _note_children(before)
+
+
+def _note_children(before: Children) -> None:
+    global _had_children
+    _had_children = _had_children or had_children_since(before)
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _startup, _class
+    global _static, _sources, _startup, _class, _watches
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    _watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
+    if _watches:
+        _static = before_forks(_static)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -74,10 +91,14 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
 def extend(extension: Extension) -> Refused:
     """Import what a trial has imported, for those that will be forked from this process."""
     global _static, _sources_in_advance
+    before = children_now()
     refused = preload_on_cores(extension["modules"], extension["cores"])
+    _note_children(before)
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
+        if _watches:
+            _static = before_forks(_static)
     return refused
 
 
@@ -102,7 +123,11 @@ def run_workload(
 
     The last step is kept in the file ``steps``. ``on_error`` takes what setup or run has raised, before the cleanup.
     """
+    began = time.monotonic()
     env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
+    # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
+    is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
+    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
@@ -112,16 +137,18 @@ def run_workload(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
-    watch = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
-    if watch is not None:
-        watch.start()
+    lazy = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
+    if lazy is not None:
+        lazy.start()
 
     def after_run() -> None:
+        if lazy is not None:
+            lazy.end()
         if watch is not None:
-            watch.end()
+            watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         later = {**_sources_in_advance, **later}
-        send({"type": "env_end", "end": collect_end(_static).to_dict(), "sources": later})
+        send({"type": "env_end", "end": collect_end(_static, watch=watch).to_dict(), "sources": later})
 
     lifecycle = Lifecycle(cls, config, send, steps, before_setup=lambda: join_group(cls, config))
     succeeded = lifecycle.run_all(on_error, after_run)

@@ -55,3 +55,11 @@ def stacks_to_read(seen: Observed, artifacts: dict[str, str]) -> str | None:
         if record["rank"] == rank and record["stacks"] in artifacts.values():
             return str(record["stacks"])
     return artifacts.get("stacks")
+
+
+def stderr_to_read(seen: Observed, folder: Path) -> Path | None:
+    """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
+    if seen.rank_failure is None or seen.rank_failure.get("rank") is None:
+        return folder / "stderr.log"
+    logs = (record["stderr"] for record in seen.ranks if record["rank"] == seen.rank_failure["rank"])
+    return next((folder.parent / log for log in logs if log is not None), None)

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.launch.diagnosis.crash_text import crash_text
 from pytest_aorta.launch.diagnosis.import_hang import ImportHang
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read
+from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
@@ -190,6 +191,8 @@ class ProcessTrial:
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
             # A launcher gives its ranks variables that their imports could see.
             "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
+            "timeout": self.seen.timeout,
+            "stall_timeout": spec.limits.stall_timeout,
         }
 
     def _is_forked(self) -> bool:
@@ -351,9 +354,10 @@ class ProcessTrial:
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
         artifacts = collect_artifacts(self._folder)
+        failure = conclude(self.seen)[1]
+        crashed = failure is not None and "signal" in failure
         if self._place is not None:
-            failed = conclude(self.seen)[1] is not None
-            artifacts |= clear_place(self._place, self._temporary, failed=failed, in_use=bool(self.stuck))
+            artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(
             self.spec,
             self.seen,
@@ -362,6 +366,7 @@ class ProcessTrial:
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
+            crash=crash_text(stderr_to_read(self.seen, self._folder)) if crashed else None,
             # The seed may be that of a process that was started ahead.
             request=self._request and self._request.model_copy(update={"seed": self._given_seed}),
             imposed=self._imposed,

@@ -95,7 +95,7 @@ class JobSlot:
         assert job is not None
         try:
             if job.on_start is not None:
-                job.on_start()
+                job.on_start(self.name)
             payload = import_target(job.target)(context, job.payload)
             completion = Completion(Outcome.SUCCESS, payload)
         except BaseException as error:

@@ -89,7 +89,7 @@ class ProcessEndpoint(SupervisedProcess):
         member, local = dispatch.member, self._local
         order: Order | None = None
         if member.job is not None:
-            order = _job_order(dispatch.id, member.job)
+            order = self._job_order(dispatch.id, member.job)
         elif local is None or member.args is not None or member.config is not None:
             order = self._task_order(dispatch.id, member)
         self._in_flight[dispatch.id] = dispatch
@@ -223,15 +223,14 @@ class ProcessEndpoint(SupervisedProcess):
                 except OSError:
                     return  # its death is about to be reported
 
-
-def _job_order(number: int, job: Job) -> JobOrder:
-    if job.on_start is not None:
-        job.on_start()
-    prepare = job.preparation
-    return {
-        "op": "job",
-        "id": number,
-        "target": job.target,
-        "payload": packed(job.payload),
-        "prepare": None if prepare is None else (prepare.key, prepare.target, packed(prepare.payload)),
-    }
+    def _job_order(self, number: int, job: Job) -> JobOrder:
+        if job.on_start is not None:
+            job.on_start(self.name)
+        prepare = job.preparation
+        return {
+            "op": "job",
+            "id": number,
+            "target": job.target,
+            "payload": packed(job.payload),
+            "prepare": None if prepare is None else (prepare.key, prepare.target, packed(prepare.payload)),
+        }

@@ -34,14 +34,14 @@ class Job:
         target: ``module:function``, called as ``function(job, payload)`` with a ``JobContext``; returns JSON values.
         payload: any object; pickled when it goes to another process.
         preparation: must have succeeded once on a host before the first job with its key starts there.
-        on_start: called on the submitting side just before the job starts.
+        on_start: called on the submitting side, with the name of the endpoint, just before the job starts.
         on_event: called on the submitting side with each event that the job emits.
     """
 
     target: str
     payload: Any
     preparation: Preparation | None = None
-    on_start: Callable[[], None] | None = None
+    on_start: Callable[[str], None] | None = None
     on_event: Callable[[Any], None] | None = None
 
 

@@ -8,8 +8,8 @@ from statistics import NormalDist
 
 from pytest_aorta.triage.statistics.interval import Interval
 
-# Boschloo's test searches over all common rates: beyond this many trials on a side it would take longer than it is worth.
-_MOST_TRIALS_OF_BOSCHLOO = 200
+# Beyond so many on a side, the tables that Boschloo's test goes through take more than a tenth of a second and 10 MB.
+_MOST_TRIALS_OF_BOSCHLOO = 1000
 
 
 def wilson(failures: int, trials: int, level: float = 0.95) -> Interval:
@@ -29,8 +29,8 @@ def difference_interval(
 ) -> Interval:
     """An interval of the cell's rate less the baseline's; all of -1 to 1 without a trial on either side.
 
-    Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the square-and-add
-    of two Wilson intervals.
+    Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the
+    square-and-add of two Wilson intervals.
     """
     if trials == 0 or base_trials == 0:
         return Interval(-1.0, 1.0)
@@ -47,8 +47,8 @@ def difference_p(failures: int, trials: int, base_failures: int, base_trials: in
     """The two-sided p value of "both rates are equal"; 1 without a trial on either side.
 
     Boschloo 1970, "Raised conditional level of significance for the 2 x 2-table when testing the equality of two
-    probabilities": exact, and never weaker than Fisher's test. Twice the smaller of the two one-sided p values, at most 1.
-    With more than 200 trials on a side Fisher's exact test.
+    probabilities": exact, and never weaker than Fisher's test. Twice the smaller of the two one-sided p values, at
+    most 1. With more than 1,000 trials on a side Fisher's exact test.
     """
     if trials == 0 or base_trials == 0:
         return 1.0
@@ -61,12 +61,17 @@ def difference_p(failures: int, trials: int, base_failures: int, base_trials: in
 
 @lru_cache(maxsize=65536)
 def _equal_rates_p(failures: int, trials: int, other_failures: int, other_trials: int) -> float:
-    from scipy.stats import boschloo_exact, fisher_exact
-
-    table = [[failures, other_failures], [trials - failures, other_trials - other_failures]]
     if max(trials, other_trials) > _MOST_TRIALS_OF_BOSCHLOO:
+        import numpy as np
+        from scipy.stats import fisher_exact
+
+        table = np.array([[failures, other_failures], [trials - failures, other_trials - other_failures]])
         return min(1.0, float(fisher_exact(table).pvalue))
-    return min(1.0, float(boschloo_exact(table).pvalue))
+    from pytest_aorta.triage.statistics.boschloo import boschloo_less
+
+    lower = boschloo_less(failures, trials, other_failures, other_trials)
+    higher = boschloo_less(other_failures, other_trials, failures, trials)
+    return min(1.0, 2 * min(lower, higher))
 
 
 def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
@@ -76,6 +81,8 @@ def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
     """
     if failures >= trials:
         return 1.0
+    if failures == 0:
+        return float(1 - (1 - level) ** (1 / trials))
     from scipy.special import betaincinv
 
     return float(betaincinv(failures + 1, trials - failures, level))

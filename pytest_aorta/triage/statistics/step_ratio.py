@@ -21,9 +21,10 @@ class RatioEstimate:
 def step_time_ratio(cell: Sequence[float], base: Sequence[float], level: float = 0.95) -> RatioEstimate | None:
     """The ratio of the geometric means of step times, with its interval; None with fewer than two trials on a side.
 
-    ``cell`` and ``base`` hold one number per trial, the median of its step times in milliseconds, above 0. The trial is
-    the unit because the steps of a trial share its process, its clocks and its neighbours: counted one by one they would
-    feign precision. Welch's t interval (Welch 1947) of the difference of the mean logarithms, taken back to a ratio.
+    ``cell`` and ``base`` hold one number per trial, the median of its step times in milliseconds, above 0. The trial
+    is the unit because the steps of a trial share its process, its clocks and its neighbours: counted one by one they
+    would feign precision. Welch's t interval (Welch 1947) of the difference of the mean logarithms, taken back to a
+    ratio.
     """
     if len(cell) < 2 or len(base) < 2 or min(*cell, *base) <= 0:
         return None

@@ -15,8 +15,9 @@ _MOST_EXACT = 200
 class Trend:
     """A change over run order.
 
-    ``tau`` is from -1 (always falling) over 0 (no order) to 1 (always rising), ``p`` the two-sided p value of "no trend";
-    ``first`` and ``last`` are the median (of failures: the rate) of the first and of the last third of the run.
+    ``tau`` is from -1 (always falling) over 0 (no order) to 1 (always rising), ``p`` the two-sided p value of "no
+    trend"; ``first`` and ``last`` are the median (of failures: the rate) of the first and of the last third of the
+    run.
     """
 
     tau: float
@@ -42,8 +43,8 @@ def trend(values: Sequence[float]) -> Trend | None:
 def failure_trend(failed: Sequence[bool]) -> Trend | None:
     """Whether failures gather at one end of the run; None of fewer than six trials, or where all ended alike.
 
-    Mann-Whitney test (1947) of the positions of the failures against those of the others: exact up to 200 trials. ``tau`` is
-    the rank-biserial correlation, 1 where all failures come after all others.
+    Mann-Whitney test (1947) of the positions of the failures against those of the others: exact up to 200 trials.
+    ``tau`` is the rank-biserial correlation, 1 where all failures come after all others.
     """
     late = [index for index, one in enumerate(failed) if one]
     early = [index for index, one in enumerate(failed) if not one]

@@ -59,10 +59,10 @@ def test_a_job_that_raises_is_a_failure(worker: Worker) -> None:
 
 def test_a_job_tells_of_what_happens_in_it(worker: Worker) -> None:
     seen: list[Any] = []
-    job = do("events", on_start=lambda: seen.append("start"), on_event=seen.append)
+    job = do("events", on_start=seen.append, on_event=seen.append)
 
     assert worker.session.submit_job(job).wait(PATIENCE).payload == "emitted"
-    assert seen == ["start", {"number": 1}, {"number": 2}]
+    assert seen == ["slot 0", {"number": 1}, {"number": 2}]
 
 
 def test_a_preparation_comes_first_and_only_once(worker: Worker) -> None:

@@ -1,0 +1,1 @@
+"""The command ``pytest-aorta``, one file per subcommand."""

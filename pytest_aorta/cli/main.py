@@ -1,0 +1,46 @@
+"""The command line of ``pytest-aorta``: its subcommands, and what a wrong request looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pytest_aorta._version import __version__
+from pytest_aorta.cli.compare import compare
+from pytest_aorta.cli.list import list_registered
+from pytest_aorta.cli.report import report
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.common.terminal_text import printable
+
+
+class Refused(click.ClickException):
+    """A request that cannot be carried out: one message, exit code 2."""
+
+    exit_code = 2
+
+
+class Commands(click.Group):
+    """The subcommands, in the order in which they are added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Not sorted by name."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Carry a subcommand out; what it refuses is a message, and no traceback."""
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            raise Refused(printable(str(error))) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="pytest-aorta")
+def main() -> None:
+    """What pytest-aorta knows, and what its results say. Trials are run by pytest: pytest --aorta-workload NAME"""
+
+
+main.add_command(list_registered)
+main.add_command(report)
+main.add_command(compare)

@@ -1,0 +1,41 @@
+"""``pytest-aorta report``: a results directory as one HTML file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+
+@click.command("report")
+@click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The HTML file.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Results of another run: the report says what differs in the environments.",
+)
+@click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Differences of the failure rate that are no effect, as pytest's --aorta-margin.",
+)
+def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float | None) -> None:
+    """Write a results directory (default: results) as one HTML file that needs nothing else.
+
+    Without --baseline and --margin, cells are judged as in the run itself.
+    """
+    from pytest_aorta.triage.earlier_matrix import settings_of
+    from pytest_aorta.triage.report import write_report
+    from pytest_aorta.triage.settings import TriageSettings
+
+    settings = settings_of(results) or TriageSettings()
+    if baseline is not None:
+        settings = replace(settings, baseline=baseline)
+    if margin is not None:
+        settings = replace(settings, margin=margin)
+    write_report(results, output, against, settings)
+    click.echo(f"report: {output}")

@@ -1,0 +1,226 @@
+"""From a results directory, or a part of one, to the records in it and their table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.probe.packages import read_package_list
+from pytest_aorta.triage.facts import TrialFacts, facts_of
+from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.table import Triage
+from pytest_aorta.workspace.paths import HISTORY
+
+_FILE = re.compile(r"trial_(\d+)\.json")
+
+#: Folders beside a trial file, with what the trial has left: another run of pytest-aorta, perhaps.
+_ARTIFACTS = re.compile(r"(trial_\d+)(?:\.(?:rank|node)_\d+)?")
+
+_TRIAL_ID = re.compile(r"_d(\d{1,9})_m(\d{1,9})_t\d+$")
+
+#: The only version there is.
+_SCHEMA_VERSION = "0.1"
+
+_STATUSES = ("ok", "workload_failed", "infrastructure_failed", "timeout")
+
+#: What a record needs, and what it has to be.
+_REQUIRED: Mapping[str, type] = {
+    "trial_id": str,
+    "workload": str,
+    "execution_env": dict,
+    "mitigations_applied": list,
+    "result": dict,
+    "exit_status": str,
+}
+
+#: How many folders above a trial file the results directory is at most: workload or test, and cell.
+_DEEPEST = 2
+
+
+@dataclass(frozen=True)
+class RecordedTrial:
+    """What a trial file holds.
+
+    Attributes:
+        file: relative to the results directory.
+        record: as it was written: a NaN is the text ``NaN``.
+        facts: what the table needs of it.
+    """
+
+    file: str
+    record: Mapping[str, Any]
+    facts: TrialFacts
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that has the name of a trial file, and is none: ``file`` relative to the results directory."""
+
+    file: str
+    reason: str
+
+
+class Results:
+    """The trial files in a results directory, in the folder of a workload or a cell, or one of them alone.
+
+    Attributes:
+        path: as it was given.
+        folder: the results directory, as far as it can be found out; files are relative to it.
+        unreadable: found by reading so far.
+        replays: how many records were passed over, because they are of replays: which trials are replayed is chosen by
+            how they ended. Those of a folder of replays that was asked for are read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Look for ``path``.
+
+        Raises:
+            RequestError: it does not exist.
+        """
+        if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
+            raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
+        self.path = path
+        self.folder = _results_directory(path)
+        self.unreadable: list[Unreadable] = []
+        self.replays = 0
+
+    def __iter__(self) -> Iterator[RecordedTrial]:
+        """The trials, in the order of the names of folders and the numbers of files."""
+        self.unreadable.clear()
+        self.replays = 0
+        for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
+            file = os.path.relpath(path, self.folder)
+            try:
+                record = _load(path)
+                problem = _problem(record)
+                facts = facts_of(record, file) if problem is None else None
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                facts, problem = None, _words(error)
+            if facts is None:
+                self.unreadable.append(Unreadable(file, problem or ""))
+            elif record.get("replay_of") and not self._asks_for_replays:
+                self.replays += 1
+            else:
+                yield RecordedTrial(file, record, facts)
+
+    @property
+    def _asks_for_replays(self) -> bool:
+        below = Path(os.path.relpath(self.path, self.folder))
+        return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
+
+    def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
+        try:
+            with os.scandir(folder) as entries:
+                found = list(entries)
+        except OSError as error:
+            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), _words(error)))
+            return
+        numbers: list[tuple[int, str]] = []
+        folders: list[str] = []
+        for entry in found:
+            match = _FILE.fullmatch(entry.name)
+            if match is not None and entry.is_file():
+                numbers.append((int(match[1]), entry.path))
+            elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
+                folders.append(entry.name)
+        for _, path in sorted(numbers):
+            yield path
+        # At the top of a results directory are folders of workloads, which may have any name.
+        artifacts_here = bool(numbers) or depth > 0
+        for name in sorted(folders):
+            if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
+                yield from self._files(os.path.join(folder, name), depth + 1)
+
+    def installed(self, digest: str) -> dict[str, str] | None:
+        """All distributions with this digest, name -> version; ``None`` where no list of them lies here."""
+        return read_package_list(self.folder, digest)
+
+    def nothing_found(self) -> RequestError:
+        """The error of a reader that has got no trial from here."""
+        what = f"{self.path}: there are no trials"
+        if self.unreadable:
+            first = self.unreadable[0]
+            files = f"{len(self.unreadable)} file{'s' * (len(self.unreadable) != 1)} cannot be read"
+            return RequestError(f"{what}; {files}, the first is {first.file}: {first.reason}")
+        if self.replays:
+            return RequestError(f"{what}, only {self.replays} replays; for these, name {self.path / 'replay'}")
+        return RequestError(f"{what}; expected files as pytest --aorta-workload writes them, such as gemm/trial_0.json")
+
+
+def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Triage, Results]:
+    """The trials in a results directory, ready for ``table()``.
+
+    Raises:
+        RequestError: the path does not exist, or there is no trial.
+    """
+    results = Results(path)
+    facts = [trial.facts for trial in results]
+    if not facts:
+        raise results.nothing_found()
+    return triage_in_order(facts, settings), results
+
+
+def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Triage:
+    """A triage of trials in any order, with its cells in the order of their plans, and those of tests behind them."""
+    by_workload: dict[str, list[TrialFacts]] = {}
+    of_tests: list[TrialFacts] = []
+    for each in sorted(facts, key=lambda each: (each.started_at, each.file)):
+        (of_tests if each.key.test else by_workload.setdefault(each.key.workload, [])).append(each)
+    planned = chain.from_iterable(sorted(trials, key=_place_in_plan) for trials in by_workload.values())
+    ordered = [*planned, *of_tests]
+    triage = Triage(settings)
+    for each in ordered:
+        triage.declare(each.key, each.environment, each.mitigations)
+    for each in sorted(ordered, key=lambda each: (each.index, each.file)):
+        triage.add(each)
+    return triage
+
+
+def _place_in_plan(facts: TrialFacts) -> tuple[int, int]:
+    """Of the cell: the indices of its environment and its mitigation set."""
+    found = _TRIAL_ID.search(facts.trial_id)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _results_directory(path: Path) -> Path:
+    """The folder with the lists of packages that the records name; without them, the one that was given."""
+    folder = path if path.is_dir() else path.parent
+    places = [folder, *folder.absolute().parents[:_DEEPEST]]
+    return next((place for place in places if any(place.glob("packages-*.json"))), folder)
+
+
+def _load(path: str | Path) -> Any:
+    with open(path, "rb") as file:
+        return json.loads(file.read())
+
+
+def _problem(record: Any) -> str | None:
+    """Why the content of a file is no record that this version reads, in words; ``None`` for one that is."""
+    if not isinstance(record, dict) or "schema_version" not in record:
+        return "it is not the record of a trial"
+    if record["schema_version"] != _SCHEMA_VERSION:
+        return f"schema_version is {record['schema_version']!r}; this version reads {_SCHEMA_VERSION!r}"
+    for name, kind in _REQUIRED.items():
+        if not isinstance(record.get(name), kind):
+            return f"{name} is missing, or of another type than {kind.__name__}"
+    if record["exit_status"] not in _STATUSES:
+        return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
+    return None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        return f"not valid JSON: {error}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"not the record of a trial: {type(error).__name__}: {error}"

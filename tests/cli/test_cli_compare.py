@@ -1,0 +1,177 @@
+"""``pytest-aorta compare`` in text and JSON, and what its exit code says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.environments import env
+from support.results import write_cell
+
+from pytest_aorta.cli.main import main
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with ``a`` and ``b``: worse and slower without mitigations, the same with one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    write_cell(Path("a"), "FF" + "." * 18, step_ms=[10.0, 10.1])
+    write_cell(Path("a"), "F" + "." * 19, mitigations="omp_1", place=1)
+    write_cell(Path("a"), "...", mitigations="old", place=2)
+    other = env(torch__version="2.13.0", env_vars={"NCCL_DEBUG": "INFO"})
+    write_cell(Path("b"), "F" * 12 + "SS" + "." * 6, step_ms=[13.0, 13.1], env=other)
+    write_cell(Path("b"), "F" + "." * 19, mitigations="omp_1", place=1, env=other)
+    return tmp_path
+
+
+def run(*arguments: str, color: bool = False) -> Result:
+    return CliRunner().invoke(main, ["compare", *arguments], color=color)
+
+
+def test_the_text_says_it_all_in_80_columns(runs: Path) -> None:
+    result = run("a", "b")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "A  a  43 trials in 3 cells  2026-01-01 00:00  here",
+        "B  b  40 trials in 2 cells  2026-01-01 00:00  here",
+        "",
+        "gemm            A      B      change (95%)       p  steps  verdict",
+        "local-none   2/20  14/20  +60 (+30 to +77)  0.0002   +30%  worse, slower",
+        "local-omp_1  1/20   1/20   +0 (-19 to +19)       1         undecided, ~120 more",
+        "~N more: about so many more trials, in A and in B, would decide",
+        "",
+        "fails in new ways in B",
+        "  gemm local-none: 2x SIGSEGV in run()",
+        "",
+        "only in A",
+        "  gemm local-old: 3 trials, 3 ok",
+        "",
+        "differs in the environment of all cells",
+        "  torch 2.12.0 -> 2.13.0",
+        "  OMP_NUM_THREADS 8 -> unset",
+    ]
+
+
+def test_colors_are_for_terminals(runs: Path) -> None:
+    assert "\x1b[31mworse, slower\x1b[0m" in run("a", "b", color=True).output
+    assert "\x1b" not in run("a", "b").output
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "messages"),
+    [
+        ("worse", ["worse: gemm local-none (2/20 -> 14/20 failed, p 0.0002)"]),
+        ("slower", ["slower: gemm local-none (steps +30%, 95 % +29% to +30%)"]),
+        ("new-signature", ["new-signature: gemm local-none (2x SIGSEGV in run())"]),
+        ("not-compared", ["not-compared: gemm local-old (only in A)"]),
+        ("worse,slower", ["worse: gemm local-none", "slower: gemm local-none"]),
+    ],
+)
+def test_a_condition_that_holds_is_exit_code_1_and_names_the_cells(
+    runs: Path, fail_on: str, messages: list[str]
+) -> None:
+    result = run("a", "b", "--fail-on", fail_on)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert len(lines) == len(messages)
+    assert all(line.startswith(message) for line, message in zip(lines, messages, strict=True))
+    assert run("b", "b/../a/gemm/local-omp_1", "--fail-on", "worse,slower,new-signature").exit_code == 0
+
+
+def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
+    result = run("a", "b", "--json", "--fail-on", "worse")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout, parse_constant=lambda constant: pytest.fail(constant))
+    assert found["schema_version"] == "1.0"
+    first, second = found["cells"]
+    assert (first["workload"], first["cell"], first["verdict"]) == ("gemm", "local-none", "worse")
+    assert first["failure_rate"]["p_adjusted"] == 2 * first["failure_rate"]["p"]
+    assert first["speed"]["verdict"] == "slower"
+    assert first["speed"]["interval"][0] > 1.15
+    assert first["a"]["outcomes"] == {"ok": 18, "failed": 2, "timeout": 0, "infrastructure": 0, "did_not_run": 0}
+    assert second["more_trials"] == 120
+    assert found["only_in_a"][0]["cell"] == "local-old"
+    assert found["environment"]["all_cells"][0] == {
+        "what": "torch",
+        "text": "torch 2.12.0 -> 2.13.0",
+        "a": [{"value": "2.12.0", "trials": 40}],
+        "b": [{"value": "2.13.0", "trials": 40}],
+    }
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    missing = [key for key in keys_of(found) if f"`{key}`" not in page]
+    assert missing == []
+
+
+def keys_of(data: object) -> set[str]:
+    if isinstance(data, dict):
+        return set(data).union(*map(keys_of, data.values()))
+    return set().union(*map(keys_of, data)) if isinstance(data, list) else set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "a"), "a and a are the same"),
+        (("a", "nowhere"), "nowhere: there is no such file or folder"),
+        (("a", "empty"), "empty: there are no trials"),
+        (("a", "foreign"), "foreign: there are no trials; 2 files cannot be read, the first is trial_0.json: "),
+        (("a", "other"), "no workload is the same (gemm in A, fsdp in B)"),
+        (("a", "b", "--fail-on", "better"), "'better' is not one of worse, slower, new-signature, not-compared"),
+        (("a", "b", "--margin", "0"), "0.0 is not in the range"),
+        (("a",), "Missing argument 'B'"),
+    ],
+)
+def test_bad_input_is_one_clear_message_and_exit_code_2(runs: Path, arguments: tuple[str, ...], message: str) -> None:
+    Path("empty").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/trial_0.json").write_text('{"schema_version": "0.1", "tri')
+    Path("foreign/trial_1.json").write_text("[]")
+    write_cell(Path("other"), "...", workload="fsdp")
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_files_that_cannot_be_read_are_counted_and_named(runs: Path) -> None:
+    for index in range(5):
+        Path(f"b/gemm/local-none/trial_{index}.json").write_text("{\x1b[31m")
+    lines = run("a", "b").output.splitlines()
+    assert "B: 5 files could not be read" in lines
+    assert any(line.startswith("  gemm/local-none/trial_0.json: not valid JSON") for line in lines)
+    assert "  and 2 more" in lines
+
+
+def test_names_that_are_too_long_have_a_line_of_their_own(runs: Path) -> None:
+    name = "mitigation_" * 6
+    for folder in (Path("a"), Path("b")):
+        write_cell(folder, "....", mitigations=name, place=3)
+    lines = run("a", "b").output.splitlines()
+    assert lines[lines.index(f"gemm local-{name}") + 1].split()[:2] == ["0/4", "0/4"]
+
+
+def test_names_and_messages_of_others_are_only_shown(runs: Path) -> None:
+    hostile = "\x1b[31mred\x1b[0m\n| <b>x</b> \x07\u202e\udcff"
+    failure = {"phase": "run", "kind": "exception", "type": "E", "message": hostile}
+    for folder, letter in ((Path("a"), "."), (Path("b"), "F")):
+        changes: dict[str, Any] = {"failure": failure} if letter == "F" else {}
+        write_cell(folder, letter * 4, workload="w", mitigations=f"m{hostile}", place=4, **changes)
+    other = env(env_vars__NCCL_DEBUG=hostile, host__hostname=hostile)
+    write_cell(Path("b"), "....", mitigations="omp_1", env=other)
+    result = run("a", "b", "--fail-on", "new-signature")
+    assert result.exit_code == 1
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.output)
+    assert all(line.isprintable() for line in result.output.splitlines())
+    json.loads(run("a", "b", "--json").stdout)
+
+
+def test_a_long_list_of_differences_is_cut(runs: Path) -> None:
+    variables = {f"NCCL_{index}": "1" for index in range(30)}
+    write_cell(Path("b"), "....", mitigations="omp_1", env=env(env_vars=variables))
+    assert "  and 12 more (--all)" in run("a", "b").output.splitlines()
+    assert "more (--all)" not in run("a", "b", "--all").output

@@ -1,0 +1,152 @@
+"""What pytest prints of many trials that have failed alike; nothing else changes."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from support.stage import Stage, counts
+
+BROKEN = """
+import os
+
+class Broken:
+    def __init__(self, config): pass
+    def setup(self):
+        if os.environ["AORTA_TRIAL_INDEX"] in "5678":
+            raise OSError("no device")
+    def run(self): raise ValueError(f"loss is nan at step {os.environ['AORTA_TRIAL_INDEX']}")
+"""
+
+RUN = ("broken.py", "--aorta-trials", "9")
+
+
+@pytest.fixture
+def broken(stage: Stage) -> Stage:
+    stage.write(broken=BROKEN)
+    return stage
+
+
+def sections(lines: list[str]) -> list[str]:
+    """Names in the headings of failures."""
+    return [line.strip("_ ") for line in lines if line.startswith("___") and "Broken[" in line]
+
+
+def short_summary(lines: list[str]) -> list[str]:
+    start = next(number for number, line in enumerate(lines) if "short test summary info" in line)
+    return lines[start + 1 : -1]
+
+
+def test_two_of_each_kind_are_shown_in_full_and_other_plugins_see_all(broken: Stage) -> None:
+    broken.write(
+        conftest="""
+        def pytest_terminal_summary(terminalreporter):
+            stats = terminalreporter.stats
+            terminalreporter.write_line(f"seen: {len(stats['failed'])} failed, {len(stats['error'])} errors")
+        """
+    )
+    result = broken.run_here(*RUN, "--junitxml=junit.xml")
+    assert counts(result) == {"failed": 5, "errors": 4}
+    assert sections(result.outlines) == [
+        "ERROR at setup of Broken[local-none-5]",
+        "ERROR at setup of Broken[local-none-6]",
+        "Broken[local-none-0]",
+        "Broken[local-none-1]",
+    ]
+    result.stdout.fnmatch_lines(
+        [
+            "trial file: */trial_6.json",
+            "... and 2 more like this in local-none: trials 7-8 (each has its file)",
+            "*= FAILURES =*",
+            "trial file: */trial_1.json",
+            "... and 3 more like this in local-none: trials 2-4 (each has its file)",
+            "*= trials =*",
+        ]
+    )
+    assert [line.partition(" - ")[0] for line in short_summary(result.outlines)] == [
+        "FAILED broken.py::Broken[local-none-0]",
+        "FAILED broken.py::Broken[local-none-1]",
+        "ERROR broken.py::Broken[local-none-5]",
+        "ERROR broken.py::Broken[local-none-6]",
+        "... and 2 more like Broken[local-none-5]: trials 7-8",
+        "... and 3 more like Broken[local-none-0]: trials 2-4",
+        "-v shows them all; each has its trial file",
+    ]
+    result.stdout.fnmatch_lines(["seen: 5 failed, 4 errors"])
+    suite = ET.parse(broken.path / "junit.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("5", "4", "9")
+    again = broken.run_here(*RUN, "--lf", "--collect-only", "-q")
+    assert len([line for line in again.outlines if line.startswith("broken.py::")]) == 9
+
+
+def test_verbose_shows_all(broken: Stage) -> None:
+    result = broken.run_here(*RUN, "-v")
+    assert len(sections(result.outlines)) == 9
+    assert len(short_summary(result.outlines)) == 9
+    result.stdout.no_fnmatch_line("... and *")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "shown", "in_short_summary"),
+    [
+        (("--tb=no",), 0, 7),
+        (("-rN",), 4, 0),
+        (("-rf",), 4, 4),
+        (("--no-summary",), 0, 0),
+        (("-x",), 1, 1),
+        (("-q",), 4, 7),
+    ],
+)
+def test_options_mean_what_they_mean(
+    broken: Stage, options: tuple[str, ...], shown: int, in_short_summary: int
+) -> None:
+    result = broken.run_here(*RUN, *options)
+    assert len(sections(result.outlines)) == shown
+    lines = result.outlines
+    found = short_summary(lines) if any("short test summary" in line for line in lines) else []
+    assert len([line for line in found if line.startswith(("FAILED", "ERROR", "...", "-v"))]) == in_short_summary
+
+
+@pytest.mark.slow
+def test_a_line_each_is_a_line_each(broken: Stage) -> None:
+    result = broken.run_here(*RUN, "--tb=line", "-rN")
+    assert [line for line in result.outlines if "ValueError: loss" in line or line.startswith("...")] == [
+        "... and 2 more like this in local-none: trials 7-8 (each has its file)",
+        "workload_failed in run: ValueError: loss is nan at step 0",
+        f"{broken.path}/broken.py:1: workload_failed in run: ValueError: loss is nan at step 0",
+        "workload_failed in run: ValueError: loss is nan at step 1",
+        "... and 3 more like this in local-none: trials 2-4 (each has its file)",
+        f"{broken.path}/broken.py:1: workload_failed in run: ValueError: loss is nan at step 1",
+    ]
+
+
+@pytest.mark.slow
+def test_without_pytests_terminal_plugin_trials_fail_as_ever(broken: Stage) -> None:
+    assert broken.run_here(*RUN, "-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
+    assert len(broken.files()) == 9
+
+
+@pytest.mark.slow
+def test_under_xdist_it_is_the_same(broken: Stage) -> None:
+    result = broken.run(*RUN, "-n", "2")
+    assert counts(result) == {"failed": 5, "errors": 4}
+    assert len(sections(result.outlines)) == 4
+    assert len([line for line in result.outlines if line.startswith("... and ")]) == 4
+
+
+@pytest.mark.slow
+def test_tests_that_start_trials_are_shown_one_by_one(broken: Stage) -> None:
+    broken.write(
+        test_it="""
+        import pytest
+        from broken import Broken
+
+        @pytest.mark.aorta(trials=5)
+        def test_it(aorta_trial):
+            assert aorta_trial(Broken).exit_status == "ok"
+        """
+    )
+    result = broken.run_here("test_it.py")
+    result.assert_outcomes(failed=5)
+    result.stdout.no_fnmatch_line("... and *")

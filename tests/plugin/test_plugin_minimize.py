@@ -1,0 +1,111 @@
+"""``--aorta-minimize``: the smallest part of a mitigation set's variables that still fixes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+from support.stage import Stage, counts, text
+
+WORKLOAD = """
+import os
+
+class Flaky:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        return {"passed": "V2" in os.environ}
+"""
+
+MINIMIZE = ("--aorta-workload", "flaky", "--aorta-registry-file", "registry.json", "--aorta-minimize", "four")
+
+
+@pytest.fixture
+def flaky(stage: Stage) -> Stage:
+    stage.write(flaky=WORKLOAD)
+    stage.register(flaky="flaky:Flaky")
+    four = {f"V{number}": "1" for number in range(4)}
+    stage.write_registry(mitigations={"four": four, "wrong": {"W": "1"}})
+    return stage
+
+
+def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> None:
+    done = flaky.run(*MINIMIZE)
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(
+        [
+            "*= minimize =*",
+            "flaky: of 4 variables of four, V2 is needed",
+            "variables * trials  failed * p * level",
+            "(baseline) * 6 * 6",
+            "four * 6 * 0 * fixes",
+            "V0 V1 * 1 * 1 * fails",
+            "V2 V3 * fixes",
+            "V2 * fixes",
+            "with V2: failure rate below *% (95 %), p = *",
+            "at most 5%: the probability that any of these is called fixing although it is not",
+        ]
+    )
+    cells = Counter(path.split("/")[1] for path in flaky.files())
+    assert {"local-none", "local-four", "local-four.V0+four.V1", "local-four.V2"} <= set(cells)
+    alone = flaky.trial("flaky/local-four.V2/trial_0.json")
+    assert alone["mitigations_applied"] == ["four.V2"]
+    assert {name for name in alone["env"]["env_vars"] if name.startswith("V") and name[1:].isdigit()} == {"V2"}
+    ids = [trial["trial_id"] for trial in flaky.trials().values()]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+def test_slots_and_workers_find_the_same(flaky: Stage, how: tuple[str, ...]) -> None:
+    done = flaky.run(*MINIMIZE, *how)
+    assert counts(done) == {"passed": 1}
+    done.stdout.fnmatch_lines(["flaky: of 4 variables of four, V2 is needed", "V2 *fixes"])
+
+
+@pytest.mark.slow
+def test_what_was_tried_before_a_kill_is_there_and_need_not_be_run_again(flaky: Stage) -> None:
+    process = flaky.start(*MINIMIZE)
+    flaky.wait_until(lambda: len(flaky.files()) >= 4)
+    os.kill(process.pid, signal.SIGKILL)
+    flaky.finish(process)
+    flaky.wait_until_alone()
+    before = flaky.trials()
+    done = flaky.run(*MINIMIZE, "--aorta-resume")
+    done.stdout.fnmatch_lines(
+        ["* had a result already (--aorta-resume)", "flaky: of 4 variables of four, V2 is needed"]
+    )
+    after = flaky.trials()
+    assert all(after[path] == trial for path, trial in before.items())
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_part_can_be_replayed(flaky: Stage) -> None:
+    flaky.run(*MINIMIZE)
+    done = flaky.run("--aorta-replay", "results/flaky/local-four.V2/trial_0.json", "--aorta-results-dir", "again")
+    assert counts(done) == {"passed": 1}
+
+
+@pytest.mark.slow
+def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
+    done = flaky.run(*MINIMIZE[:-1], "wrong")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["*nothing to minimize: wrong does not fix, 1 of 1 trials failed"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--aorta-mitigations", "four"), "--aorta-mitigations four: with --aorta-minimize, expected one other *"),
+        (("--aorta-duration", "1h"), "--aorta-minimize and --aorta-duration: use one of them*"),
+        (("--aorta-mitigations", "wrong"), "*the baseline wrong sets W, which it does not set; expected a baseline *"),
+        (("--aorta-extra-env", "V0=1,V1=1,V2=1,V3=1"), "*it has no variable with another value than in the baseline"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(flaky: Stage, more: tuple[str, ...], message: str) -> None:
+    done = flaky.run(*MINIMIZE, *more)
+    assert done.ret != 0
+    pytest.LineMatcher(text(done).splitlines()).fnmatch_lines([f"*{message}"])
+    assert not flaky.results.exists() or not flaky.files()

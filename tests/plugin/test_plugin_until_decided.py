@@ -1,0 +1,133 @@
+"""``--aorta-until-decided``: the remaining trials of a decided cell are skipped, wherever trials run."""
+
+from __future__ import annotations
+
+import re
+
+import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
+import pytest
+import scipy.special  # noqa: F401  (as numpy)
+from support.stage import Stage, counts
+
+from pytest_aorta.triage.facts import facts_of
+from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.table import triage_of
+
+#: Fails without the variable of the mitigation ``fixed``; ``FAILS_AT`` are indices that fail with it as well.
+WORKLOAD = """
+import os
+
+class Flaky:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        index = os.environ["AORTA_TRIAL_INDEX"]
+        return {"passed": "FIXED" in os.environ and index not in os.environ.get("FAILS_AT", "").split()}
+
+class Missing(Flaky):
+    def setup(self):
+        if "FIXED" in os.environ:
+            raise RuntimeError("no such device")
+"""
+
+CELLS = (
+    *("--aorta-workload", "flaky", "--aorta-registry-file", "registry.json"),
+    *("--aorta-mitigations", "none", "--aorta-mitigations", "fixed"),
+)
+
+UNTIL_DECIDED = (*CELLS, "--aorta-until-decided", "--aorta-trials", "200")
+
+
+@pytest.fixture
+def flaky(stage: Stage) -> Stage:
+    stage.write(flaky=WORKLOAD)
+    stage.register(flaky="flaky:Flaky", missing="flaky:Missing")
+    stage.write_registry(mitigations={"fixed": {"FIXED": "1"}, "late": {"FIXED": "1", "FAILS_AT": "0 1"}})
+    return stage
+
+
+def per_cell(stage: Stage) -> dict[str, int]:
+    """How many trial files each cell has."""
+    found: dict[str, int] = {}
+    for path in stage.files():
+        cell = path.split("/")[1]
+        found[cell] = found.get(cell, 0) + 1
+    return found
+
+
+def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
+    done = flaky.run(*UNTIL_DECIDED, "-rs")
+    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
+    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
+    text = done.stdout.str()
+    assert "1 of 1 cell decided, 392 trials saved (--aorta-until-decided)" in text
+    assert "SKIPPED [196] aorta::flaky[local-none]: decided: every cell that is compared with it" in text
+    assert "SKIPPED [196] aorta::flaky[local-fixed]: decided: fixes (0 of 4 against 4 of 4)" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, ...]) -> None:
+    done = flaky.run(*UNTIL_DECIDED, *side_by_side)
+    found = per_cell(flaky)
+    assert all(4 <= number < 30 for number in found.values())
+    assert sum(counts(done).values()) == 400
+    saved = re.search(r"1 of 1 cell decided, (\d+) trials saved", done.stdout.str())
+    assert saved is not None
+    assert int(saved[1]) == 400 - sum(found.values())
+
+
+def test_a_resumed_run_of_a_decided_triage_runs_nothing(flaky: Stage) -> None:
+    flaky.run(*UNTIL_DECIDED)
+    before = flaky.trials()
+    done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
+    assert flaky.trials() == before
+    done.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)"])
+    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_to_the_same_decision(flaky: Stage) -> None:
+    flaky.run(*UNTIL_DECIDED[:-1], "2")
+    assert per_cell(flaky) == {"local-none": 2, "local-fixed": 2}
+    done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
+    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
+    done.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
+
+
+@pytest.mark.slow
+def test_a_cell_that_never_runs_is_given_up(flaky: Stage) -> None:
+    arguments = ["missing" if each == "flaky" else each for each in UNTIL_DECIDED]
+    done = flaky.run(*arguments, "-rs")
+    assert per_cell(flaky) == {"local-none": 3, "local-fixed": 3}
+    assert "SKIPPED [197] aorta::missing[local-fixed]: decided: did not run (3 of 3 trials)" in done.stdout.str()
+
+
+@pytest.mark.slow
+def test_cells_that_are_deselected_are_not_waited_for(flaky: Stage) -> None:
+    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "-k", "none or fixed")
+    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
+
+
+@pytest.mark.slow
+def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
+    flaky.write(
+        test_marked="""
+        import pytest
+
+        @pytest.mark.aorta(trials=40, mitigations=["none", "fixed"])
+        def test_it(aorta_trial):
+            assert aorta_trial("flaky").exit_status == "ok"
+        """
+    )
+    done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-until-decided")
+    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}
+
+
+@pytest.mark.slow
+def test_the_results_read_again_give_the_verdict_of_the_run(flaky: Stage) -> None:
+    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "--aorta-slots", "2")
+    found = sorted((facts_of(trial, path) for path, trial in flaky.trials().items()), key=lambda facts: facts.index)
+    table = triage_of(found, TriageSettings(sequential=True))
+    kinds = {row.cell.key.cell: row.verdict.kind for row in table.rows}
+    assert kinds == {"local-none": "baseline", "local-fixed": "fixes", "local-late": "reduces"}

@@ -1,0 +1,192 @@
+"""What the report says."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.results_folders import NAN, write_cell, write_triage
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.triage.report import ReportError, write_report
+
+
+def written(results: Path, against: Path | None = None) -> str:
+    """The HTML of a report."""
+    output = results.parent / "report.html"
+    write_report(results, output, against)
+    return output.read_text()
+
+
+def words(page: str) -> str:
+    """What can be read of a page, with single spaces."""
+    body = re.sub(r"<(style|script|title)>.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def body_of(page: str, anchor: str) -> str:
+    """The row of a trial with all that belongs to it."""
+    found = re.search(rf'<tbody id="{re.escape(anchor)}".*?</tbody>', page, re.DOTALL)
+    assert found is not None
+    return words(found[0])
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(write_triage(tmp_path_factory.mktemp("page") / "results"))
+
+
+def test_the_first_sentence_says_what_helps(page: str) -> None:
+    sentence = words(page).partition("trials 64")[0]
+    assert "omp_1 fixes it: 0 of 20 failed" in sentence
+    assert "So does slow" in sentence
+
+
+def test_every_cell_has_its_verdict_counts_and_interval(page: str) -> None:
+    cells = {
+        found[1]: words(found[0]) for found in re.finditer(r'<tbody data-cell="([^"]*)">.*?</tbody>', page, re.DOTALL)
+    }
+    assert list(cells) == ["local-none", "local-omp_1", "local-slow", "local-broken"]
+    assert "baseline 80% (58-92%) 16/20 4 ok, 15 failed, 1 timeout" in cells["local-none"]
+    assert "fixes rate below" in cells["local-omp_1"]
+    assert "-80 (-92 to -53) p <0.0001" in cells["local-omp_1"]
+    assert "speed (+" in cells["local-slow"]
+    assert "did not run no trial counts 0/0 4 did not run" in cells["local-broken"]
+
+
+def test_ways_to_fail_have_verdicts_of_their_own(page: str) -> None:
+    cell = re.search(r'<tbody data-cell="local-omp_1">.*?</tbody>', page, re.DOTALL)
+    assert cell is not None
+    assert "loss is nan" in words(cell[0])
+    assert "baseline 2" in words(cell[0])
+    assert "undecided" in words(cell[0])
+
+
+def test_a_failed_trial_has_all_that_is_known_of_it(page: str) -> None:
+    text = body_of(page, "train/local-none/trial_0")
+    for part in (
+        "FloatingPointError: loss is nan at step 11",
+        "workload failed: exception in run",
+        'File "/home/me/train.py", line 88, in step',
+        "end of stderr warning: clock is not synchronised",
+        "end of stdout step 10 loss 3.1 step 11 loss nan",
+        "pytest --aorta-replay",
+        "results/train/local-none/trial_0.json",
+        "seeds: 1000 (random 7)",
+        "trial_0/stdout.log",
+    ):
+        assert part in text
+
+
+def test_variables_that_were_set_are_shown(tmp_path: Path) -> None:
+    write_cell(tmp_path / "results", "xnack", "F", overlay={"HSA_XNACK": "1", "HF_TOKEN": "<redacted>"})
+    assert "variables that were set HF_TOKEN=<redacted> HSA_XNACK=1" in words(written(tmp_path / "results"))
+
+
+def test_links_lead_to_files_beside_the_report(page: str, tmp_path: Path) -> None:
+    results = write_triage(tmp_path / "my results")
+    (tmp_path / "pages").mkdir()
+    write_report(results, tmp_path / "pages" / "r.html")
+    links = re.findall(r'href="(\./[^"]*)"', (tmp_path / "pages" / "r.html").read_text())
+    assert "./../my%20results/train/local-none/trial_0/stdout.log" in links
+
+
+def test_every_link_within_the_page_has_a_target(page: str) -> None:
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    targets = {html.unescape(link) for link in re.findall(r'href="#([^"]*)"', page)}
+    assert {target for target in targets if "=" not in target} <= set(ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(ids)
+
+
+def test_headings_have_no_gaps(page: str) -> None:
+    levels = [int(level) for level in re.findall(r"<h([1-6])", page)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(second <= first + 1 for first, second in itertools.pairwise(levels))
+
+
+def test_the_file_names_no_other_place(page: str) -> None:
+    assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:|//)", page)
+    assert "http:" not in page
+    assert "https:" not in page
+
+
+def test_what_differs_between_environments_is_in_words(tmp_path: Path) -> None:
+    before, after = tmp_path / "a" / "results", tmp_path / "b" / "results"
+    for results, version in ((before, "2.12.0"), (after, "2.13.0")):
+        env = {"torch": {"version": version}, "process": {"pid": 1}, "env_vars": {}}
+        write_cell(results, "none", "F.F.", env=env)
+        write_cell(results, "omp_1", "....", place=1, env={**env, "env_vars": {"OMP_NUM_THREADS": "1"}})
+    text = words(written(after, before))
+    assert "OMP_NUM_THREADS unset -> 1" in text
+    assert "torch 2.12.0 -> 2.13.0" in text
+
+
+def test_a_cell_on_its_own_has_a_rate_and_no_verdict(tmp_path: Path) -> None:
+    write_cell(tmp_path / "results", "none", "F...")
+    assert "local-none: 1 of 4 trials failed, 25% (5-70%); there is nothing to compare with." in words(
+        written(tmp_path / "results")
+    )
+
+
+def test_a_record_that_cannot_be_read_or_shown_is_said(tmp_path: Path) -> None:
+    first, second, _ = write_cell(tmp_path / "results", "none", "FF.")
+    first.write_text("{")
+    content = json.loads(second.read_text())
+    second.write_text(json.dumps({**content, "artifacts": {"stdout": 5}, "seeds": "none"}))
+    text = words(written(tmp_path / "results"))
+    assert "1 trial file could not be read; the first is train/local-none/trial_0.json: not valid JSON" in text
+    assert "this record cannot be shown" in text
+
+
+def test_the_history_and_files_of_trials_are_not_read(tmp_path: Path) -> None:
+    [file] = write_cell(tmp_path / "results", "none", "F")
+    for folder in (tmp_path / "results" / ".history" / "x" / "train", file.with_suffix("") / "files"):
+        folder.mkdir(parents=True)
+        (folder / "trial_7.json").write_text(file.read_text())
+    assert "trials 1 trial in 1 cell" in words(written(tmp_path / "results"))
+
+
+@pytest.mark.slow
+def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
+    ends = "F" * 50
+    for number in range(20):
+        files = write_cell(tmp_path / "results", f"m{number}", ends, place=number, step_ms=20 + number)
+        for file in files:
+            content = json.loads(file.read_text())
+            content["failure"] = {**NAN, "message": f"loss is nan: {file} " * 40, "traceback": f"{file} <\n" * 400}
+            names = ("stacks", "stderr", "stdout")
+            content["artifacts"] = {name: f"{file.stem}/{name}.log" for name in names}
+            for name in names:
+                (file.with_suffix("") / f"{name}.log").write_text(f'{name} "{file}" <&>\n' * 2000)
+            file.write_text(json.dumps(content))
+    page = written(tmp_path / "results")
+    assert len(page.encode()) < 5_000_000
+    # Each cell has trials with all of their texts, and what is left out is named.
+    for number in range(20):
+        assert "end of stdout [" in body_of(page, f"train/local-m{number}/trial_0")
+        assert "left out" in body_of(page, f"train/local-m{number}/trial_49")
+        assert "trial_49/stdout.log" in body_of(page, f"train/local-m{number}/trial_49")
+
+
+def test_wrong_requests_get_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results"
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        write_report(results, tmp_path / "r.html")
+    results.mkdir()
+    with pytest.raises(RequestError, match="there are no trials"):
+        write_report(results, tmp_path / "r.html")
+    with pytest.raises(ReportError, match=r"the folder .*nowhere does not exist"):
+        write_report(results, tmp_path / "nowhere" / "r.html")
+    with pytest.raises(ReportError, match="is a folder"):
+        write_report(results, tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ReportError, match=r"needs matplotlib, .*: pip install 'pytest-aorta\[report\]'"):
+        write_report(results, tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.triage_facts import trials
+
+from pytest_aorta.triage.decisions import Decisions
+from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.table import Triage, triage_of
+from pytest_aorta.triage.watched_variables import WatchedVariables
+
+SEQUENTIAL = TriageSettings(sequential=True)
+
+
+class Watched:
+    """A run whose cells stop as soon as they are decided."""
+
+    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None) -> None:
+        self.triage = Triage(TriageSettings(baseline=baseline, sequential=True))
+        for cell in cells:
+            self.triage.declare(cell[0].key, cell[0].environment, cell[0].mitigations)
+        self.decisions = Decisions(self.triage)
+        self.run: list[TrialFacts] = []
+        for facts in chain(*zip(*cells, strict=True)):
+            if facts.key not in self.decisions.stopped:
+                self.run.append(facts)
+                self.triage.add(facts)
+                self.decisions.update(facts.key)
+
+    def trials(self, cell: str) -> int:
+        return sum(facts.key.cell == cell for facts in self.run)
+
+    def reasons(self) -> dict[str, str]:
+        return {key.cell: reason for key, reason in self.decisions.stopped.items()}
+
+
+def test_a_cell_stops_when_it_is_decided_and_the_baseline_with_the_last() -> None:
+    run = Watched(trials("none", "F" * 200), trials("omp_1", "." * 200), trials("half", "F." * 100))
+    assert run.trials("local-omp_1") < 12
+    assert run.trials("local-omp_1") < run.trials("local-half") == run.trials("local-none") < 40
+    n = run.trials("local-omp_1")
+    assert run.reasons()["local-omp_1"] == f"decided: fixes (0 of {n} against {n} of {n})"
+    assert run.reasons()["local-half"].startswith("decided: reduces (")
+    assert run.reasons()["local-none"] == "decided: every cell that is compared with it"
+
+
+def test_no_effect_and_worse_are_decisions() -> None:
+    run = Watched(trials("none", "." * 400), trials("same", "." * 400), trials("bad", "F" * 400))
+    assert run.reasons()["local-bad"].startswith("decided: worse (")
+    assert run.reasons()["local-same"].startswith("decided: no effect (")
+    assert run.trials("local-bad") < run.trials("local-same") < 200
+
+
+def variables(**overlay: str) -> WatchedVariables:
+    """Of a trial in a plan that watches two; nothing names NEVER_READ."""
+    watched = ("NEVER_READ", "OMP_NUM_THREADS")
+    resolved = tuple((name, overlay.get(name)) for name in watched)
+    unset = tuple((name, None) for name in watched)
+    return WatchedVariables(watched, tuple(overlay.items()), unset, resolved, frozenset({"NEVER_READ"}))
+
+
+def test_for_inert_cells_alone_no_more_trials_are_run() -> None:
+    base = trials("none", "F" * 200, variables=variables())
+    inert = trials("inert", "F" * 200, variables=variables(NEVER_READ="1"))
+    run = Watched(base, inert, trials("omp_1", "." * 200, variables=variables(OMP_NUM_THREADS="1")))
+    assert run.trials("local-inert") <= run.trials("local-none") < 30
+    assert run.reasons()["local-inert"] == "inert? (named by nothing that is loaded), and all others decided"
+    assert "local-none" in run.reasons()
+    assert Watched(base[:40], inert[:40]).trials("local-inert") == 40
+
+
+def test_undecided_cells_go_on_to_the_end_and_so_does_their_baseline() -> None:
+    run = Watched(trials("none", "F...." * 4), trials("a", "....." * 4))
+    assert (run.trials("local-none"), run.trials("local-a"), run.reasons()) == (20, 20, {})
+
+
+def test_a_cell_that_never_runs_is_given_up() -> None:
+    run = Watched(trials("none", "F" * 20), trials("crash", "-" * 20), trials("late", "--" + "." * 18))
+    assert run.trials("local-crash") == 3
+    assert run.reasons()["local-crash"] == "decided: did not run (3 of 3 trials)"
+    assert run.reasons()["local-late"].startswith("decided: fixes")
+
+
+def test_where_the_baseline_asked_for_never_runs_nothing_is_to_be_decided() -> None:
+    run = Watched(trials("none", "-" * 20), trials("a", "." * 20), baseline="none")
+    assert run.reasons() == {
+        "local-none": "decided: did not run (3 of 3 trials)",
+        "local-a": "not to be decided: its baseline local-none did not run",
+    }
+
+
+def test_any_other_baseline_gives_way_to_the_next_cell() -> None:
+    run = Watched(trials("none", "-" * 20), trials("a", "F" * 20), trials("b", "." * 20))
+    assert run.reasons()["local-b"].startswith("decided: fixes (0 of ")
+
+
+def test_one_cell_alone_is_never_decided() -> None:
+    assert Watched(trials("none", "F" * 30)).reasons() == {}
+
+
+def test_the_baseline_of_a_further_environment_goes_on_for_its_own_cells() -> None:
+    venv_none = trials("none", "." * 60, environment="venv")
+    venv_a = trials("a", "....F" * 12, environment="venv")
+    run = Watched(trials("none", "F" * 60), venv_none, venv_a)
+    assert run.decisions.decided[venv_none[0].key].startswith("fixes")  # against local-none, which needs few trials
+    assert run.trials("local-none") < 12 < run.trials("venv-none") == run.trials("venv-a")
+
+
+@pytest.mark.parametrize(("cells", "pairs"), [(2, 4), (9, 6)])
+def test_cells_without_trials_share_the_level_from_the_beginning(cells: int, pairs: int) -> None:
+    """As many pairs as are needed do not depend on which cells have begun: later ones take no decision back."""
+    names = [f"m{number}" for number in range(1, cells)]
+    triage = Triage(SEQUENTIAL)
+    for cell in ["none", *names]:
+        triage.declare(CellKey("gemm", f"local-{cell}"), "local", (cell,))
+    decisions = Decisions(triage)
+    fixed = trials("m1", "." * 40)
+    for number, two in enumerate(zip(trials("none", "F" * 40), fixed, strict=True), start=1):
+        for facts in two:
+            triage.add(facts)
+            decisions.update(facts.key)
+        assert (fixed[0].key in decisions.decided) == (number >= pairs)
+        if number == pairs:
+            break
+    assert triage.table().row(fixed[0].key).verdict.kind == "fixes"
+    for name in names[1:]:
+        for facts in trials(name, "F" * pairs):
+            triage.add(facts)
+    assert triage.table().row(fixed[0].key).verdict.kind == "fixes"
+
+
+LETTERS = st.text("..FFT-E", min_size=25, max_size=25)
+
+
+@settings(max_examples=15, deadline=None)
+@given(LETTERS, LETTERS, LETTERS)
+def test_what_was_decided_is_read_again_from_the_trials(base: str, one: str, other: str) -> None:
+    run = Watched(trials("none", "F" * 4 + base), trials("a", "...." + one), trials("b", "FFFF" + other))
+    table = triage_of(run.run, SEQUENTIAL)
+    for row in table.rows:
+        if row.cell.key in run.decisions.decided:
+            assert run.decisions.decided[row.cell.key].startswith(row.verdict.kind)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.records import record
+from support.stage import Stage
+
+from pytest_aorta.triage.cells import CellTrials
+from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, facts_of, outcome_of
+from pytest_aorta.triage.table import triage_of
+
+PHASES = ("launch", "import", "setup", "run", "cleanup")
+
+OUTCOMES: dict[tuple[str, str], Outcome] = {
+    **{("workload_failed", phase): "failed" for phase in PHASES},
+    **{("timeout", phase): "timeout" for phase in PHASES},
+    **{("infrastructure_failed", phase): "did not run" for phase in ("launch", "import", "setup")},
+    **{("infrastructure_failed", phase): "infrastructure" for phase in ("run", "cleanup")},
+    ("ok", "cleanup"): "ok",
+}
+
+
+def failed(status: str, phase: str = "run", kind: str = "exception", **result: Any) -> dict[str, Any]:
+    failure = {"phase": phase, "kind": "timeout" if status == "timeout" else kind, "message": "m"}
+    return record(exit_status=status, failure=failure, result={"passed": status == "ok", **result})
+
+
+@pytest.mark.parametrize(("status", "phase"), OUTCOMES)
+@pytest.mark.parametrize("main_work_started", [None, True])
+def test_the_outcome_follows_from_status_and_phase(status: str, phase: str, main_work_started: bool | None) -> None:
+    trial = failed(status, phase, main_work_started=main_work_started)
+    assert outcome_of(trial) == OUTCOMES[status, phase]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("status", ["workload_failed", "infrastructure_failed"])
+def test_what_did_not_begin_its_main_work_did_not_run(status: str, phase: str) -> None:
+    assert outcome_of(failed(status, phase, main_work_started=False)) == "did not run"
+
+
+def test_a_hang_counts_wherever_it_was_and_a_result_that_passed_is_ok() -> None:
+    assert outcome_of(failed("timeout", main_work_started=False)) == "timeout"
+    assert outcome_of(record(result={"passed": True, "main_work_started": False})) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("trial", "steps"),
+    [
+        (record(result={"passed": True, "step_times_ms": [9.0, 5.0, 5.0]}), 2),
+        (failed("ok", "cleanup", step_times_ms=[9.0, 5.0, 5.0]), 2),
+        (failed("workload_failed", kind="result", step_times_ms=[9.0, 5.0, 5.0]), 2),
+        (record(result={"passed": True, "step_times_ms": []}), None),
+        (record(result={"passed": True, "elapsed_sec": 5.0}), None),
+        *((failed("workload_failed", kind=kind, step_times_ms=[9.0, 5.0]), None) for kind in ("exception", "signal")),
+        *((failed("workload_failed", kind=kind, step_times_ms=[9.0, 5.0]), None) for kind in ("exit_code", "rank")),
+        (failed("timeout", step_times_ms=[9.0, 5.0]), None),
+        (failed("infrastructure_failed", step_times_ms=[9.0, 5.0]), None),
+    ],
+)
+def test_only_a_run_that_came_to_its_end_has_step_times(trial: dict[str, Any], steps: int | None) -> None:
+    found = facts_of(trial, "trial_0.json").steps
+    assert (found and len(found.sorted_ms)) == steps
+
+
+def test_the_host_is_as_the_trial_has_found_it() -> None:
+    process = {
+        "load_average": [3.0, 1.0, 0.5],
+        "cpu_clock_mhz": 2400.0,
+        "memory_available_bytes": 2**30,
+        "pressure": {"cpu": 12.5, "memory": None},
+    }
+    trial = record(env={"process": process, "host": {"cpu_count": 2}}, host="node7")
+    assert facts_of(trial, "trial_0.json").host == HostConditions("node7", 1.5, 2400.0, 2**30, 12.5, None)
+
+
+OF_AORTA = """
+{
+"schema_version": "0.1", "trial_id": "fsdp_d0_m0_t3", "workload": "fsdp",
+"execution_env": {"kind": "docker", "name": "rocm7", "image": "<image-ref>", "digest": "sha256:0",
+    "venv": null, "rocm": null, "source_package": "aorta"},
+"mitigations_applied": ["tf32_off", "xnack"], "config": {"lr": 0.1}, "env": {"hostname": "node7"},
+"result": {"passed": false, "failure_count": 2, "first_failure_iteration": 7,
+    "failure_details": [{"kind": "non_finite", "iteration": 7}], "total_iterations": 50,
+    "step_times_ms": [82.5, 80.0, 80.0], "elapsed_sec": 4.5, "metrics": {}},
+"wall_clock_sec": 25.1, "exit_status": "workload_failed"
+}
+"""
+
+
+def test_a_record_of_aortas_own_has_facts() -> None:
+    facts = facts_of(json.loads(OF_AORTA), "fsdp/trial_3.json")
+    assert facts.key == CellKey("fsdp", "rocm7-tf32_off+xnack")
+    assert (facts.environment, facts.mitigations, facts.index) == ("rocm7", ("tf32_off", "xnack"), 3)
+    assert (facts.outcome, facts.first_failure_iteration, facts.wall_sec) == ("failed", 7, 25.1)
+    assert facts.signature is not None
+    assert facts.signature.text == "non_finite"
+    assert facts.steps is not None
+    assert facts.host == HostConditions()
+
+
+def cell(*trials: dict[str, Any]) -> CellTrials:
+    found = CellTrials(CellKey("probe", "local-none"), "local", ("none",))
+    for index, trial in enumerate(trials):
+        found.add(facts_of({**trial, "trial_index": index}, f"trial_{index}.json"))
+    return found
+
+
+def test_infrastructure_is_shown_and_never_counts() -> None:
+    lost, broken = failed("infrastructure_failed"), failed("infrastructure_failed", "setup")
+    found = cell(record(), lost, broken, failed("workload_failed"), failed("timeout"), lost).statistics
+    assert (found.failures, found.counted, found.total) == (2, 3, 6)
+    assert found.rate == pytest.approx(2 / 3)
+    assert found.trials == {
+        "ok": (0,),
+        "failed": (3,),
+        "timeout": (4,),
+        "infrastructure": (1, 5),
+        "did not run": (2,),
+    }
+    assert sum(len(each.trials) for each in found.signatures) == 2
+    assert not found.did_not_run
+
+
+def test_a_cell_of_which_no_trial_counts_has_no_rate() -> None:
+    for trials in ([], [failed("infrastructure_failed")]):
+        found = cell(*trials).statistics
+        assert found.rate is None
+        assert (found.rate_interval.low, found.rate_interval.high) == (0, 1)
+        assert not found.did_not_run
+    assert cell(failed("infrastructure_failed", "import")).statistics.did_not_run
+
+
+def test_signatures_are_counted_with_their_trials_and_ranks_the_most_frequent_first() -> None:
+    def bad(kind: str, rank: int | None = None) -> dict[str, Any]:
+        trial = failed("workload_failed", kind="exception")
+        trial["failure"] |= {"type": kind, "rank": rank}
+        return trial
+
+    found = cell(bad("A"), bad("B"), bad("C", 3), bad("C", 0), bad("C", 3), bad("B")).statistics.signatures
+    assert [(each.signature.type, each.trials, each.ranks) for each in found] == [
+        ("C", (2, 3, 4), (0, 3)),
+        ("B", (1, 5), ()),
+        ("A", (0,), ()),
+    ]
+
+
+def test_equally_frequent_signatures_are_in_the_order_of_their_trials_however_these_ended() -> None:
+    trials = [
+        facts_of({**failed("workload_failed", kind=kind), "trial_index": index}, f"{index}.json")
+        for index, kind in enumerate(("exception", "exit_code", "result"))
+    ]
+    orders = [trials, trials[::-1]]
+    found = []
+    for order in orders:
+        each = CellTrials(trials[0].key, "local", ("none",))
+        for facts in order:
+            each.add(facts)
+        found.append([count.trials for count in each.statistics.signatures])
+    assert found == [[(0,), (1,), (2,)]] * 2
+
+
+def test_the_stream_ends_before_the_first_trial_that_still_runs() -> None:
+    found = CellTrials(CellKey("probe", "local-none"), "local", ("none",))
+    for index in range(4):
+        found.begin(index)
+    for index in (0, 2, 3):
+        trial = failed("infrastructure_failed") if index == 0 else record()
+        found.add(facts_of({**trial, "trial_index": index}, f"trial_{index}.json"))
+    assert [facts.index for facts in found.stream()] == []
+    found.add(facts_of({**record(), "trial_index": 1}, "trial_1.json"))
+    assert [facts.index for facts in found.stream()] == [1, 2, 3]
+
+
+CRASHES = """
+import os
+import time
+
+class Crashes:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        if os.environ["AORTA_TRIAL_INDEX"] == "1":
+            time.sleep(1000)
+        return {"passed": True, "step_times_ms": [5.0, 5.0]}
+
+if os.environ.get("BROKEN"):
+    raise ImportError("no such library")
+"""
+
+
+def test_a_cell_that_crashes_at_import_did_not_run_and_a_hang_is_a_failure(stage: Stage) -> None:
+    stage.write(crashes=CRASHES)
+    stage.write_registry(mitigations={"broken": {"BROKEN": "1"}})
+    options = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "broken")
+    stage.run("crashes.py", "--aorta-trials", "2", "--aorta-timeout", "2", *options)
+    table = triage_of(facts_of(trial, path) for path, trial in stage.trials().items())
+    rows = {Path(row.cell.key.cell).name: row for row in table.rows}
+    broken, fine = rows["local-broken"], rows["local-none"]
+    assert broken.verdict.text == "did not run"
+    assert (broken.cell.steps, broken.cell.rate, broken.confound) == (None, None, None)
+    assert (fine.cell.count("timeout"), fine.cell.rate) == (1, 0.5)
+    assert fine.cell.steps is not None
+    assert fine.cell.steps.steps == 1

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from support.triage_facts import trials
+
+from pytest_aorta.triage.facts import TrialFacts
+from pytest_aorta.triage.gates import GateError, check_gates, judge, parse_gate
+from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.table import triage_of
+
+FAILS_OFTEN = trials("none", "F" * 15 + "." * 5)
+FIXES = trials("omp_1", "." * 20)
+
+
+def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | None = None) -> tuple[str, ...]:
+    (found,) = judge([parse_gate(gate)], triage_of(chain(*cells), settings))
+    assert found.holds == (not found.problems)
+    return found.problems
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "failure_rate<=0.02",
+        "failure_rate <= 2%",
+        "failure_rate(none)>=.75",
+        "failure_rate(local-none) == 0.75",
+        "failures(none)==15",
+        "failures<1",
+        "infrastructure==0",
+        "upper(failure_rate)<0.2",
+        "upper( failure_rate( omp_1 ) ) < 0.2",
+        "lower(failure_rate(none))>0.5",
+        "verdict(omp_1)==fixes",
+        "verdict(none)==baseline",
+        "verdict!=worse",
+        "verdict!='no effect'",
+        "verdict!=no_effect",
+    ],
+)
+def test_it_holds(gate: str) -> None:
+    assert problems(gate, FAILS_OFTEN, FIXES) == ()
+
+
+@pytest.mark.parametrize(
+    ("gate", "problem"),
+    [
+        ("failure_rate(none)<=0.02", "local-none of gemm has failure_rate 0.75; 15 of 20 failed"),
+        ("upper(failure_rate)<=0.02", "local-omp_1 of gemm has upper(failure_rate) 0.1611; 0 of 20 failed"),
+        ("verdict(omp_1)==no effect", "local-omp_1 of gemm has verdict fixes (rate below 13.9%); 0 of 20 failed"),
+        ("failure_rate(tf32_off)<=1", "no trial of 'tf32_off' has run"),
+        ("step_ms<5", "local-omp_1 of gemm has no step_ms: no trial has step times"),
+        ("speed_ratio(none)<1.1", "local-none of gemm has no speed_ratio: it is compared with no other cell"),
+    ],
+)
+def test_where_it_does_not_hold_it_says_why(gate: str, problem: str) -> None:
+    assert problems(gate, FAILS_OFTEN, FIXES) == (problem,)
+
+
+def test_without_a_cell_it_is_about_those_that_are_compared() -> None:
+    assert problems("failure_rate<=0.02", FAILS_OFTEN, FIXES) == ()
+    assert len(problems("failure_rate<=0.02", FAILS_OFTEN, trials("a", "F" * 5), trials("b", "F" * 5))) == 2
+
+
+def test_or_about_the_only_one() -> None:
+    assert problems("failure_rate<=0.02", trials("none", "...")) == ()
+    assert len(problems("failure_rate<=0.02", trials("none", "..F"))) == 1
+
+
+def test_infrastructure_is_about_all() -> None:
+    assert len(problems("infrastructure==0", trials("none", "FFF-"), trials("a", "...E"))) == 2
+
+
+def test_no_trial_that_counts_is_no_success() -> None:
+    (problem,) = problems("failure_rate<=0.02", trials("none", "---"))
+    assert problem.startswith("local-none of gemm has no failure_rate: ")
+
+
+def test_after_a_sequential_run_bounds_are_sequential() -> None:
+    gate = "upper(failure_rate)<=0.17"
+    assert problems(gate, FAILS_OFTEN, FIXES) == ()
+    assert len(problems(gate, FAILS_OFTEN, FIXES, settings=TriageSettings(sequential=True))) == 1
+
+
+def test_speed_is_compared_with_the_baseline() -> None:
+    cells = [trials("none", "F" * 9, step_ms=(10.0, 10.1)), trials("a", "." * 9, step_ms=(20.0, 20.2))]
+    assert problems("step_ms>15", *cells) == ()
+    assert problems("upper(speed_ratio)<1.15", *cells) != ()
+    assert problems("lower(speed_ratio)>1.15", *cells) == ()
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ("", "one of failure_rate, *, verdict at its end*"),
+        ("rate<1", "one of failure_rate, * at character 1, where 'rate<1' is*"),
+        ("failure_rate", "one of <= >= == != < > at its end*"),
+        ("failure_rate=0.1", "one of <= * at character 13, where '=0.1' is*"),
+        ("failure_rate<=0,02", "nothing more at character 16, where ',02' is*"),
+        ("failure_rate<=much", "a number at character 15, where 'much' is*"),
+        ("failure_rate(omp_1<=0.02", "')' at character 19, where '<=0.02' is*"),
+        ("failure_rate()<=0.02", "the name of a cell or mitigation set at character 14*"),
+        ("upper(failures)<3", "one of failure_rate, speed_ratio, which have an interval, at character 7*"),
+        ("upper(failure_rate<0.1", "')' that closes upper( at character 19*"),
+        ("verdict<fixes", "== or != at character 8*"),
+        ("verdict==fixed", "one of baseline, *, error at character 10, where 'fixed' is*"),
+        ("verdict=='fixes", "a closing ' at its end*"),
+        ("failure_rate<=0.02 and failures<3", "nothing more at character 20*"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_position(gate: str, message: str) -> None:
+    with pytest.raises(ValueError) as found:
+        parse_gate(gate)
+    pytest.LineMatcher([str(found.value)]).fnmatch_lines([message.replace("[", "[[]")])
+
+
+def test_a_cell_that_is_not_there_is_refused_before_the_run() -> None:
+    cells = [("local-none", ("none",)), ("local-a+b", ("a", "b"))]
+    check_gates([parse_gate(f"verdict({name})==fixes") for name in ("a,b", "a+b", "local-a+b")], cells)
+    with pytest.raises(GateError, match=r"there is no cell 'a'; there are local-none, local-a\+b"):
+        check_gates([parse_gate("verdict(a)==fixes")], cells)
