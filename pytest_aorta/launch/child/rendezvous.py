@@ -35,8 +35,8 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
         return OneHost(run_id)
     several = is_multi_node(options)
-    own_store = not several and options.rdzv_endpoint is None and options.rdzv_backend == "c10d"
-    at = f"{LOOPBACK}:{StoreProcess().port}" if own_store else options.rdzv_endpoint or f"{LOOPBACK}:0"
+    own_store = not several and options.rdzv_backend in (None, "c10d")
+    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or ""
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
         endpoint="{}:{}".format(*endpoint(options)) if several else at,
@@ -49,6 +49,20 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return get_rendezvous_handler(parameters)
+
+
+def _store_here(at: str) -> str:
+    """Serve the store of a rendezvous on this host where torch's own agent would; the endpoint.
+
+    Where the port is taken, the store is there already, as for torch's agent.
+    """
+    host, _, port = at.rpartition(":")
+    if host not in ("localhost", LOOPBACK):
+        return at
+    try:
+        return f"{LOOPBACK}:{StoreProcess(int(port)).port}"
+    except OSError:
+        return f"{LOOPBACK}:{port}"
 
 
 def address_towards(host: str, port: int) -> str | None:
