@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import threading
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -15,6 +12,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.launcher import api as launcher
 
+from pytest_aorta.runtime.zygotes.fork_safety import native_threads
 from pytest_aorta.trials.events import AttemptReason
 
 
@@ -122,21 +120,17 @@ class HookedAgent(ReportingAgent):
 
 
 def refuse_native_threads() -> None:
-    """Called before this process forks ranks: one of its threads may hold a lock that they would never get.
+    """Called before this process forks ranks: a thread of a library may hold a lock that they would never get.
 
-    Threads of Python's own are no danger: they hold the locks of Python objects only, and Python minds those.
+    Threads of Python's own are no danger: they hold locks of Python objects only.
 
     Raises:
-        RuntimeError: a thread was started by a library.
+        RuntimeError: there is one.
     """
-    native = len(os.listdir("/proc/self/task")) - threading.active_count()
-    if native > 0:
-        names = sorted(
-            Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")
-        )
+    if (native := native_threads()) > 0:
         raise RuntimeError(
-            f"the agent has {native} thread(s) that a library has started, among {', '.join(names)}: "
-            "ranks that it forks may hang; elastic option start_method=spawn starts them afresh"
+            f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
+            "the elastic option start_method=spawn starts them afresh"
         )
 
 
