@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support.stage import Stage, counts
+from support.stage import Stage
 
 TRIALS = int(os.environ.get("AORTA_STRESS_TRIALS", "0"))
 
@@ -66,5 +66,6 @@ def busy_host() -> Iterator[None]:
 )
 def test_no_trial_hangs(stage: Stage, trials: int, options: list[str]) -> None:
     stage.write(meet=MEET)
-    done = stage.run("meet.py", "--aorta-trials", str(trials), "--aorta-timeout", "120", "--tb=line", *options)
-    assert counts(done) == {"passed": trials}
+    process = stage.start("meet.py", "--aorta-trials", str(trials), "--aorta-timeout", "120", "--tb=line", *options)
+    text = process.communicate(timeout=60 + 120 * trials)[0].decode()
+    assert f"{trials} passed" in text
