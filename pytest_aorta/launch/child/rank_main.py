@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.rank_stacks import save_own_collectives
+from pytest_aorta.launch.child.store_process import LOOPBACK
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
+from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
@@ -44,6 +46,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     use_seed(seed)
     sockets = Path(payload["sockets"])
     _serve_flight_recorder(sockets)
+    connect_without_name_server(LOOPBACK)
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)

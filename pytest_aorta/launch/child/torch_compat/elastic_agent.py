@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
+from pytest_aorta.runtime.zygotes.fork_safety import native_threads
 from pytest_aorta.trials.events import AttemptReason
 
 
@@ -94,6 +95,8 @@ class HookedAgent(ReportingAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.on_start()
+        if self._start_method == "fork":
+            refuse_native_threads()
         started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
         self._stopping = False
@@ -155,6 +158,21 @@ class HookedAgent(ReportingAgent):
         self._stop_workers(worker_group)
         self.on_restart(reason)
         super()._restart_workers(worker_group)
+
+
+def refuse_native_threads() -> None:
+    """Called before this process forks ranks: a thread of a library may hold a lock that they would never get.
+
+    Threads of Python's own are no danger: they hold locks of Python objects only.
+
+    Raises:
+        RuntimeError: there is one.
+    """
+    if (native := native_threads()) > 0:
+        raise RuntimeError(
+            f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
+            "the elastic option start_method=spawn starts them afresh"
+        )
 
 
 def _format_exception(record: logging.LogRecord) -> bool:
