@@ -112,6 +112,9 @@ def _failure_of(
     if own.weight == UNHEARD and root in lost:
         size = trial["world_size"] or len(trial["ranks"])
         message += f"; of {size} ranks, there is no word of {_listed(lost)}: their node may be lost"
+    where = ranks[root]["location"]
+    if ranks[root].get("running") and where is not None:
+        message += f"; {where['text']}"
     return {**own.failure, "rank": root, "message": f"rank {root}: {message}"}
 
 
