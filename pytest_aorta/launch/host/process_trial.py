@@ -193,6 +193,7 @@ class ProcessTrial:
             "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
+            "source": cell.info.source,
         }
 
     def _is_forked(self) -> bool:

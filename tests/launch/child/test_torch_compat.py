@@ -155,6 +155,7 @@ import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
+from pytest_aorta.launch.diagnosis.trial_evidence import collective_text
 
 folder = pathlib.Path(tempfile.gettempdir())
 path = socket_path(os.getpid(), folder)
@@ -163,7 +164,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 trace = request_trace(os.getpid(), folder)
 path.unlink()
-print(json.dumps([sorted(trace), last_collective(trace).text]))
+print(json.dumps([sorted(trace), collective_text(last_collective(trace))]))
 """
 
 
