@@ -119,6 +119,7 @@ RECORD: dict[str, Any] = {
             "result": None,
             "failure": None,
             "collateral": False,
+            "blame": None,
             "stdout": "trial_0/rank_0.stdout.log",
             "stderr": None,
             "stacks": None,
