@@ -7,7 +7,6 @@ import os
 import socket
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -16,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from pytest_aorta.launch.child.store_process import LOOPBACK, StoreProcess
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
@@ -35,14 +35,16 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
         return OneHost(run_id)
     several = is_multi_node(options)
+    own_store = not several and options.rdzv_endpoint is None and options.rdzv_backend == "c10d"
+    at = f"{LOOPBACK}:{StoreProcess().port}" if own_store else options.rdzv_endpoint or f"{LOOPBACK}:0"
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
-        endpoint="{}:{}".format(*endpoint(options)) if several else options.rdzv_endpoint or "localhost:0",
+        endpoint="{}:{}".format(*endpoint(options)) if several else at,
         run_id=run_id,
         min_nodes=options.nnodes[0],
         max_nodes=options.nnodes[1],
-        local_addr=address_towards(*endpoint(options)) if several else None,
-        **_OF_NODES if several else {},
+        local_addr=address_towards(*endpoint(options)) if several else LOOPBACK,
+        **_OF_NODES if several else {"is_host": "0"} if own_store else {},
     )
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -60,13 +62,14 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 class OneHost(RendezvousHandler):
-    """Rendezvous of a single agent: a new store on a free port, at once.
+    """Rendezvous of a single agent: a new store on a free port, at once, in a process of its own.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents.
     """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
+        self._store: StoreProcess | None = None
 
     def get_backend(self) -> str:
         """Its name in logs."""
@@ -79,8 +82,9 @@ class OneHost(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A fresh store for every attempt."""
-        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("localhost", store.port))
+        self.shutdown()
+        self._store = StoreProcess()
+        return RendezvousInfo(self._store.connect(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
 
     def is_closed(self) -> bool:
         """Never; there is no other agent that could join."""
@@ -98,5 +102,8 @@ class OneHost(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Nothing to shut down."""
+        """End the store."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
         return True

@@ -1,0 +1,88 @@
+"""A store for the ranks of one host, in a process of its own.
+
+A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was forked
+from that process at such a moment would wait for the lock without end, so the agent, which forks, has no store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from pytest_aorta.runtime.zygotes import process_tree
+
+#: Numeric, so that no name has to be looked up.
+LOOPBACK = "127.0.0.1"
+
+
+class StoreProcess:
+    """Serves a ``TCPStore`` on a free port of the loopback interface, until it is closed or this process ends.
+
+    Attributes:
+        port: of the store.
+    """
+
+    def __init__(self) -> None:
+        receiving, sending = os.pipe()
+        agent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            with _no_return():
+                os.close(receiving)
+                _serve(agent, sending)
+        os.close(sending)
+        with os.fdopen(receiving, "rb") as pipe:
+            port = pipe.read()
+        if not port:
+            self.close()
+            raise RuntimeError("the process of the store for the ranks could not start; its log says why")
+        self.port = int(port)
+
+    def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
+        """A client of the store, which has no thread."""
+        return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+@contextlib.contextmanager
+def _no_return() -> Iterator[None]:
+    """End the process with the block, whatever happens in it."""
+    try:
+        yield
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _serve(agent: int, port_to: int) -> None:
+    process_tree.die_with_parent(agent)
+    # The ranks may need it until they have ended, and its stacks say nothing about them.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.unregister(process_tree.STACK_SIGNAL)
+    # Torch itself would listen on all interfaces, with IPv6, and libc asks a name server for the name of each peer that
+    # is an IPv4 address in IPv6: /etc/hosts does not have those.
+    listening = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    os.write(port_to, str(store.port).encode())
+    os.close(port_to)
+    while True:
+        signal.pause()
