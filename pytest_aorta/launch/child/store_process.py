@@ -1,7 +1,7 @@
 """A store for the ranks of one host, in a process of its own.
 
-A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was forked
-from that process at such a moment would wait for the lock without end, so the agent, which forks, has no store.
+A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
+forked from that process at such a moment would wait for the lock without end, so the agent, which forks, has no store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from pytest_aorta.launch.child.torch_compat.stores import serve_store
 from pytest_aorta.runtime.zygotes import process_tree
 
 #: Numeric, so that no name has to be looked up.
@@ -78,10 +79,7 @@ def _serve(agent: int, port_to: int) -> None:
     # Torch itself would listen on all interfaces, with IPv6, and libc asks a name server for the name of each peer that
     # is an IPv4 address in IPv6: /etc/hosts does not have those.
     listening = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
-    port = listening.getsockname()[1]
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    store = serve_store(listening)
     os.write(port_to, str(store.port).encode())
     os.close(port_to)
     while True:

@@ -17,6 +17,9 @@ from typing import Any
 #: Seconds that a rank has for its answer.
 _PATIENCE = 1.0
 
+#: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
+_HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+
 
 @dataclass(frozen=True)
 class LastCollective:
@@ -40,15 +43,21 @@ class LastCollective:
 
 def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
     """The trace of a rank of this host; ``None`` without an answer in time."""
-    connection = _Connection(socket_path(pid, sockets))
-    try:
-        connection.request("POST", "/handler/fr_trace_json")
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-    return answer if isinstance(answer, dict) else None
+    for handler in _HANDLERS:
+        connection = _Connection(socket_path(pid, sockets))
+        try:
+            connection.request("POST", f"/handler/{handler}")
+            response = connection.getresponse()
+            content = response.read()
+            if response.status == http.client.NOT_FOUND:
+                continue
+            answer = json.loads(content)
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return answer if isinstance(answer, dict) else None
+    return None
 
 
 def last_collective(trace: dict[str, Any]) -> LastCollective | None:

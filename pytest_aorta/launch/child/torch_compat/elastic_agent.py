@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -59,7 +61,9 @@ class HookedAgent(ReportingAgent):
     """torch's elastic agent with hooks, which gives no rank more than ``stop_timeout`` seconds after SIGTERM."""
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, *, stop_timeout: int, **keywords: Any) -> None:
-        super().__init__(spec, logs, shutdown_timeout=stop_timeout, **keywords)
+        if has_parameter(LocalElasticAgent.__init__, "shutdown_timeout"):  # an older torch has close()'s timeout only
+            keywords["shutdown_timeout"] = stop_timeout
+        super().__init__(spec, logs, **keywords)
         self._stop_timeout = stop_timeout
         #: Processes that the agent has asked to end.
         self.stopped: set[int] = set()
@@ -111,9 +115,18 @@ class HookedAgent(ReportingAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # torch restarts a group that is healthy for the sake of nodes that wait to take part.
         reason: AttemptReason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
-        self._stop_workers(worker_group)
+        if has_parameter(LocalElasticAgent._stop_workers, "is_restart"):
+            # This torch would otherwise shut down the rendezvous as well, in which the next attempt meets.
+            self._stop_workers(worker_group, is_restart=True)
+        else:
+            self._stop_workers(worker_group)
         self.on_restart(reason)
         super()._restart_workers(worker_group)
+
+
+def has_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function of torch's takes ``name``: versions differ, and builds of one version may as well."""
+    return name in inspect.signature(function).parameters
 
 
 def _format_exception(record: logging.LogRecord) -> bool:
