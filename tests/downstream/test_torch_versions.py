@@ -7,8 +7,10 @@ gigabytes for each version; `PIP_EXTRA_INDEX_URL`, or pip's configuration, may n
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,17 +40,24 @@ def _oldest() -> str:
     return f"torch=={promised[1]}.*"
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Removed at once: it takes gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
 def _python_with(torch: str, folder: Path) -> Path:
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     project = copy_of_this_project(folder / "project")
-    pip(python, "install", torch, f"{project}[timeout,xdist]", "hypothesis", "jsonschema")
+    pip(python, "install", "--no-cache-dir", torch, f"{project}[timeout,xdist]", "hypothesis", "jsonschema")
     return python
 
 
 @pytest.mark.parametrize("torch", [_oldest(), "torch"], ids=["oldest", "newest"])
-def test_ranks_run(torch: str, tmp_path: Path) -> None:
-    python = _python_with(torch, tmp_path)
-    command = [str(python), "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "tmp")]
+def test_ranks_run(torch: str, folder: Path) -> None:
+    python = _python_with(torch, folder)
+    command = [str(python), "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp")]
     done = subprocess.run([*command, *SMOKE], cwd=ROOT, env=environ_without_this_run(), timeout=PATIENCE, check=False)
     assert done.returncode == 0

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from pytest_aorta.launch.child.agent_files import use_for_rank
 from pytest_aorta.launch.child.event_log import EventLogRelay, event_log
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
@@ -107,6 +108,7 @@ def _with_other_nodes(
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     process_tree.die_with_parent(agent)
+    use_for_rank(payload["sockets"])
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
+from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
@@ -41,7 +41,8 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     if not prepared:
         _import(payload, seed, log.send)
     use_seed(seed)
-    _serve_flight_recorder(Path(payload["sockets"]))
+    if payload["sockets"] is not None:
+        _serve_flight_recorder(Path(payload["sockets"]))
     return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
 
 
@@ -63,24 +64,11 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
 
 
 def _serve_flight_recorder(sockets: Path) -> None:
-    """To be called before the rank makes a process group."""
+    """To be called before the rank makes a process group. The server logs that it listens."""
     path = socket_path(os.getpid(), sockets)
-    with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
+    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
         start_worker_server(path)
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """The server logs that it listens, which does not belong into the log of a workload."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
 
 
 def _write_error_file(error: BaseException) -> None:

@@ -14,13 +14,14 @@ from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.script_events import read_exits
-from pytest_aorta.launch.child.torchrun import OUTLIVED, POLL_INTERVAL, failure_of_torchrun, poll
+from pytest_aorta.launch.child.torchrun import OUTLIVED, POLL_INTERVAL, failure_of_torchrun, local_rendezvous, poll
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.events import RankData, ResultData, Send
 from pytest_aorta.trials.place_variables import NAMES, note_tmp
 
@@ -66,15 +67,16 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})
     attempt, code, ready = 0, 0, None
-    for returncode in poll(_start(payload, folder)):
-        if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
-            ready = time.monotonic()
-            _send_ready(ready - started, send)
-        while ready is not None and attempt < last_attempt(folder):
-            send(attempt_event(attempt, _records(folder, attempt, payload["nproc"])))
-            _send_ready(ready - started, send)
-            attempt += 1
-        code = returncode or 0
+    with local_rendezvous(DEFAULTS) as meeting:
+        for returncode in poll(_start(payload, folder, meeting)):
+            if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
+                ready = time.monotonic()
+                _send_ready(ready - started, send)
+            while ready is not None and attempt < last_attempt(folder):
+                send(attempt_event(attempt, _records(folder, attempt, payload["nproc"])))
+                _send_ready(ready - started, send)
+                attempt += 1
+            code = returncode or 0
     event = ranks_event(_records(folder, attempt, payload["nproc"]) if ready is not None else [])
     own = failure_of_torchrun(code, bool(ready))
     if own is not None and (code < 0 or event["failure"] is None):
@@ -87,7 +89,7 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     send({"type": "lived", "at": time.time()})
 
 
-def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
+def _start(payload: TrialPayload, folder: Path, meeting: list[str]) -> subprocess.Popen[bytes]:
     script = payload["overrides"]
     order = {
         "folder": str(folder),
@@ -99,7 +101,7 @@ def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun_wrapper", str(folder / _ORDER)),
         *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(script["max_restarts"])),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
+        *(*meeting, "--rdzv-id", payload["trial_id"]),
         *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(POLL_INTERVAL)),
         *(("--module", script["module"]) if "module" in script else (script["script"],)),
         *script["arguments"],

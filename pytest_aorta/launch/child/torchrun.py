@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_records import RankExit, mark_outlived, records_of_attempt
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
-from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import FailureData, Phase, RankData, Send
 from pytest_aorta.trials.outcome import signal_name
 
@@ -40,9 +41,14 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
     (folder / _PAYLOAD).write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
+    with local_rendezvous(elastic_options(payload["elastic"])) as meeting:
+        _run(payload, send, folder, meeting)
+
+
+def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) -> None:
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _FAILURES)),
-        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
+        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload), *meeting),
         *("--log-dir", str(folder / _LOGS)),
         *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
@@ -75,6 +81,26 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     send(event)
 
 
+@contextlib.contextmanager
+def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
+    """Options of torchrun for the rendezvous of a single agent, unless ``options`` say where that is.
+
+    torchrun's own store would listen on all interfaces.
+    """
+    if options.rdzv_endpoint is not None or options.rdzv_backend not in (None, "c10d"):
+        given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
+        yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
+        return
+    from pytest_aorta.launch.child.store_process import LOOPBACK, StoreProcess
+
+    store = StoreProcess()
+    try:
+        at = f"{LOOPBACK}:{store.port}"
+        yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=0", "--local-addr", LOOPBACK]
+    finally:
+        store.close()
+
+
 def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
     """Yields ``None`` as long as a process runs, and then its return code."""
     while True:
@@ -102,8 +128,6 @@ def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
         "nnodes": ":".join(map(str, options.nnodes)),
-        "rdzv-backend": options.rdzv_backend or "c10d",
-        "rdzv-endpoint": options.rdzv_endpoint or "localhost:0",
         "rdzv-id": options.rdzv_id or payload["trial_id"],
         "max-restarts": options.max_restarts,
         "monitor-interval": options.monitor_interval,

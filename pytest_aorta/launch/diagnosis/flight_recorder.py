@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,4 +82,4 @@ class _Connection(http.client.HTTPConnection):
 
 def socket_path(pid: int, sockets: Path) -> Path:
     """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
-    return sockets / f"pytest-aorta-{os.getuid()}-rank-{pid}.sock"
+    return sockets / f"{pid}"

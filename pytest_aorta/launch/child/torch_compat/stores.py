@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
+
 
 def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]
     """A store that serves on ``listening``, which is the store's from now on.
@@ -17,6 +19,7 @@ def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name
     descriptor = listening.detach()
     served: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
     try:
-        return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
+        with quiet_stderr():
+            return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
     except NotImplementedError:
         return dist.TCPStore(host, port, **served, use_libuv=False)  # type: ignore[attr-defined]
