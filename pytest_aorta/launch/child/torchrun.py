@@ -87,6 +87,12 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
 
     torchrun's own store would listen on all interfaces.
     """
+    if options.rdzv_backend == "static" and options.rdzv_endpoint is None:
+        from pytest_aorta.launch.child.rendezvous import free_port
+
+        port = [] if options.master_port is not None else ["--master-port", str(free_port())]
+        yield ["--rdzv-backend", "static", *port]
+        return
     if options.rdzv_endpoint is not None or options.rdzv_backend not in (None, "c10d"):
         given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
         yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
@@ -135,6 +141,9 @@ def _agent_options(payload: TrialPayload) -> list[str]:
         "tee": options.tee,
         "role": options.role,
         "start-method": options.start_method,
+        "master-addr": options.master_addr,
+        "master-port": options.master_port,
+        "local-addr": options.local_addr,
     }
     return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 import logging
+import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -55,6 +60,30 @@ class ReportingAgent(LocalElasticAgent):
     def restarts(self) -> int:
         """How often a failed rank has made the agent restart all."""
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        super()._setup_local_watchdog(envs)
+        watchdog: Any = self._worker_watchdog
+        if watchdog is not None:
+            # Newer versions have it end the agent as well, which could then neither report nor restart.
+            reap, agent = watchdog._reap_worker, os.getpid()
+            watchdog._reap_worker = lambda pid, number: pid == agent or reap(pid, number)
+
+    def _log_watchdog_event(self, name: str, request: Any) -> None:
+        if name == "kill worker process" and request is not None:
+            self._explain_kill(request)
+        super()._log_watchdog_event(name, request)
+
+    def _explain_kill(self, request: Any) -> None:
+        """Write the error file that the rank could not write."""
+        context: Any = self._pcontext
+        for local_rank, pid in context.pids().items():
+            path = Path(context.error_files[local_rank])
+            if pid == request.worker_pid and not path.exists():
+                message = f"torch's watchdog has ended this rank: the time for {request.scope_id!r} was over"
+                error = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+                with contextlib.suppress(OSError):
+                    path.write_text(json.dumps({"message": error}))
 
 
 class HookedAgent(ReportingAgent):

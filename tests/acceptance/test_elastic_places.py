@@ -1,0 +1,149 @@
+"""Where ranks meet, what reaches torch's agent as a variable, and what is refused at the start."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+from support.stage import Stage
+
+WORKLOAD = """
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Sums:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config):
+        pass
+
+    def setup(self):
+        dist.init_process_group("gloo")
+
+    def run(self):
+        total = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+        return {"passed": float(total) == 3.0, "metrics": {name: os.environ.get(name) for name in names}}
+
+    def cleanup(self):
+        dist.destroy_process_group()
+
+
+class Expires(Sums):
+    def setup(self):
+        pass
+
+    def run(self):
+        from torch.distributed.elastic.timer import FileTimerClient, configure, expires
+
+        if os.environ["RANK"] == "1":
+            configure(FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+            with expires(after=0.3, scope="the second step"):
+                time.sleep(100)
+        time.sleep(100)
+
+    cleanup = setup
+"""
+
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def sums(stage: Stage) -> Stage:
+    stage.write(sums=WORKLOAD)
+    return stage
+
+
+def given(**options: object) -> list[str]:
+    return [text for name, value in options.items() for text in ("--aorta-elastic", f"{name}={value}")]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def found(stage: Stage, *options: str) -> dict[str, str]:
+    """Run one trial, which passes; what its rank 0 found."""
+    stage.run("sums.py::Sums", "--aorta-timeout", "50", *options).assert_outcomes(passed=1)
+    metrics: dict[str, str] = stage.trial("Sums/trial_0.json")["result"]["metrics"]
+    return metrics
+
+
+def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
+    port = free_port()
+    variables = found(sums, *given(master_addr="127.0.0.1", master_port=port, local_addr="127.0.0.1"))
+    assert variables == {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+@pytest.mark.slow
+def test_an_address_without_a_port_gets_a_free_one(sums: Stage) -> None:
+    assert found(sums, *given(master_addr="127.0.0.1"))["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
+    port = free_port()
+    options = given(rdzv_backend="static", master_addr="127.0.0.1", master_port=port)
+    assert found(sums, "--aorta-launcher", launcher, *options)["MASTER_PORT"] == str(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_static_rendezvous_needs_no_place(sums: Stage, launcher: str) -> None:
+    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend="static"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
+    variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
+    sums.run("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
+    trial = sums.trial("Expires/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["rank"], trial["failure"]["signal"]) == (
+        "workload_failed",
+        1,
+        "SIGKILL",
+    )
+    message = trial["ranks"][1]["error_file"]["message"]["message"]
+    assert message == "torch's watchdog has ended this rank: the time for 'the second step' was over"
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"])
+def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None:
+    done = sums.run("sums.py::Sums", "--aorta-extra-env", f"{name}=1")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+
+
+REFUSED = [
+    (("rdzv_backend=etcd-v2",), (), r"rdzv_backend=etcd-v2: torch needs the package python-etcd"),
+    (("rdzv_backend=etcd", "rdzv_endpoint=localhost:2379"), (), r"rdzv_backend=etcd: torch needs the package"),
+    (("rdzv_backend=static", "nnodes=2"), (), r"rdzv_backend=static: several nodes meet, .* in a store of c10d"),
+    (("exit_barrier_timeout=5",), ("--aorta-launcher", "torchrun"), r"exit_barrier_timeout=5\.0: torchrun has no"),
+    (("master_port=1234",), ("--aorta-launcher", "torchrun"), r"master_port=1234: torchrun .* rdzv_backend=static"),
+    (("max_restarts=3",), ("--aorta-launcher", "external"), r"max_restarts=3: pytest is a rank, .* to that launcher"),
+    (("nnodes=1:2",), ("--aorta-launcher", "external"), r"nnodes=1:2: pytest is a rank"),
+    (("master_port=0",), (), r"master_port= a port from 1 to 65535"),
+]
+
+
+@pytest.mark.parametrize(("elastic", "options", "message"), REFUSED, ids=str)
+def test_what_cannot_act_is_refused(
+    sums: Stage, elastic: tuple[str, ...], options: tuple[str, ...], message: str
+) -> None:
+    texts = [text for option in elastic for text in ("--aorta-elastic", option)]
+    done = sums.run("sums.py::Sums", *texts, *options)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.search(message, "\n".join(done.errlines))
+    assert sums.files() == []
