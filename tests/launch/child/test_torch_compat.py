@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import subprocess
@@ -79,6 +80,18 @@ def test_no_rank_outlives_the_stop_timeout(agent: Any) -> None:
     assert callable(PContext.close)
     assert all(look["join"] for look in agent["looks"])
     assert agent["stopped"] == 1
+
+
+def test_the_watchdog_of_an_agent_is_known() -> None:
+    """``_setup_local_watchdog``, ``_worker_watchdog``, ``_log_watchdog_event``, ``_reap_worker``: else a rank that the
+    watchdog ends has no reason, and the agent ends with it."""
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer
+
+    assert {"envs"} <= inspect.signature(LocalElasticAgent._setup_local_watchdog).parameters.keys()
+    assert "_worker_watchdog" in LocalElasticAgent._setup_local_watchdog.__code__.co_names
+    assert "_log_watchdog_event" in LocalElasticAgent._setup_local_watchdog.__code__.co_names
+    assert len(inspect.signature(FileTimerServer._reap_worker).parameters) == 3
+    assert "kill worker process" in FileTimerServer._run_watchdog.__code__.co_consts
 
 
 def test_failed_ranks_are_logged_by_the_logger_with_the_filter() -> None:
