@@ -112,6 +112,15 @@ def _tables(triages: int) -> list[_Table]:
             few,
         ),
         _Table(
+            "at the margin",
+            f"{few:,} triages of {_CELLS} cells for each row; share of cells that are called `no effect` although "
+            "their rate differs by as much as the margin:",
+            ("failure rate, baseline -> cells", f"by {_BOUND} trials, fixed", f"until decided, at most {_BOUND}"),
+            _at_the_margin,
+            [(0.0, 0.1), (0.1, 0.2), (0.3, 0.4), (0.5, 0.4), (0.9, 1.0)],
+            few,
+        ),
+        _Table(
             "tests",
             f"{triages:,} comparisons of one cell with its baseline for each row, at most {_BOUND} pairs:",
             (
@@ -203,6 +212,16 @@ def _equal_rates(rates: tuple[float, ...], triages: int) -> str:
         _share(kind == "no effect" for verdicts in course.verdicts for kind in verdicts),
         f"{course.trials.mean():.0f}",
         _saved(course),
+    )
+
+
+def _at_the_margin(rates: tuple[float, ...], triages: int) -> str:
+    base, cell = rates
+    failed = outcomes(_generator(6, rates), [base, *[cell] * (_CELLS - 1)], triages, _BOUND)
+    return _row(
+        f"{base:g} -> {cell:g}",
+        _share(kind == "no effect" for verdicts in fixed_verdicts(failed) for kind in verdicts),
+        _share(kind == "no effect" for verdicts in until_decided(failed).verdicts for kind in verdicts),
     )
 
 

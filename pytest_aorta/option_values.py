@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
 #: Days, hours, minutes, seconds.
-_DURATION = re.compile(r"(?:([0-9.]+)d)?(?:([0-9.]+)h)?(?:([0-9.]+)m)?(?:([0-9.]+)s)?", re.ASCII)
+_DURATION = re.compile("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms"), re.ASCII)
 
 #: Variables, as they are typed.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"

@@ -69,9 +69,20 @@ class Selection:
     max_trials: int = 2000
 
     @property
-    def whole_rounds(self) -> bool:
-        """Whether trial i of every cell comes before any trial i + 1: a run may end after each of these rounds."""
+    def may_end_early(self) -> bool:
+        """Whether not all trials of the plan may be run."""
         return self.until_decided or self.duration is not None
+
+    @property
+    def turns(self) -> int | None:
+        """After how many trials of each of its cells a block of cells gives way to the next, see ``ordered``.
+
+        One by one where the time may be over at any moment. Until cells are decided, the last ones must not wait for
+        the end of the first, whose baseline is theirs; but a cell that is not kept warm costs an import.
+        """
+        if self.duration is not None:
+            return 1
+        return WARM_CELLS if self.until_decided else None
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,7 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
         RegistryError, PlanError: as ``make_plan``.
     """
     cells = trials_of(entries, selection, registry)
-    return Plan(ordered(cells, selection.order, whole_rounds=selection.whole_rounds))
+    return Plan(ordered(cells, selection.order, selection.turns))
 
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
@@ -231,22 +242,24 @@ def check_variables(source: str, variables: object) -> None:
             raise PlanError(f"{source}: {name} is set by the launcher of the ranks and cannot be overlaid")
 
 
-def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, *, whole_rounds: bool = False) -> tuple[TrialSpec, ...]:
+def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | None = None) -> tuple[TrialSpec, ...]:
     """All trials in running order.
 
     ``interleaved``: trial 0 of every cell, then trial 1, ..., in blocks of at most ``WARM_CELLS`` cells, so that drift
     of the host does not look like the effect of a cell. ``grouped``: cell after cell. ``random``: shuffled by a seed
     taken from the plan itself, so that every process that takes part has the same order.
 
-    ``whole_rounds``: interleaved over all cells at once, in no blocks: the last ones would never have their turn.
+    ``turns``: after so many trials of each of its cells, a block gives way to the next; ``None`` for all.
     """
     if order == "grouped":
         return tuple(spec for cell in cells for spec in cell)
-    block = len(cells) if whole_rounds else WARM_CELLS
+    count = len(cells[0]) if cells else 0
+    step = turns or max(count, 1)
     trials = [
         spec
-        for start in range(0, len(cells), block or 1)
-        for turn in zip(*cells[start : start + block], strict=True)
+        for first in range(0, count, step)
+        for start in range(0, len(cells), WARM_CELLS)
+        for turn in zip(*(cell[first : first + step] for cell in cells[start : start + WARM_CELLS]), strict=True)
         for spec in turn
     ]
     if order == "random":

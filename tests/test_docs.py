@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -100,3 +101,11 @@ def test_files_that_the_map_of_the_house_names_are_there() -> None:
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
         places = [DOCS.parent, DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
         assert any((place / name).exists() for place in places), name
+
+
+def test_pictures_of_the_columns_are_current() -> None:
+    script = runpy.run_path(str(DOCS / "img" / "draw_columns.py"))
+    drawn = {path.name: path.read_text() for path in (DOCS / "img" / "columns").iterdir()}
+    assert drawn == script["pictures"](), "python docs/img/draw_columns.py"
+    shown = re.findall(r"!\[[^]]*\]\(img/columns/(\w+\.svg)\)", (DOCS / "table.md").read_text())
+    assert sorted(shown) == sorted(drawn)

@@ -253,6 +253,20 @@ def test_beyond_the_bound_of_warm_cells_blocks_of_cells_are_interleaved() -> Non
     assert [(spec.mitigation_index, spec.trial_index) for spec in last] == [(count - 1, 0), (count - 1, 1)]
 
 
+def test_where_a_run_may_end_early_blocks_of_cells_take_turns() -> None:
+    cells = grid(1, 1, WARM_CELLS + 1, 2 * WARM_CELLS)
+    for selection, turns in ((Selection(until_decided=True), WARM_CELLS), (Selection(duration=1.0), 1)):
+        found = [(spec.mitigation_index, spec.trial_index) for spec in ordered(cells, "interleaved", selection.turns)]
+        expected = [
+            (cell, index)
+            for first in range(0, 2 * WARM_CELLS, turns)
+            for block in (range(WARM_CELLS), [WARM_CELLS])
+            for index in range(first, first + turns)
+            for cell in block
+        ]
+        assert found == expected
+
+
 def test_random_is_another_order() -> None:
     cells = grid(2, 2, 2, 4)
 

@@ -91,6 +91,10 @@ ODD: dict[str, list[Any]] = {
 }
 
 
+#: What a run of several cells can be asked for.
+OF_PYTEST = {"baseline", "margin", "report", "until-decided", "duration", "gate", "minimize", "max-trials"}
+
+
 def fields() -> list[tuple[type, str, str]]:
     """Every field of a request that is no group of others, with its class and its option."""
     found = []
@@ -125,7 +129,7 @@ def typed(option: str, text: str) -> pytest.Config:
 
 def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
     options = {option.name for option in OPTIONS}
-    assert {option for _, _, option in fields()} == set(REFUSED) == options - {"order", "replay"}
+    assert {option for _, _, option in fields()} == set(REFUSED) == options - {"order", "replay", *OF_PYTEST}
     for kind, field, option in fields():
         assert option == "extra-env" or field in READERS[kind]
     assert set(ODD) == set(REFUSED) - {"extra-env", "elastic", "host"}

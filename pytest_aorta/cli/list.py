@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 KINDS = ("workloads", "mitigations", "environments", "collectors")
 
+#: Where pytest looks for registry files that the command line does not name.
+_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
 #: One name: what it stands for, or its ``problem``.
 Entry = dict[str, Any]
 
@@ -29,7 +33,7 @@ Entry = dict[str, Any]
     "files",
     multiple=True,
     metavar="FILE",
-    help="Registry file with more names, as pytest's --aorta-registry-file; repeat for several.",
+    help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or ${_VARIABLE}).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
 def list_registered(kinds: tuple[str, ...], files: tuple[str, ...], as_json: bool) -> None:
@@ -39,6 +43,7 @@ def list_registered(kinds: tuple[str, ...], files: tuple[str, ...], as_json: boo
     """
     from pytest_aorta.registry import Registry
 
+    files = files or tuple(filter(None, os.environ.get(_VARIABLE, "").split(";")))
     registry = Registry.load([Path(file) for file in files])
     found = {kind: registered(registry, kind) for kind in kinds or KINDS}
     if as_json:

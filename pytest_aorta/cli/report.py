@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,14 +21,21 @@ import click
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.1,
-    show_default=True,
     help="Differences of the failure rate that are no effect, as pytest's --aorta-margin.",
 )
-def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float) -> None:
-    """Write a results directory (default: results) as one HTML file that needs nothing else."""
+def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float | None) -> None:
+    """Write a results directory (default: results) as one HTML file that needs nothing else.
+
+    Without --baseline and --margin, cells are judged as in the run itself.
+    """
+    from pytest_aorta.triage.earlier_matrix import settings_of
     from pytest_aorta.triage.report import write_report
     from pytest_aorta.triage.settings import TriageSettings
 
-    write_report(results, output, against, TriageSettings(baseline=baseline, margin=margin))
+    settings = settings_of(results) or TriageSettings()
+    if baseline is not None:
+        settings = replace(settings, baseline=baseline)
+    if margin is not None:
+        settings = replace(settings, margin=margin)
+    write_report(results, output, against, settings)
     click.echo(f"report: {output}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Plan, PlanError, planned
-from pytest_aorta.plugin.discovery import has_tests, workload_classes
+from pytest_aorta.plugin.discovery import has_tests, incomplete_classes, workload_classes
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import items_of
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller
@@ -144,6 +144,9 @@ class WorkloadFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """The trials of all its classes."""
+        if not workload_classes(self.path):
+            lacking = ", ".join(f"{name} has no {method}()" for name, method in incomplete_classes(self.path).items())
+            raise self.CollectError(f"no workload in {self.path.name}: {lacking}; a Workload has setup() and run()")
         run = run_of(self.config)
         try:
             plan = plan_of_file(self.path, run.selection, run.registry)
@@ -154,8 +157,13 @@ class WorkloadFile(pytest.File):
 
 
 def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
-    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says."""
-    if workload_classes(path) and has_tests(path) == with_tests:
+    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says.
+
+    Also for a file that has nothing but incomplete ones: to be asked for trials and to have none, with no word of why,
+    is what a newcomer meets first.
+    """
+    found = workload_classes(path) or (not with_tests and incomplete_classes(path))
+    if found and has_tests(path) == with_tests:
         collector: WorkloadFile = WorkloadFile.from_parent(parent, path=path)
         return collector
     return None

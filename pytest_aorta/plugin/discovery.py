@@ -20,10 +20,30 @@ def workload_classes(path: Path) -> list[tuple[str, str]]:
     if module is None:
         return []
     only_declared = _has_tests(module)
+    found = []
+    for node, known in _classes(module):
+        wanted = {"setup", "run", _DECLARED} if only_declared else {"setup", "run"}
+        if not node.name.startswith("_") and wanted <= known.keys() and not any(known.values()):
+            found.append((_given_name(node) or node.name, node.name))
+    return found
+
+
+def incomplete_classes(path: Path) -> dict[str, str]:
+    """Public classes with a base named ``Workload`` and one of its methods, and the method that they do not have."""
+    module = _parsed(path)
+    found = {}
+    for node, known in [] if module is None else _classes(module):
+        missing = [name for name in ("setup", "run") if known.get(name)]
+        if _DECLARED in known and len(missing) == 1 and not node.name.startswith("_"):
+            found[node.name] = missing[0]
+    return found
+
+
+def _classes(module: ast.Module) -> list[tuple[ast.ClassDef, dict[str, bool]]]:
+    """The classes of a file, each with the names of its methods, and whether each of these is abstract."""
     classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
 
-    def methods(node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> dict[str, bool]:
-        """Method names of a class and its bases in this file, and whether each is abstract."""
+    def methods(node: ast.ClassDef, seen: frozenset[str]) -> dict[str, bool]:
         found: dict[str, bool] = {}
         for base in reversed(node.bases):
             name = _last_name(base)
@@ -36,13 +56,7 @@ def workload_classes(path: Path) -> list[tuple[str, str]]:
                 found[part.name] = _is_abstract(part)
         return found
 
-    found = []
-    for node in classes.values():
-        known = methods(node, frozenset({node.name}))
-        wanted = {"setup", "run", _DECLARED} if only_declared else {"setup", "run"}
-        if not node.name.startswith("_") and wanted <= known.keys() and not any(known.values()):
-            found.append((_given_name(node) or node.name, node.name))
-    return found
+    return [(node, methods(node, frozenset({node.name}))) for node in classes.values()]
 
 
 def _is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

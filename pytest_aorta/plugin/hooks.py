@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_aorta.plugin.run import run_of
 
         run = run_of(config)
-        if run.selection.whole_rounds:
+        if run.selection.may_end_early:
             from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
 
             give_out_one_by_one(config)
@@ -166,7 +166,7 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
         text = str(call.excinfo.value)
-        shown = text.partition("\n")[0] if item.config.getoption("tbstyle") == "line" else text
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
         report.longrepr = longrepr_of(shown, item.path)
     if report.skipped and call.excinfo is not None:
         from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip

@@ -177,7 +177,7 @@ class ReportHooks:
         if any(cell.finished for cell in self.writer.triage.cells):
             from pytest_aorta.plugin.report_option import write_run_report
 
-            problem = write_run_report(run)
+            problem = write_run_report(run, self.writer.settings_used)
             if problem:
                 self.writer.errors.append(problem)
             else:

@@ -10,6 +10,7 @@ from pytest_aorta.common.request_error import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.settings import TriageSettings
 
 
 def report_path(run: Run) -> Path | None:
@@ -35,7 +36,7 @@ def check_report(run: Run) -> None:
         raise RequestError(f"--aorta-report {run.selection.report}: {error}") from None
 
 
-def write_run_report(run: Run) -> str:
+def write_run_report(run: Run, settings: TriageSettings) -> str:
     """Write the report on all trials in the results directory; why that has failed, empty where it has not.
 
     Whatever goes wrong here, the results are there.
@@ -47,7 +48,7 @@ def write_run_report(run: Run) -> str:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries, which -W error would make errors
-            write_report(run.results, output, settings=run.selection.triage)
+            write_report(run.results, output, settings=settings)
     except RequestError as error:
         return f"report {output}: {error}"
     except Exception as error:

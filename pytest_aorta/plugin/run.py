@@ -49,7 +49,7 @@ class Run:
             self.runner.find,
             partial(self.runner.start, urgent=False),
             self.results,
-            ahead=2 * selection.resources.total_slots if selection.whole_rounds else None,
+            ahead=2 * selection.resources.total_slots if selection.may_end_early else None,
             wanted=self._is_needed,
         )
         #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.

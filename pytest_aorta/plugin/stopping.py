@@ -40,7 +40,7 @@ class Stopping:
     @cached_property
     def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
-        if not self._selection.whole_rounds:
+        if not self._selection.may_end_early:
             return None
         if is_controller(self._config):
             return Path(tempfile.mkdtemp(prefix="pytest-aorta-run-"))

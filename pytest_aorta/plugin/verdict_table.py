@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.plugin.compat import terminal_width
-from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.triage.conclusion import conclusions, has_verdict
 from pytest_aorta.triage.facts import CellKey, Outcome
 from pytest_aorta.triage.run_state import MATRIX_MD
@@ -105,17 +105,19 @@ def table_lines(table: Table, width: int) -> list[Line]:
             (Piece(shortened(f"    {note.text}", width), note.colour),)
             for note in _notes(row, layout, seen if len(shown) > _FEW_CELLS else set())
         ]
-    lines += [(Piece(line),) for line in _folded([row for row in rows if row not in shown], width)]
+    keys = {row.cell.key for row in shown}
+    lines += [(Piece(line),) for line in _folded([row for row in rows if row.cell.key not in keys], width)]
     for sentence in conclusions(table):
         lines += [(Piece(line, "bold"),) for line in _wrapped(sentence, width)]
+    if any(row.comparison and row.comparison.method == "sequential" for row in rows):
+        lines.append((Piece("p and verdicts allow for a number of trials that was not fixed before", "light"),))
     return lines
 
 
 def shortened(text: str, width: int) -> str:
     """A text on one line that fits; of a longer one, the middle is left out."""
-    text = " ".join(printable(text).split("\n"))
-    indent = text[: len(text) - len(text.lstrip())]
-    text = indent + " ".join(text.split())
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    text = indent + one_line(text)
     if terminal_width(text) <= width:
         return text
     left, right = 0, len(text)
@@ -155,9 +157,9 @@ def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, ...]]:
     found: dict[CellKey, tuple[str, ...]] = {}
     for (test, workload, options), keys in groups.items():
         labels = _numbered(keys)
-        heading = _one_line(" ".join(filter(None, (test, workload, options))))
+        heading = one_line(" ".join(filter(None, (test, workload, options))))
         if len(keys) == 1:
-            found[keys[0]] = (_one_line(" ".join(filter(None, (test, workload, labels[0], options)))),)
+            found[keys[0]] = (one_line(" ".join(filter(None, (test, workload, labels[0], options)))),)
         else:
             found.update({key: (heading, f"  {label}") for key, label in zip(keys, labels, strict=True)})
     return found
@@ -170,12 +172,8 @@ def _numbered(keys: Sequence[CellKey]) -> list[str]:
     for key in keys:
         alike[key.cell] += 1
         number = alike[key.cell]
-        labels.append(_one_line(f"{key.cell} #{number}" if number > 1 else key.cell))
+        labels.append(one_line(f"{key.cell} #{number}" if number > 1 else key.cell))
     return labels
-
-
-def _one_line(text: str) -> str:
-    return " ".join(printable(text).split())
 
 
 _FAILED = _Column("failed", lambda row: f"{row.cell.failures} of {row.cell.counted}" if row.cell.counted else "-")
@@ -251,14 +249,10 @@ def _notes(row: Row, layout: Sequence[_Column], seen: set[str]) -> Iterable[Piec
 
 
 def _outcomes(row: Row) -> Iterable[Piece]:
-    """What the columns do not tell of how trials have ended."""
-    cell = row.cell
-    texts = [f"{cell.count('timeout')} timed out"] if cell.count("timeout") else []
-    missing = [f"{cell.count(kind)} {kind}" for kind in _UNCOUNTED if cell.count(kind)]
+    """Trials that the columns leave out."""
+    missing = [f"{row.cell.count(kind)} {kind}" for kind in _UNCOUNTED if row.cell.count(kind)]
     if missing:
-        texts.append(f"not counted: {', '.join(missing)}")
-    if texts:
-        yield Piece("; ".join(texts), "yellow" if missing else "")
+        yield Piece(f"not counted: {', '.join(missing)}", "yellow")
 
 
 def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
@@ -288,7 +282,7 @@ def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
 def _wrapped(text: str, width: int) -> list[str]:
     """Lines at most so wide; a word that is wider is shortened."""
     lines = [""]
-    for word in _one_line(text).split():
+    for word in one_line(text).split():
         word = shortened(word, width)
         joined = f"{lines[-1]} {word}".strip()
         if terminal_width(joined) <= width:

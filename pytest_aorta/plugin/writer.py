@@ -178,6 +178,13 @@ class TrialWriter:
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)
 
+    @property
+    def settings_used(self) -> TriageSettings:
+        """Of the last table, which is sequential where the run has ended before its time."""
+        rows = () if self.table is None else self.table.rows
+        methods = {row.comparison.method for row in rows if row.comparison is not None}
+        return replace(self.triage.settings, sequential="sequential" in methods)
+
     def print_summary(self, terminal: pytest.TerminalReporter) -> None:
         """Print the table, once the run is over."""
         if self.table is not None:

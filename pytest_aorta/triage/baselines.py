@@ -25,12 +25,12 @@ class Baselines:
 def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None) -> Baselines:
     """The baseline of each cell.
 
-    Cells of one workload (and test, options) are compared with each other. The baseline is the mitigation set
-    ``wanted``, or the cell of that name; else the first cell whose name begins with ``baseline-``, else the first
-    without mitigations (``none``), else the first of all; cells of which nothing came to its main work are passed over
-    for the next, unless one was asked for. Each cell is compared with the baseline's mitigation set in its own
-    environment, and that set in other environments with the first of them. A cell of the name ``wanted`` is the
-    baseline of all.
+    Cells of one workload (and test, options) are compared with each other. The baseline is the
+    mitigation set ``wanted``, or the cell of that name; else that of the first cell whose
+    environment or first mitigation is called ``baseline-...``, else the first without mitigations (``none``), else
+    the first of all; cells of which nothing came to its main work are passed over for the next, unless one was
+    asked for. Each cell is compared with the baseline's mitigation set in its own environment, and that set in
+    other environments with the first of them. A cell of the name ``wanted`` is the baseline of all.
     """
     groups: dict[tuple[str, str, str, str], list[CellStatistics]] = {}
     for cell in cells:
@@ -74,8 +74,12 @@ def _first(group: Sequence[CellStatistics], wanted: str | None) -> CellStatistic
     if wanted is not None:
         return next((cell for cell in group if is_named(wanted, cell.key.cell, cell.mitigations)), None)
     candidates = [
-        *(cell for cell in group if cell.key.cell.startswith("baseline-")),
+        *(cell for cell in group if any(name.startswith("baseline-") for name in _names(cell))),
         *(cell for cell in group if cell.mitigations == ("none",)),
         *group,
     ]
     return next((cell for cell in candidates if not cell.did_not_run), None)
+
+
+def _names(cell: CellStatistics) -> tuple[str, ...]:
+    return cell.environment, *cell.mitigations[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def compare_runs(a: Path, b: Path, margin: float = MARGIN) -> RunComparison:
     Raises:
         RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
     """
-    one, two = a.resolve(), b.resolve()
+    one, two = (Path(os.path.realpath(path)) for path in (a, b))  # which raises for no path, as resolve() does
     if one == two:
         raise RequestError(f"{a} and {b} are the same; expected two results directories")
     for outer, inner in ((one, two), (two, one)):

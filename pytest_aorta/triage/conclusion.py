@@ -68,7 +68,7 @@ def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     if _is_slower(first) and first.confound is not None and first.confound.ratio is not None:
         text += f". But its steps take {first.confound.ratio:.2f} times as long, and a fault of timing can hide in that"
     if len(rows) > 1:
-        names = _names([_name(row, base) for row in rows[1:]])
+        names = _names([_name(row, base) + (" (slower)" if _is_slower(row) else "") for row in rows[1:]])
         text += f". So {'does' if len(rows) == 2 else 'do'} {names}"
     return f"{text}."
 

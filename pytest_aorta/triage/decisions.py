@@ -58,7 +58,7 @@ class Decisions:
     ) -> None:
         """A cell with the variables of its baseline is that baseline; looked at once, as it costs more than the rest.
 
-        One whose variables are merely named by nothing that is loaded goes on: that is a guess.
+        One whose variables are merely named by nothing that is loaded goes on, because that is a guess.
         """
         base = baselines.of.get(cell.key)
         if base is None or cell.counted != SEEN or not cells[base].counted:
@@ -94,6 +94,7 @@ class Decisions:
         for key, base in baselines.of.items():
             if key not in self.decided and base in self.decided and cells[base].did_not_run:
                 self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
+        self._stop_inert(baselines, cells)
         needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}
         for key in cells:
             if key in needed:
@@ -102,3 +103,16 @@ class Decisions:
                 self.stopped.setdefault(key, f"decided: {self.decided[key]}")
             elif key in compared_with and key not in baselines.of:
                 self.stopped.setdefault(key, "decided: every cell that is compared with it")
+
+    def _stop_inert(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
+        """Do not go on for the sake of cells alone that probably do nothing, when the others are decided."""
+        for baseline in set(baselines.of.values()):
+            family = [key for key, base in baselines.of.items() if base == baseline]
+            waiting = [key for key in family if key not in self.decided and key not in self.stopped]
+            if not waiting or len(waiting) == len(family) or any(cells[key].counted < SEEN for key in waiting):
+                continue
+            found = effects(cells, dict.fromkeys(waiting, baseline))
+            if all(effect.is_inert for effect in found.values()):
+                self.stopped |= {
+                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
+                }

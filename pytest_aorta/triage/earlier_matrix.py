@@ -1,4 +1,4 @@
-"""What an earlier run has left in matrix.json: whether its trials were looked at before more of them were planned."""
+"""What an earlier run has left in matrix.json: its settings, and whether it was looked at before it was extended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.run_state import MATRIX_JSON
+from pytest_aorta.triage.settings import MARGIN, TriageSettings
 
 
 def was_looked_at(results: Path, planned: Mapping[CellKey, int]) -> bool:
@@ -33,6 +34,23 @@ def was_looked_at(results: Path, planned: Mapping[CellKey, int]) -> bool:
         if key in planned and (was_sequential or cell.get("planned") != planned[key]):
             return True
     return False
+
+
+def settings_of(results: Path) -> TriageSettings | None:
+    """What the verdicts of the last run were made with; ``None`` where there is no matrix.
+
+    Of a run that was ended before its time, the number of trials may depend on what was seen of them.
+    """
+    earlier = _read(results / MATRIX_JSON)
+    settings = earlier.get("settings")
+    if not isinstance(settings, dict):
+        return None
+    baseline, margin = settings.get("baseline"), settings.get("margin")
+    return TriageSettings(
+        baseline=baseline if isinstance(baseline, str) else None,
+        margin=margin if isinstance(margin, float) and 0 < margin < 1 else MARGIN,
+        sequential=settings.get("sequential") is True or earlier.get("complete") is False,
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -40,6 +40,20 @@ _REQUIRED: Mapping[str, type] = {
     "exit_status": str,
 }
 
+#: What others are, where a record has them.
+_OPTIONAL: Mapping[str, tuple[type, ...]] = {
+    "cell": (str,),
+    "trial_index": (int,),
+    "started_at": (str,),
+    "wall_clock_sec": (int, float),
+    "host": (str,),
+    "env": (dict,),
+    "artifacts": (dict,),
+}
+
+#: Texts of a failure.
+_FAILURE = ("phase", "kind", "type", "message", "traceback", "signal")
+
 #: How many folders above a trial file the results directory is at most: workload or test, and cell.
 _DEEPEST = 2
 
@@ -84,7 +98,7 @@ class Results:
         Raises:
             RequestError: it does not exist.
         """
-        if not path.exists():
+        if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
         self.folder = _results_directory(path)
@@ -95,7 +109,7 @@ class Results:
         """The trials, in the order of the names of folders and the numbers of files."""
         self.unreadable.clear()
         self.replays = 0
-        for path in [self.path] if self.path.is_file() else _trial_files(str(self.path)):
+        for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
             file = os.path.relpath(path, self.folder)
             try:
                 record = _load(path)
@@ -112,8 +126,32 @@ class Results:
 
     @property
     def _asks_for_replays(self) -> bool:
-        path = self.path.resolve()
-        return path.is_file() or path.name == "replay" or "replay" in path.relative_to(self.folder.resolve()).parts
+        below = Path(os.path.relpath(self.path, self.folder))
+        return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
+
+    def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
+        try:
+            with os.scandir(folder) as entries:
+                found = list(entries)
+        except OSError as error:
+            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), _words(error)))
+            return
+        numbers: list[tuple[int, str]] = []
+        folders: list[str] = []
+        for entry in found:
+            match = _FILE.fullmatch(entry.name)
+            if match is not None and entry.is_file():
+                numbers.append((int(match[1]), entry.path))
+            elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
+                folders.append(entry.name)
+        for _, path in sorted(numbers):
+            yield path
+        # At the top of a results directory are folders of workloads, which may have any name.
+        artifacts_here = bool(numbers) or depth > 0
+        for name in sorted(folders):
+            if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
+                yield from self._files(os.path.join(folder, name), depth + 1)
 
     def installed(self, digest: str) -> dict[str, str] | None:
         """All distributions with this digest, name -> version; ``None`` where no list of them lies here."""
@@ -173,30 +211,6 @@ def _results_directory(path: Path) -> Path:
     return next((place for place in places if any(place.glob("packages-*.json"))), folder)
 
 
-def _trial_files(folder: str, depth: int = 0) -> Iterator[str]:
-    """All trial files below a folder; no links to folders are followed, which could lead in circles."""
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError:
-        return
-    numbers: list[tuple[int, str]] = []
-    folders: list[str] = []
-    for entry in found:
-        match = _FILE.fullmatch(entry.name)
-        if match is not None and entry.is_file():
-            numbers.append((int(match[1]), entry.path))
-        elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
-            folders.append(entry.name)
-    for _, path in sorted(numbers):
-        yield path
-    # At the top of a results directory are folders of workloads, which may have any name.
-    artifacts_here = bool(numbers) or depth > 0
-    for name in sorted(folders):
-        if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
-            yield from _trial_files(os.path.join(folder, name), depth + 1)
-
-
 def _load(path: str | Path) -> Any:
     with open(path, "rb") as file:
         return json.loads(file.read())
@@ -211,6 +225,19 @@ def _problem(record: Any) -> str | None:
     for name, kind in _REQUIRED.items():
         if not isinstance(record.get(name), kind):
             return f"{name} is missing, or of another type than {kind.__name__}"
+    for name, kinds in _OPTIONAL.items():
+        if record.get(name) is not None and not isinstance(record[name], kinds):
+            return f"{name} is of another type than {kinds[-1].__name__}"
+    failure = record.get("failure")
+    failure = failure if isinstance(failure, dict) else {}
+    texts = {
+        "execution_env.name": record["execution_env"].get("name", ""),
+        **{f"mitigations_applied[{index}]": name for index, name in enumerate(record["mitigations_applied"])},
+        **{f"failure.{name}": failure[name] for name in _FAILURE if failure.get(name) is not None},
+    }
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            return f"{name} is of another type than str"
     if record["exit_status"] not in _STATUSES:
         return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
     return None

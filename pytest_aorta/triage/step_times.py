@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
@@ -24,6 +25,17 @@ class TrialSteps:
     def median_ms(self) -> float:
         """Of the steps that count."""
         return statistics.median(self.sorted_ms)
+
+    @cached_property
+    def mean_ms(self) -> float:
+        """Of the steps that count."""
+        return math.fsum(self.sorted_ms) / len(self.sorted_ms)
+
+    @cached_property
+    def squares(self) -> float:
+        """Sum of the squared deviations from the mean."""
+        mean = self.mean_ms
+        return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
 
 
 @dataclass(frozen=True)
@@ -69,11 +81,13 @@ def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
     """The steps of several trials; ``None`` where there are none."""
     if not trials:
         return None
-    pooled = sorted(each for trial in trials for each in trial.sorted_ms)
-    mean = math.fsum(pooled) / len(pooled)
+    pooled = sorted(chain.from_iterable(trial.sorted_ms for trial in trials))
+    mean = math.fsum(len(trial.sorted_ms) * trial.mean_ms for trial in trials) / len(pooled)
+    # Within trials and between them, so that of a trial nothing is computed twice.
+    squares = math.fsum(trial.squares + len(trial.sorted_ms) * (trial.mean_ms - mean) ** 2 for trial in trials)
     return StepSummary(
         mean_ms=mean,
-        std_ms=math.sqrt(math.fsum((each - mean) ** 2 for each in pooled) / max(1, len(pooled) - 1)),
+        std_ms=math.sqrt(squares / max(1, len(pooled) - 1)),
         min_ms=pooled[0],
         max_ms=pooled[-1],
         median_ms=statistics.median(pooled),

@@ -92,5 +92,4 @@ def verdict_of(comparison: Comparison, failures: int, margin: float) -> VerdictK
         return "reduces" if failures else "fixes"
     if comparison.p_adjusted < LEVEL and comparison.difference > 0:
         return "worse"
-    within = -margin <= comparison.interval.low and comparison.interval.high <= margin
-    return "no effect" if within else "undecided"
+    return "no effect" if comparison.interval.within(-margin, margin) else "undecided"

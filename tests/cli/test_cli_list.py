@@ -85,6 +85,8 @@ def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
         environments={"gone": {"venv": "no/such"}, "boxed": {"docker": "rocm/torch:7", "launcher": ["numactl", "-N0"]}},
     )
     shown = run("list", "mitigations", "environments", "--registry-file", "registry.json").output
+    from_variable = CliRunner(env={"PYTEST_AORTA_REGISTRY_FILE": "registry.json"})
+    assert from_variable.invoke(main, ["list", "mitigations", "environments"]).output == shown
     assert "hunter2" not in shown
     assert "sidecar:registry.json  NCCL_DEBUG=WARN HF_TOKEN=<redacted>" in shown
     assert "docker=rocm/torch:7 launcher=numactl -N0" in shown

@@ -67,14 +67,23 @@ def test_workloads_are_named_where_there_are_several() -> None:
     ]
 
 
-def test_of_many_cells_twenty_trials_are_shown_and_of_the_others_a_line() -> None:
-    shown, folds = folded(*(trials(f"m{number}", "F" * 200) for number in range(50)))
+def test_of_many_cells_twenty_trials_are_shown_and_of_each_way_to_fail_a_line() -> None:
+    shown, folds = folded(*(trials(f"m{n}", "F" * 100 + "C" * 100, signatures={"C": CRASH}) for n in range(50)))
     assert len(shown) == 20
     found = lines(folds)
-    assert found[0] == "... and 198 more like this in local-m0: trials 2-199 (each has its file)"
-    assert found[10] == "... and 200 in local-m10: loss is nan: trials 0-199 (each has its file)"
-    assert len(found) == 50
-    assert sum(len(fold.trials) for row in folds.values() for fold in row) == 50 * 200 - 20
+    assert found[0] == "... and 98 more like this in local-m0: trials 2-99 (each has its file)"
+    assert found[4] == "... and 98 more like this in local-m4: trials 2-99 (each has its file)"
+    assert found[5] == "... and 98 more like this in local-m0: trials 102-199 (each has its file)"
+    assert found[10:] == [
+        "... and 4500 in local-m5 and 44 other cells: loss is nan (each has its file)",
+        "... and 4500 in local-m5 and 44 other cells: SIGSEGV in run() (each has its file)",
+    ]
+
+
+def test_each_way_to_fail_is_shown_before_the_same_way_in_further_cells() -> None:
+    ways = {letter: replace(NAN, message=f"way {letter}") for letter in "ABCDEGHIJ"}
+    shown, _ = folded(*(trials(f"m{number}", "".join(ways) * 5, signatures=ways) for number in range(3)))
+    assert {name for name in shown if "m0" in name} == {f"aorta::gemm[local-m0-{index}]" for index in range(18)}
 
 
 def test_a_thousand_different_failures_are_not_a_thousand_lines() -> None:
@@ -84,7 +93,7 @@ def test_a_thousand_different_failures_are_not_a_thousand_lines() -> None:
     assert len(shown) == 20
     assert len(found) == 50
     assert found[0] == "... and 1 in local-none: way 20: trial 20 (each has its file)"
-    assert found[-1].startswith("... and 931 in 1 cell: 931 kinds of failures: trials 69-999")
+    assert found[-1] == "... and 931 in local-none: failed in 931 other ways: trials 69-999 (each has its file)"
 
 
 def test_what_a_trial_has_said_does_nothing_to_the_terminal() -> None:
@@ -105,7 +114,13 @@ def test_what_is_no_trial_is_shown() -> None:
 def test_every_failure_is_shown_or_counted_once(cells: list[str]) -> None:
     facts = [trials(f"m{n}", outcomes, signatures={"C": CRASH}) for n, outcomes in enumerate(cells)]
     shown, folds = folded(*facts)
-    counted = [f"aorta::gemm[{fold.cell}-{index}]" for row in folds.values() for fold in row for index in fold.trials]
+    counted = [
+        f"aorta::gemm[{cell}-{index}]"
+        for row in folds.values()
+        for fold in row
+        for cell, numbers in fold.trials.items()
+        for index in numbers
+    ]
     failed = {nodeid(each) for cell in facts for each in cell if each.signature is not None}
     assert sorted([*shown, *counted]) == sorted(failed)
     assert set(folds) <= set(shown)

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_aorta.plugin.compat import (
     GeneratedFunction,
+    SkippedItem,
     fixture_definitions,
     general_timeout,
     longrepr_of,
@@ -180,6 +181,29 @@ def test_pytest_timeout_keeps_its_limit_for_all_tests_in_its_config(
 
 def test_without_pytest_timeout_there_is_no_limit(pytester: pytest.Pytester) -> None:
     assert general_timeout(pytester.parseconfigure("-p", "no:timeout")) is None
+
+
+def test_what_an_item_that_does_not_run_would_have_torn_down_is_torn_down(pytester: pytest.Pytester) -> None:
+    """Without ``SetupState.teardown_exact``, the item after those for which there was no time cannot be set up."""
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_aorta.plugin.compat import tear_down_before
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_protocol(item, nextitem):
+            if item.name == "test_omitted":
+                tear_down_before(item, nextitem)
+                return True
+        """
+    )
+    pytester.makepyfile(test_a="def test_one(): pass\ndef test_omitted(): pass", test_b="def test_two(): pass")
+    pytester.runpytest("-p", "no:aorta").assert_outcomes(passed=2)
+
+
+def test_a_skip_of_ours_is_a_skip() -> None:
+    """Without ``_pytest.outcomes.Skipped``, trials that are not needed would be errors."""
+    assert issubclass(SkippedItem, pytest.skip.Exception)
 
 
 def test_width_of_a_text_in_a_terminal() -> None:

@@ -111,6 +111,13 @@ def test_what_ends_ahead_of_its_item_is_not_waited_for() -> None:
     assert state.left(now=20.0) == 10.0
 
 
+def test_a_test_that_chooses_its_workload_when_it_runs_is_counted_once() -> None:
+    state = expecting(None, None, None)
+    finish(state, 0, NONE, 10.0)
+    start(state, 1, NONE, begun=10.0)
+    assert state.left(now=10.0) == 10.0 + 10.0
+
+
 def test_an_item_that_was_skipped_has_no_trial() -> None:
     state = expecting(NONE, NONE)
     state.item_over("item 0", ran=False)

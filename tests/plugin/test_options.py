@@ -109,6 +109,7 @@ GIVEN = {
     "nproc": ("2", "3", "4"),
     "seed": ("0", "1", "2"),
     "replay": ("a.json", "results", "c.json"),
+    "report": ("a.html", "b.html", "c.html"),
     "elastic": ("max_restarts=1", "nnodes=1:2", "tee=0:3,1:1"),
     "launcher": ("elastic", "torchrun", "external"),
     "order": ("grouped", "random", "interleaved"),
@@ -116,6 +117,12 @@ GIVEN = {
     "slots": ("2", "3", "4"),
     "devices": ("0", "0-1", "0,2"),
     "host": ("popen", "ssh=a", "ssh=b"),
+    "baseline": ("a", "local-b", "c"),
+    "margin": ("0.1", "0.2", "0.3"),
+    "duration": ("8h", "90s", "1h30m"),
+    "gate": ("failures<1", "failure_rate(a)<=2%", "verdict!=worse"),
+    "minimize": ("a,b", "c", "d"),
+    "max-trials": ("2", "3", "4"),
     "registry-file": ("/x", "/y", "/z"),
 }
 
@@ -343,17 +350,21 @@ def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Option, text: st
 
 #: What each option says is valid. A test further up has the same texts, each with a mistake.
 VALID = {
-    **dict.fromkeys(("trials", "steps", "nproc"), "a whole number of at least 1"),
+    **dict.fromkeys(("trials", "steps", "nproc", "max-trials"), "a whole number of at least 1"),
     **dict.fromkeys(("timeout", "stall-timeout"), "a number of seconds above 0"),
     **dict.fromkeys(
         ("memory", "log-limit"), "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"
     ),
-    **dict.fromkeys(("workload", "environment", "results-dir", "host", "registry-file"), "a name"),
-    **dict.fromkeys(("mitigations", "collect"), "names separated by commas"),
+    **dict.fromkeys(("workload", "environment", "results-dir", "host", "registry-file", "baseline"), "a name"),
+    **dict.fromkeys(("mitigations", "collect", "minimize"), "names separated by commas"),
     "grace": "a number of seconds, 0 for none",
     "preload": "auto, none, or names of modules separated by commas, such as torch,numpy",
     "slots": "a whole number of at least 1, or auto",
     "own-cores": "true or false",
+    "until-decided": "true or false",
+    "margin": "a number above 0 and below 1, such as 0.1",
+    "report": "the path of a file",
+    "duration": "a duration such as 8h, 1h30m, 90s, or a number of seconds above 0",
     "devices": "a list such as 0-3 or 0,2-4, or none",
     "replay": "the path of a trial file, or of a folder with some",
     "resume": "true or false",
@@ -397,6 +408,8 @@ def test_what_is_no_value_is_answered_by_what_is_valid(each: Option, text: str) 
         assert answer is None or answer.startswith(
             ("KEY=VALUE with a KEY of max_restarts, ", f"{text.split('=')[0].strip()}= ")
         )
+    elif each.name == "gate":  # says where
+        assert answer is None or answer.endswith("as in failure_rate<=0.02 or verdict(omp_1)==fixes")
     else:
         assert answer in (None, VALID[each.name])
 
@@ -495,3 +508,55 @@ def test_the_value_of_a_host_s_variable_is_not_repeated_either(host: str) -> Non
 )
 def test_of_a_host_all_but_the_values_of_its_variables_can_be_shown(host: str, shown: str) -> None:
     assert without_values(host) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("8h", 28800), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("90", 90), (" 0.5h ", 1800)],
+)
+def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> None:
+    assert option("duration").parse(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "8x", "h", "1m1h", "-1h", "1.2.3h", "8 hours", "inf", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a duration such as 8h, 1h30m, 90s"):
+        option("duration").parse(text)
+
+
+def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pytest.Pytester) -> None:
+    assert read(pytester, "--aorta-until-decided").trials == 200
+    assert read(pytester, "--aorta-minimize", "a").trials == 200
+    assert read(pytester, "--aorta-duration", "1h").trials == 10_000
+    cells = [word for number in range(40) for word in ("--aorta-mitigations", f"m{number}")]
+    assert read(pytester, "--aorta-duration", "1h", *cells).trials == 250
+    assert read(pytester, "--aorta-duration", "1h", *cells, *cells, *cells).trials == 100
+    assert read(pytester, "--aorta-duration", "1h", "--aorta-trials", "3").trials == 3
+
+
+def test_a_run_that_may_end_early_is_judged_sequentially(pytester: pytest.Pytester) -> None:
+    assert not read(pytester, "--aorta-trials", "3").triage.sequential
+    for arguments in (["--aorta-until-decided"], ["--aorta-duration", "8h"], ["--aorta-minimize", "a"]):
+        assert read(pytester, *arguments).triage.sequential
+
+
+def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
+    found = read(pytester, "--aorta-minimize", "a,b", "--aorta-mitigations", "c", "--aorta-max-trials", "50")
+    assert found.mitigations == (("c",), ("a", "b"))
+    assert (found.triage.baseline, found.max_trials) == ("c", 50)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--aorta-duration", "1h", "--aorta-order", "random"], "--aorta-order random and --aorta-duration: whole"),
+        (["--aorta-minimize", "a", "--aorta-until-decided"], "--aorta-minimize and --aorta-until-decided: use one"),
+        (
+            ["--aorta-minimize", "a", "--aorta-mitigations", "b", "--aorta-mitigations", "c"],
+            "--aorta-mitigations b and c: with --aorta-minimize, expected one other mitigation set",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        read(pytester, *arguments)

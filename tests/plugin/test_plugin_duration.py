@@ -24,7 +24,16 @@ class Short:
 """
 
 FOR_A_SECOND = (
-    *("--aorta-workload", "short", "--aorta-registry-file", "registry.json", "--aorta-duration", "1s"),
+    *(
+        "--aorta-workload",
+        "short",
+        "--aorta-registry-file",
+        "registry.json",
+        "--aorta-duration",
+        "1s",
+        "--aorta-trials",
+        "300",
+    ),
     *("--aorta-mitigations", "none", "--aorta-mitigations", "a", "--aorta-mitigations", "b"),
 )
 

@@ -122,6 +122,12 @@ def test_a_line_each_is_a_line_each(broken: Stage) -> None:
 
 
 @pytest.mark.slow
+def test_without_pytests_terminal_plugin_trials_fail_as_ever(broken: Stage) -> None:
+    assert broken.run_here(*RUN, "-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
+    assert len(broken.files()) == 9
+
+
+@pytest.mark.slow
 def test_under_xdist_it_is_the_same(broken: Stage) -> None:
     result = broken.run(*RUN, "-n", "2")
     assert counts(result) == {"failed": 5, "errors": 4}

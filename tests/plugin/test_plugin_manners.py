@@ -17,7 +17,7 @@ GEMM = ("--aorta-workload", "gemm")
 def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
     text = stage.run_here("--help").stdout.str()
     own = text.partition("\ntrials of workloads (pytest-aorta):\n")[2].partition("\n\n")[0]
-    flags = set(re.findall(r"^  --aorta-([a-z-]+)[= ]", own, re.MULTILINE))
+    flags = set(re.findall(r"^  --aorta-([a-z-]+)[= \n]", own, re.MULTILINE))
     assert flags >= {
         "workload",
         "trials",

@@ -157,10 +157,10 @@ def test_an_earlier_matrix_moves_to_the_history_with_its_trials(flaky: Stage) ->
 
 @pytest.mark.slow
 def test_the_history_of_matrices_is_bounded(flaky: Stage) -> None:
-    for _ in range(3):
+    for _ in range(4):
         flaky.run_here(*RUN, "--aorta-history", "1")
         flaky.run_here("flaky.py", "--aorta-history", "1")
-    assert len(list((flaky.results / ".history").rglob("matrix.json"))) <= 2
+    assert len(list((flaky.results / ".history").rglob("matrix.json"))) <= 3
 
 
 def test_tests_that_run_trials_have_a_matrix_and_others_write_nothing(flaky: Stage) -> None:

@@ -45,20 +45,21 @@ def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
     first, *found = rows(result.outlines)
     assert first[:2] == ["cell", "failed"]
     marked, widths, plain = "test_it.py::test_marked", "test_it.py::test_widths", "test_it.py::TestPlain::test_options"
-    counts = {
-        " ".join(words[: words.index("of") - 1]): words[words.index("of") + 1] for words in found if "of" in words
-    }
-    assert {name: count for name, count in counts.items() if "..." not in name} == {
-        "echo local-none": "2",
-        "local-none": "3",
-        "local-omp_1": "3",
-        f"{widths}[8] echo local-none width=8": "2",
-        f"{widths}[16] echo local-none width=16": "2",
-        f"{plain} echo local-none a=1": "2",
-        f"{plain} echo local-none a=2": "1",
-        f"{plain} echo SHADE local-none": "1",
-        "local-none #2": "1",
-    }
+    trials = [words for words in found if "of" in words]
+    counts = [(" ".join(words[: words.index("of") - 1]), words[words.index("of") + 1]) for words in trials]
+    assert sorted((name, count) for name, count in counts if "..." not in name) == sorted(
+        [
+            ("echo local-none", "2"),
+            ("local-none", "3"),
+            ("local-omp_1", "3"),
+            (f"{widths}[8] echo local-none width=8", "2"),
+            (f"{widths}[16] echo local-none width=16", "2"),
+            (f"{plain} echo local-none a=1", "2"),
+            (f"{plain} echo local-none a=2", "1"),
+            ("local-none", "1"),
+            ("local-none #2", "1"),
+        ]
+    )
     assert [marked, "echo"] in found
     assert any(line.startswith(plain) and "omp_1 text=x y" in line for line in result.outlines)
 

@@ -287,3 +287,13 @@ def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(stage: S
         """
     )
     assert names(stage, "repro.py") == ["repro.py::Repro[local-none-0]"]
+
+
+@pytest.mark.parametrize(("method", "missing"), [("run", "setup"), ("setup", "run")])
+def test_a_class_that_lacks_a_method_is_an_error_and_not_no_tests(stage: Stage, method: str, missing: str) -> None:
+    stage.write(lacking=f"from pytest_aorta import Workload\n\nclass Repro(Workload):\n    def {method}(self): pass\n")
+    result = stage.run_here("lacking.py")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(
+        [f"*no workload in lacking.py: Repro has no {missing}(); a Workload has setup() and run()"]
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.step_times import steady_steps
+from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables
 
 _OUTCOMES: dict[str, Outcome] = {".": "ok", "F": "failed", "T": "timeout", "E": "infrastructure", "-": "did not run"}
 
@@ -20,10 +21,12 @@ def trials(
     workload: str = "gemm",
     step_ms: tuple[float, ...] = (),
     signatures: dict[str, Signature] | None = None,
+    variables: WatchedVariables = NOT_WATCHED,
 ) -> list[TrialFacts]:
     """One trial per letter: ``.`` ok, ``F`` failed, ``T`` timeout, ``E`` infrastructure, ``-`` did not run.
 
     Other letters fail with the signature that ``signatures`` has for them. ``step_ms``: of each trial, by turns.
+    ``variables``: of each trial.
     """
     ways = {"F": NAN, "T": Signature("timeout", "run"), **(signatures or {})}
     key = CellKey(workload, f"{environment}-{mitigations.replace(',', '+')}")
@@ -40,6 +43,7 @@ def trials(
             steps=steady_steps([step_ms[index % len(step_ms)]] * 2) if step_ms else None,
             started_at=f"2026-01-01T00:{index // 60:02}:{index % 60:02}.000+00:00",
             wall_sec=1.0,
+            variables=variables,
         )
         for index, letter in enumerate(outcomes)
     ]

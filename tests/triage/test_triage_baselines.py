@@ -51,6 +51,11 @@ def test_a_cell_that_is_called_baseline_comes_first() -> None:
     assert set(chosen(found).values()) == {"baseline-rocm6-b"}
 
 
+def test_a_mitigation_that_is_called_baseline_comes_first() -> None:
+    found = choose_baselines(cells(trials("none", ".."), trials("baseline-xnack", "..")))
+    assert chosen(found) == {"local-none": "local-baseline-xnack"}
+
+
 def test_without_an_empty_set_the_first_cell_is_the_baseline() -> None:
     assert chosen(choose_baselines(cells(trials("b", ".."), trials("a", "..")))) == {"local-a": "local-b"}
 

@@ -147,5 +147,8 @@ def test_what_cannot_be_compared_is_one_clear_message(a: Path, b: Path, tmp_path
     (tmp_path / "link").symlink_to(a)
     with pytest.raises(RequestError, match="are the same"):
         compare_runs(a, tmp_path / "link")
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        compare_runs(a, tmp_path / "round")
     with pytest.raises(RequestError, match="lies in"):
         compare_runs(a / "gemm", a)

@@ -26,7 +26,7 @@ def test_of_several_the_one_that_is_not_slower_comes_first() -> None:
     slow, fast = trials("a", "." * 20, step_ms=(30.0, 31.0)), trials("b", "." * 20, step_ms=(10.0, 11.0))
     [sentence] = said(base, slow, fast)
     assert sentence.startswith("b fixes it: ")
-    assert sentence.endswith("So does a.")
+    assert sentence.endswith("So does a (slower).")
     [sentence] = said(base, slow)
     assert "its steps take 2.91 times as long, and a fault of timing can hide in that" in sentence
 

@@ -11,6 +11,7 @@ from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.triage.table import Triage, triage_of
+from pytest_aorta.triage.watched_variables import WatchedVariables
 
 SEQUENTIAL = TriageSettings(sequential=True)
 
@@ -52,6 +53,24 @@ def test_no_effect_and_worse_are_decisions() -> None:
     assert run.reasons()["local-bad"].startswith("decided: worse (")
     assert run.reasons()["local-same"].startswith("decided: no effect (")
     assert run.trials("local-bad") < run.trials("local-same") < 200
+
+
+def variables(**overlay: str) -> WatchedVariables:
+    """Of a trial in a plan that watches two; nothing names NEVER_READ."""
+    watched = ("NEVER_READ", "OMP_NUM_THREADS")
+    resolved = tuple((name, overlay.get(name)) for name in watched)
+    unset = tuple((name, None) for name in watched)
+    return WatchedVariables(watched, tuple(overlay.items()), unset, resolved, frozenset({"NEVER_READ"}))
+
+
+def test_for_inert_cells_alone_no_more_trials_are_run() -> None:
+    base = trials("none", "F" * 200, variables=variables())
+    inert = trials("inert", "F" * 200, variables=variables(NEVER_READ="1"))
+    run = Watched(base, inert, trials("omp_1", "." * 200, variables=variables(OMP_NUM_THREADS="1")))
+    assert run.trials("local-inert") <= run.trials("local-none") < 30
+    assert run.reasons()["local-inert"] == "inert? (named by nothing that is loaded), and all others decided"
+    assert "local-none" in run.reasons()
+    assert Watched(base[:40], inert[:40]).trials("local-inert") == 40
 
 
 def test_undecided_cells_go_on_to_the_end_and_so_does_their_baseline() -> None:

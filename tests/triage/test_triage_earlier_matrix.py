@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.triage_facts import trials
 
-from pytest_aorta.triage.earlier_matrix import was_looked_at
+from pytest_aorta.triage.earlier_matrix import settings_of, was_looked_at
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.matrix import MatrixText
 from pytest_aorta.triage.run_state import RunState
@@ -41,6 +41,12 @@ def test_once_looked_at_stays_looked_at(tmp_path: Path) -> None:
     assert was_looked_at(tmp_path, {NONE: 8})
 
 
+@pytest.mark.parametrize(("sequential", "complete"), [(False, True), (True, True), (False, False)])
+def test_a_later_reader_judges_as_the_run_did(tmp_path: Path, sequential: bool, complete: bool) -> None:
+    leave(tmp_path, planned=8, sequential=sequential, complete=complete)
+    assert settings_of(tmp_path) == TriageSettings(sequential=sequential or not complete)
+
+
 def test_other_cells_do_not_matter(tmp_path: Path) -> None:
     leave(tmp_path, planned=4)
     assert not was_looked_at(tmp_path, {replace(NONE, workload="fsdp"): 8})
@@ -51,3 +57,4 @@ def test_what_is_no_matrix_says_nothing(tmp_path: Path, content: str | None) -> 
     if content is not None:
         (tmp_path / "matrix.json").write_bytes(content.encode(errors="surrogateescape"))
     assert not was_looked_at(tmp_path, {NONE: 8})
+    assert settings_of(tmp_path) is None

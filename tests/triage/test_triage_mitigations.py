@@ -167,7 +167,7 @@ def test_nothing_is_claimed_where_something_else_may_have_read_it() -> None:
         {"end": {"unsearched": ["libgone.so"]}},
         {"requested": {"launcher": ["numactl", "--cpunodebind=0"]}},
     ):
-        assert not judged(NONE, Cell("tf32_off", TF32.sets, unnamed=["DISABLE_TF32"], **changes))[  # type: ignore[arg-type]
+        assert not judged(NONE, Cell("tf32_off", TF32.sets, unnamed=["DISABLE_TF32"], **changes))[
             "local-tf32_off"
         ].is_inert
 

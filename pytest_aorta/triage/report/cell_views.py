@@ -147,7 +147,7 @@ def signature_views(
             one_line(signature.text),
             one_line(_kind(signature)),
             sum(map(len, cells.values())),
-            tuple(_links(labels[key], trials) for key, trials in cells.items()),
+            tuple(_links(label, cells[key]) for key, label in labels.items() if key in cells),
         )
         for signature, cells in found.items()
     ]

@@ -187,6 +187,7 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r"(\d\.\d)\d{2,}", r"\1", text)
     text = re.sub(r'^<svg[^>]* (viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
     text = text.replace("xlink:href", "href")
     for colour, variable in COLOURS.items():
         text = text.replace(colour, variable)

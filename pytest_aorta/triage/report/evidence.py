@@ -58,6 +58,12 @@ class Evidence:
     logs: tuple[tuple[str, str], ...]
     can_replay: bool
 
+    @property
+    def ended(self) -> str:
+        """``workload failed: exception in run``; ``timeout in run``."""
+        status = self.status.replace("_", " ")
+        return self.where if self.where.startswith(status) else f"{status}: {self.where}".removesuffix(": ")
+
 
 def evidence_of(record: Mapping[str, Any], file: str) -> Evidence:
     """``file``: of the record, relative to the results directory.

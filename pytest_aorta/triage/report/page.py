@@ -59,9 +59,9 @@ class Page:
     version: str = __version__
 
     @property
-    def failing(self) -> int:
-        """Trials that are not ok."""
-        return sum(trial.outcome != "ok" for trial in self.trials)
+    def most_drawn(self) -> int:
+        """Cells in a chart."""
+        return charts.MOST_CELLS
 
     @property
     def outcomes(self) -> list[str]:

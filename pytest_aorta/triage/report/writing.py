@@ -43,17 +43,18 @@ def write_report(
         results: a results directory.
         output: the file.
         against: results of another run, to compare environments with.
-        settings: of the verdicts.
+        settings: of the verdicts; by default those of the last run, which its ``matrix.json`` has.
 
     Raises:
         RequestError: a library is missing; there are no trials; the baseline is no cell; the file cannot be written.
     """
     check_libraries()
     check_output(output)
+    from pytest_aorta.triage.earlier_matrix import settings_of
     from pytest_aorta.triage.report.material import read_material
     from pytest_aorta.triage.report.page import page_of
 
-    material = read_material(results, settings)
+    material = read_material(results, settings or settings_of(results))
     if settings is not None and settings.baseline is not None:
         cells = [(cell.key.cell, cell.mitigations) for cell in material.triage.cells]
         check_baseline(settings.baseline, cells, "--baseline")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +44,7 @@ class SequentialTest:
     """The comparison of one cell with its baseline, pair by pair.
 
     The result depends on the pairs and their order alone, not on when it is looked at. A pair costs nothing until the
-    comparison is asked for; then about 0.1 ms, and half of that where many pairs have come since the last time.
+    comparison is asked for; then about 0.15 ms, and half of that where many pairs have come since the last time.
     """
 
     def __init__(self, margin: float, level: float = 0.95) -> None:
@@ -70,10 +71,10 @@ class SequentialTest:
         at_most, at_least = process.bets.at_most, process.bets.at_least
         against_at_most, against_at_least = process.peaks
         p_higher, p_above_lower_margin = (
-            exp(-against_at_most[at_most.index(difference)]) for difference in (0, -self._margin)
+            exp(-against_at_most[bisect_left(at_most, difference)]) for difference in (0, -self._margin)
         )
         p_lower, p_below_upper_margin = (
-            exp(-against_at_least[at_least.index(difference)]) for difference in (0, self._margin)
+            exp(-against_at_least[bisect_left(at_least, difference)]) for difference in (0, self._margin)
         )
         # Each end errs with half the probability.
         needed = log(2 / (1 - self._level))
@@ -110,10 +111,9 @@ def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
 def sequential_comparison(
     base: Sequence[bool], cell: Sequence[bool], margin: float, level: float = 0.95
 ) -> SequentialComparison:
-    """The comparison of trials that are all known: the k-th of the baseline with the k-th of the cell; True is a
-    failure.
+    """The comparison of trials that are all known; True is a failure.
 
-    What one side has more than the other is not used.
+    The k-th of the baseline is paired with the k-th of the cell; what one side has more than the other is not used.
     """
     pairs = min(len(base), len(cell))
     test = SequentialTest(margin, level)

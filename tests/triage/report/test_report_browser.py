@@ -102,7 +102,7 @@ def test_an_address_shows_another_reader_the_same(browser: Browser, report: Path
 def test_a_link_to_a_trial_opens_it_also_past_a_filter(browser: Browser, report: Path) -> None:
     browser.open(report, "#outcome=ok")
     browser.click(".signatures a.trial[href='#train/local-none/trial_4']")
-    assert browser.texts("tbody.chosen summary") == ["ended by SIGSEGV in run()"]
+    assert browser.texts("tbody.chosen summary") == ["ended by SIGSEGV"]
     assert browser.js("document.querySelector('tbody.chosen details').open")
     assert browser.fragment == "trial=train%2Flocal-none%2Ftrial_4"
     for fragment in ("#trial=train%2Flocal-none%2Ftrial_4", "#train/local-none/trial_4"):
@@ -173,7 +173,7 @@ def test_hostile_texts_are_texts(browser: Browser, tmp_path: Path) -> None:
     failure = {"phase": "run", "kind": "exception", "type": HOSTILE, "message": HOSTILE * 3, "traceback": HOSTILE}
     logs = {"stdout": f"{HOSTILE}\udc80" + "x" * 100_000}
     write_cell(results, "none", "F", logs=logs, overlay={"A": HOSTILE}, failure=failure, host=HOSTILE, cell=HOSTILE)
-    write_cell(results, "evil", ".", workload="evil \"><b>'&", number=1)
+    write_cell(results, "evil", ".", workload="evil \"><b>'&", place=1)
     write_report(results, output)
     browser.open(output, width=360)
     browser.click("#all summary")

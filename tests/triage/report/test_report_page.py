@@ -122,7 +122,7 @@ def test_what_differs_between_environments_is_in_words(tmp_path: Path) -> None:
     for results, version in ((before, "2.12.0"), (after, "2.13.0")):
         env = {"torch": {"version": version}, "process": {"pid": 1}, "env_vars": {}}
         write_cell(results, "none", "F.F.", env=env)
-        write_cell(results, "omp_1", "....", number=1, env={**env, "env_vars": {"OMP_NUM_THREADS": "1"}})
+        write_cell(results, "omp_1", "....", place=1, env={**env, "env_vars": {"OMP_NUM_THREADS": "1"}})
     text = words(written(after, before))
     assert "OMP_NUM_THREADS unset -> 1" in text
     assert "torch 2.12.0 -> 2.13.0" in text
@@ -153,10 +153,11 @@ def test_the_history_and_files_of_trials_are_not_read(tmp_path: Path) -> None:
     assert "trials 1 trial in 1 cell" in words(written(tmp_path / "results"))
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
     ends = "F" * 50
     for number in range(20):
-        files = write_cell(tmp_path / "results", f"m{number}", ends, number=number, step_ms=20 + number)
+        files = write_cell(tmp_path / "results", f"m{number}", ends, place=number, step_ms=20 + number)
         for file in files:
             content = json.loads(file.read_text())
             content["failure"] = {**NAN, "message": f"loss is nan: {file} " * 40, "traceback": f"{file} <\n" * 400}

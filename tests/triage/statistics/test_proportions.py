@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import boschloo_exact
 
@@ -76,6 +76,7 @@ def test_boschloo_is_the_published_one() -> None:
     assert difference_p(74, 117, 31, 63) == pytest.approx(2 * 0.0355634, abs=1e-5)
 
 
+@settings(max_examples=40)
 @given(counts, counts)
 def test_p_is_that_of_scipy(cell: tuple[int, int], base: tuple[int, int]) -> None:
     table = np.array([[cell[0], base[0]], [cell[1] - cell[0], base[1] - base[0]]])

@@ -1,0 +1,112 @@
+"""``--aorta-report``: refused early where it cannot be written, and written whatever happens to the run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from support.stage import Stage, text
+
+VANISHING = """
+import shutil
+
+class Vanishing:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        shutil.rmtree("pages", ignore_errors=True)
+        return {"passed": True}
+"""
+
+
+def report(stage: Stage, name: str = "report.html") -> str:
+    return (stage.path / name).read_text()
+
+
+def test_a_run_ends_with_its_report(stage: Stage) -> None:
+    stage.write(
+        flaky="""
+        class Flaky:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                import os
+                assert "OMP_NUM_THREADS" in os.environ, "too many threads"
+                return {"passed": True, "step_times_ms": [1.5, 2.5, 9.0]}
+        """
+    )
+    cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
+    result = stage.run("flaky.py", "--aorta-trials", "4", *cells, "--aorta-report", "report.html")
+    result.assert_outcomes(passed=4, failed=4)
+    assert "report: report.html" in result.outlines
+    page = report(stage)
+    assert "8 trials in 2 cells" in page
+    assert page.count("<details") == 4
+    assert "too many threads" in page
+    assert "--aorta-report" not in next(line for line in result.outlines if line.startswith("run it again:"))
+
+
+def test_an_interrupted_run_has_a_report_of_what_is_over(stage: Stage) -> None:
+    from support.workloads import WAITS
+
+    stage.write(waits=WAITS)
+    process = stage.start("waits.py", "--aorta-trials", "4", "--aorta-report", "r.html", env={"WAIT_IN": "run"})
+    stage.wait_until((stage.path / "waiting").exists)
+    output = stage.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "report: r.html" in output
+    assert "3 trials in 1 cell" in report(stage, "r.html")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nowhere/r.html", "--aorta-report nowhere/r.html: the folder * does not exist; expected the path of*"),
+        (".", "--aorta-report .: * is a folder; expected the path of an HTML file"),
+        (" ", "*--aorta-report: ' ' is not valid; expected the path of a file"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_trial(
+    stage: Stage, value: str, message: str
+) -> None:
+    stage.write(vanishing=VANISHING)
+    result = stage.run_here("vanishing.py", "--aorta-report", value)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{message}"])
+    assert not stage.results.exists()
+
+
+def test_a_missing_library_is_refused_before_the_first_trial(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.write(vanishing=VANISHING)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = stage.run_here("vanishing.py", "--aorta-report", "r.html")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*needs jinja2, which is not installed: pip install 'pytest-aorta[[]report]'"])
+    assert not stage.results.exists()
+
+
+def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(stage: Stage) -> None:
+    stage.write(vanishing=VANISHING)
+    (stage.path / "pages").mkdir()
+    result = stage.run("vanishing.py", "--aorta-trials", "2", "--aorta-report", "pages/r.html", "-W", "error")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["not written: report */pages/r.html: the folder */pages does not exist*"])
+    assert set(stage.statuses().values()) == {"ok"}
+
+
+def test_a_run_without_trials_has_no_report(stage: Stage) -> None:
+    stage.write(vanishing=VANISHING)
+    result = stage.run_here("vanishing.py", "--aorta-report", "r.html", "-k", "nothing")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "not written" not in text(result)
+    assert not (stage.path / "r.html").exists()
+
+
+@pytest.mark.slow
+def test_workers_leave_it_to_their_controller(stage: Stage) -> None:
+    stage.write(vanishing=VANISHING)
+    result = stage.run("vanishing.py", "-n", "2", "--aorta-trials", "4", "--aorta-report", "r.html")
+    result.assert_outcomes(passed=4)
+    assert "4 trials in 1 cell" in report(stage, "r.html")
+    assert text(result).count("report: r.html") == 1
