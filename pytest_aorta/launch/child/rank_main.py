@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.store_process import LOOPBACK
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
+from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
 from pytest_aorta.runtime.zygotes.task_main import arm
@@ -43,6 +45,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     use_seed(seed)
     if payload["sockets"] is not None:
         _serve_flight_recorder(Path(payload["sockets"]))
+    connect_without_name_server(LOOPBACK)
     return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
 
 

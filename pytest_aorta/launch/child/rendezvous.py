@@ -35,10 +35,10 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
         return OneHost(run_id, options.master_addr, options.master_port)
     if options.rdzv_backend == "static":
-        return _static(options, run_id)
+        return _at_master(options, run_id)
     several = is_multi_node(options)
-    own_store = not several and options.rdzv_endpoint is None and options.rdzv_backend == "c10d"
-    at = f"{LOOPBACK}:{StoreProcess().port}" if own_store else options.rdzv_endpoint or f"{LOOPBACK}:0"
+    own_store = not several and options.rdzv_backend in (None, "c10d")
+    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or ""
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
         endpoint="{}:{}".format(*endpoint(options)) if several else at,
@@ -53,10 +53,12 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     return get_rendezvous_handler(parameters)
 
 
-def _static(options: ElasticOptions, run_id: str) -> RendezvousHandler:
-    """torch's rendezvous whose members are known in advance; on one host, that is this agent."""
-    at = options.rdzv_endpoint or f"{options.master_addr or LOOPBACK}:{options.master_port or free_port()}"
-    return get_rendezvous_handler(RendezvousParameters("static", at, run_id, *options.nnodes, rank=0))
+def _at_master(options: ElasticOptions, run_id: str) -> RendezvousHandler:
+    """What torch's ``static`` rendezvous is on one host; its own handler serves a store from a thread of the agent."""
+    if options.rdzv_endpoint is None:
+        return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port)
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    return OneHost(run_id, host, int(port))
 
 
 def free_port() -> int:
@@ -64,6 +66,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _store_here(at: str) -> str:
+    """Serve the store of a rendezvous on this host where torch's own agent would; the endpoint.
+
+    Where the port is taken, the store is there already, as for torch's agent.
+    """
+    host, _, port = at.rpartition(":")
+    if host not in ("localhost", LOOPBACK):
+        return at
+    try:
+        return f"{LOOPBACK}:{StoreProcess(int(port)).port}"
+    except OSError:
+        return f"{LOOPBACK}:{port}"
 
 
 def address_towards(host: str, port: int) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from pytest_aorta.launch.child.name_service import ask_files_only, files_only
 from pytest_aorta.launch.child.torch_compat.stores import serve_store
 from pytest_aorta.runtime.zygotes import process_tree
 
@@ -23,31 +24,30 @@ LOOPBACK = "127.0.0.1"
 
 
 class StoreProcess:
-    """Serves a ``TCPStore`` on a free port of the loopback interface, until it is closed or this process ends.
+    """Serves a ``TCPStore`` on the loopback interface, until it is closed or this process ends.
 
     Attributes:
-        port: of the store.
+        port: of the store; a free one where 0 was asked for.
+
+    Raises:
+        OSError: the port is taken.
     """
 
-    def __init__(self) -> None:
-        receiving, sending = os.pipe()
+    def __init__(self, port: int = 0) -> None:
+        # torch itself would listen on all interfaces.
+        listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)
+        self.port = int(listening.getsockname()[1])
         agent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             with _no_return():
-                os.close(receiving)
-                _serve(agent, sending)
-        os.close(sending)
-        with os.fdopen(receiving, "rb") as pipe:
-            port = pipe.read()
-        if not port:
-            self.close()
-            raise RuntimeError("the process of the store for the ranks could not start; its log says why")
-        self.port = int(port)
+                _serve(agent, listening)
+        listening.close()
 
     def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
         """A client of the store, which has no thread."""
-        return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
+        with files_only():
+            return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """End it."""
@@ -70,17 +70,13 @@ def _no_return() -> Iterator[None]:
         os._exit(1)
 
 
-def _serve(agent: int, port_to: int) -> None:
+def _serve(agent: int, listening: socket.socket) -> None:
     process_tree.die_with_parent(agent)
     # The ranks may need it until they have ended, and its stacks say nothing about them.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.unregister(process_tree.STACK_SIGNAL)
-    # Torch itself would listen on all interfaces, with IPv6, and libc asks a name server for the name of each peer that
-    # is an IPv4 address in IPv6: /etc/hosts does not have those.
-    listening = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
+    ask_files_only()
     store = serve_store(listening)
-    os.write(port_to, str(store.port).encode())
-    os.close(port_to)
-    while True:
+    while store is not None:
         signal.pause()

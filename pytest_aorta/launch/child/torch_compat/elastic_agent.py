@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -114,6 +115,8 @@ class HookedAgent(ReportingAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.on_start()
+        if self._start_method == "fork":
+            refuse_native_threads()
         started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
         # When a rank has failed, torch gives one that ignores SIGTERM 30 seconds, twice, whatever shutdown_timeout is.
@@ -156,6 +159,25 @@ class HookedAgent(ReportingAgent):
 def has_parameter(function: Callable[..., Any], name: str) -> bool:
     """Whether a function of torch's takes ``name``: versions differ, and builds of one version may as well."""
     return name in inspect.signature(function).parameters
+
+
+def refuse_native_threads() -> None:
+    """Called before this process forks ranks: one of its threads may hold a lock that they would never get.
+
+    Threads of Python's own are no danger: they hold the locks of Python objects only, and Python minds those.
+
+    Raises:
+        RuntimeError: a thread was started by a library.
+    """
+    native = len(os.listdir("/proc/self/task")) - threading.active_count()
+    if native > 0:
+        names = sorted(
+            Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")
+        )
+        raise RuntimeError(
+            f"the agent has {native} thread(s) that a library has started, among {', '.join(names)}: "
+            "ranks that it forks may hang; elastic option start_method=spawn starts them afresh"
+        )
 
 
 def _format_exception(record: logging.LogRecord) -> bool:
