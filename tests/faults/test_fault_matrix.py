@@ -61,8 +61,8 @@ def run(stage: Stage, workload: str, rows: Sequence[Row], *options: str) -> dict
     return {row: stage.trial(f"{workload}/trial_{index}.json") for index, row in enumerate(rows)}
 
 
-def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[str]:
-    """Rows whose record is not what the table says."""
+def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None, *, notes: bool = True) -> list[str]:
+    """Rows whose record is not what the table says, its ``notes`` included."""
     wrong = []
     for row, trial in found.items():
         failure = trial["failure"]
@@ -76,7 +76,7 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[
         if failure is not None and failure["rank"] != rank:
             wrong.append(f"{where}: rank {failure['rank']} instead of {rank}: {failure['message'][:300]}")
         details = str(trial["result"]["failure_details"])
-        if row.fault.note is not None and row.fault.note not in details:
+        if notes and row.fault.note is not None and row.fault.note not in details:
             wrong.append(f"{where}: nothing says {row.fault.note!r}: {details[:300]}")
         if (failure is None or row.phase == "cleanup") and not trial["result"]["metrics"]:
             wrong.append(f"{where}: the result is lost")
@@ -122,13 +122,16 @@ def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
 def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, launcher: str, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", launcher, "--aorta-timeout", "50", "--aorta-memory", "4G")
-    assert mistakes(run(stage, "FaultyRanks", rows, *options), rank=1) == []
+    found = run(stage, "FaultyRanks", rows, *options)
+    assert mistakes(found, rank=1, notes=launcher != "external") == []  # what rank 1 has left, only its pytest knows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "phase"), UNDER)
 def test_every_fault_of_a_rank_that_hangs(stage: Stage, launcher: str, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
+    if launcher == "external":  # the signal for the stacks may wake this one
+        rows = [row for row in rows if row.fault.name != "blocked_in_c_with_the_gil"]
     slots = () if launcher == "external" else ("--aorta-slots", "3")
     options = ("--aorta-launcher", launcher, *slots, "--aorta-timeout", TO_HANG[launcher])
     found = run(stage, "FaultyRanks", rows, *options)
