@@ -22,6 +22,7 @@ from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_records import records_of_attempt
 from pytest_aorta.launch.child.rendezvous import rendezvous
+from pytest_aorta.launch.child.store_process import close_stores
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
@@ -86,6 +87,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
         raise
+    close_stores()
     forward_events()
     send(ranks_event(_with_other_nodes(payload, options, agent, records())))
 

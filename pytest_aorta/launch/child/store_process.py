@@ -43,6 +43,7 @@ class StoreProcess:
             with _no_return():
                 _serve(agent, listening)
         listening.close()
+        _served.append(self)
 
     def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
         """A client of the store, which has no thread."""
@@ -50,11 +51,24 @@ class StoreProcess:
             return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End it."""
+        """End it; twice is harmless."""
+        if self not in _served:
+            return
+        _served.remove(self)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+#: Those that this process has started and not closed.
+_served: list[StoreProcess] = []
+
+
+def close_stores() -> None:
+    """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
+    for store in list(_served):
+        store.close()
 
 
 @contextlib.contextmanager
