@@ -54,7 +54,8 @@ class TrialPayload(WorkloadArgument):
     launcher. ``base_pid`` is added in the trial's process: the process with the variables that the launcher of the
     ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
-    ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by.
+    ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
+    file.
     """
 
     overlay: list[str]
@@ -62,7 +63,7 @@ class TrialPayload(WorkloadArgument):
     environment: EnvironmentData
     collect: list[str]
     place: dict[str, str]
-    sockets: str | None
+    sockets: str
     mode: Mode
     nproc: int
     trial_id: str
@@ -76,4 +77,5 @@ class TrialPayload(WorkloadArgument):
     watch_imports: bool
     timeout: float | None
     stall_timeout: float | None
+    source: str | None
     base_pid: NotRequired[int | None]

@@ -28,6 +28,9 @@ _TAIL_BYTES = 16_384
 #: Entries of ``failure_details`` shown.
 _DETAILS = 5
 
+#: Ends of the names of artifacts whose ends say nothing to a reader.
+_FOR_MACHINES = ("evidence.json", "collectives.json")
+
 #: Folders among the artifacts, whatever is in them.
 _FOLDERS = {"files": "its files", "tmp": f"its temporary files (kept for {KEPT_DAYS} days)"}
 
@@ -55,6 +58,8 @@ def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: py
     for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     for name, relative in record.artifacts.items():
+        if relative.endswith(_FOR_MACHINES):
+            continue
         tail = tail_of(paths.file_in(results).parent / relative)
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]

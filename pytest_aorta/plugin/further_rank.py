@@ -33,10 +33,15 @@ def is_further_node(config: pytest.Config) -> bool:
 
 
 class FurtherRankHooks:
-    """Hooks of ranks, and of nodes, other than 0."""
+    """Hooks of ranks, and of nodes, other than 0.
 
-    def __init__(self) -> None:
+    A rank leaves failed tests to rank 0: its exit status would have the launcher end rank 0 before its report. The exit
+    status of a node is for the user, or for srun.
+    """
+
+    def __init__(self, *, is_node: bool) -> None:
         self._stdout = sys.stdout
+        self._is_node = is_node
 
     def pytest_configure(self) -> None:
         """Have pytest's terminal reporter, which is made after this, write to nowhere."""
@@ -49,6 +54,6 @@ class FurtherRankHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Leave failed tests to rank 0: an exit status here would have the launcher end rank 0 before its report."""
-        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        """Leave failed tests of ranks to rank 0."""
+        if not self._is_node and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.OK

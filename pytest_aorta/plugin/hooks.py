@@ -38,8 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    if is_further_rank(config) or is_further_node(config):
-        config.pluginmanager.register(FurtherRankHooks(), "aorta_further_rank")
+    is_rank = is_further_rank(config)
+    if is_rank or is_further_node(config):
+        config.pluginmanager.register(FurtherRankHooks(is_node=not is_rank), "aorta_further_rank")
     elif not is_worker(config):
         config.pluginmanager.register(ReportHooks(config), "aorta_reports")
     if is_mentioned(config) and not config.option.help:

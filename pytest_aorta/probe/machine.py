@@ -12,6 +12,7 @@ import psutil
 from pytest_aorta.probe.cpu import cpu_caches, cpu_frequency, cpu_topology
 from pytest_aorta.probe.host_memory import numa_balancing, numa_nodes, transparent_huge_pages
 from pytest_aorta.probe.kernel_files import first_line
+from pytest_aorta.probe.own_name import own_name_lookup_ms
 from pytest_aorta.probe.redaction import redacted_command_line
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def host(guard: Guard) -> Facts:
         "host",
         {
             "hostname": lambda: uname.nodename,
+            "own_name_lookup_ms": own_name_lookup_ms,
             "kernel": lambda: uname.release,
             "kernel_version": lambda: uname.version,
             "kernel_command_line": kernel_command_line,

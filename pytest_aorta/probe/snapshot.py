@@ -65,8 +65,8 @@ class EnvSnapshot(BaseModel):
         partial: whether a probe failed.
         partial_reasons: one ``probe: ExceptionType: message`` per failed probe.
         parts_ms: milliseconds that each part took, by ``static.<section>`` (once per cell) and ``trial.<section>``.
-        host: hostname, kernel and its command line, CPU model, instruction sets, sockets, cores, caches and clock,
-            total memory, NUMA nodes, transparent huge pages.
+        host: hostname and how long its look-up takes, kernel and its command line, CPU model, instruction sets,
+            sockets, cores, caches and clock, total memory, NUMA nodes, transparent huge pages.
         runtime_context: container, control group limits, virtual or conda environment.
         python: version, executable, prefix.
         torch: how torch was built, the versions of its libraries, its thread counts at the start.

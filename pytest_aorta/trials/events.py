@@ -21,6 +21,8 @@ Phase = Literal["launch", "import", "setup", "run", "cleanup"]
 FailureKind = Literal["exception", "signal", "exit_code", "timeout", "stall", "result", "rank"]
 GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
 AttemptReason = Literal["failure", "membership"]
+#: Whether a rank that failed is what the trial's failure comes from, or has only followed.
+Blame = Literal["cause", "collateral", "unknown"]
 
 
 class FailureData(TypedDict):
@@ -76,18 +78,20 @@ class ProgressEvent(TypedDict):
 class RankData(TypedDict):
     """A ``RankRecord`` before it is recorded.
 
-    ``collateral``: the rank failed because of another one. ``progress``: the last step that it has reported.
+    ``collateral``: the rank failed because of another one. ``blame`` is ``None`` for a rank that has neither failed
+    nor let others wait. ``progress``: the last step that it has reported.
     """
 
     rank: int
-    local_rank: int
-    host: str
+    local_rank: int | None
+    host: str | None
     pid: int | None
     exit_code: int | None
     signal: str | None
     passed: bool | None
     failure: FailureData | None
     collateral: bool
+    blame: NotRequired[Blame | None]
     error_file: dict[str, Any] | None
     result: ResultData | None
     stdout: str | None
@@ -99,18 +103,23 @@ class RankData(TypedDict):
 
 
 class BeginEvent(TypedDict):
-    """A phase begins."""
+    """A phase begins. ``at``: seconds of ``time.time()``."""
 
     type: Literal["begin"]
     phase: Phase
+    at: NotRequired[float]
 
 
 class EndEvent(TypedDict):
-    """A phase has ended after ``sec`` seconds; that of a successful ``run`` has the result."""
+    """A phase has ended after ``sec`` seconds; that of a successful ``run`` has the result.
+
+    ``at``: seconds of ``time.time()``.
+    """
 
     type: Literal["end"]
     phase: Phase
     sec: float
+    at: NotRequired[float]
     result: NotRequired[ResultData]
     failure: NotRequired[FailureData]
 
@@ -199,12 +208,15 @@ class NotStartedEvent(TypedDict):
 class ExitEvent(TypedDict):
     """The process of a rank has ended; added to the rank's event log by the process that has waited for it.
 
-    ``overdue``: when the deadline passed (seconds of ``time.time()``), if it did.
+    ``overdue``: when the deadline passed (seconds of ``time.time()``), if it did; ``interrupted``: whether its
+    pytest has ended it; ``at``: when it ended.
     """
 
     type: Literal["over"]
     returncode: int | None
     overdue: float | None
+    interrupted: NotRequired[bool]
+    at: NotRequired[float]
 
 
 TrialEvent = (

@@ -89,7 +89,7 @@ class Lifecycle:
         return self._phase("cleanup", body)
 
     def _phase(self, phase: Phase, body: Callable[[], ResultData | None], reraise: bool = False) -> bool:
-        self.send({"type": "begin", "phase": phase})
+        self.send({"type": "begin", "phase": phase, "at": time.time()})
         end: EndEvent = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
         try:
@@ -104,7 +104,7 @@ class Lifecycle:
                 raise
             return False
         finally:
-            end["sec"] = time.perf_counter() - start
+            end["sec"], end["at"] = time.perf_counter() - start, time.time()
             self.send(end)
 
 

@@ -174,16 +174,22 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
     if seen.result is not None:
         if seen.rank_failure is not None:
             # Also where rank 0 has passed.
-            hung = seen.rank_failure["kind"] in ("timeout", "stall")
-            return "timeout" if hung else "workload_failed", seen.rank_failure
+            return _status_of(seen.rank_failure), seen.rank_failure
         if not seen.result["passed"]:
             return "workload_failed", unpassed_failure(seen.result)
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
+    if failure["phase"] in _BEFORE_WORK and failure["kind"] not in ("timeout", "stall"):
+        return "infrastructure_failed", failure
+    return _status_of(failure), failure
+
+
+def _status_of(failure: FailureData) -> ExitStatus:
+    """Of a failure of the workload's own phases. An agent that fails, or a rank that is lost, is not the workload's."""
     if failure["kind"] in ("timeout", "stall"):
-        return "timeout", failure
-    return ("infrastructure_failed" if failure["phase"] in _BEFORE_WORK else "workload_failed"), failure
+        return "timeout"
+    return "infrastructure_failed" if failure["kind"] == "rank" or failure["phase"] == "launch" else "workload_failed"
 
 
 def _failure(seen: Observed) -> FailureData | None:

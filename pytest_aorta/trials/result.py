@@ -18,7 +18,7 @@ from pydantic import (
 
 from pytest_aorta.registry.types import Engine
 from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
-from pytest_aorta.trials.events import AttemptReason, FailureKind, GroupStateName, Phase
+from pytest_aorta.trials.events import AttemptReason, Blame, FailureKind, GroupStateName, Phase
 from pytest_aorta.trials.execution import Isolation, Launcher, Resources
 from pytest_aorta.trials.limits import Limits
 
@@ -188,6 +188,7 @@ class RankRecord(_Record):
     result: ResultRecord | None = None
     failure: Failure | None = None
     collateral: bool = False
+    blame: Blame | None = None
     stdout: str | None = None
     stderr: str | None = None
     stacks: str | None = None

@@ -15,17 +15,17 @@ _before: str | None = None
 _TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 
-def use_for_agent(folder: str | None) -> None:
-    """Have this process, and an agent that it starts, make their temporary files in ``folder``, if there is one."""
+def use_for_agent(folder: str) -> None:
+    """Have this process, and an agent that it starts, make their temporary files in ``folder``, if it is one."""
     global _before
-    if folder is None:
+    if not os.path.isdir(folder):
         return
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         os.environ.setdefault(_TIMER_FILE, os.path.join(folder, "watchdog"))
     _before, tempfile.tempdir = tempfile.tempdir, folder
 
 
-def use_for_rank(folder: str | None) -> None:
+def use_for_rank(folder: str) -> None:
     """In a rank that was forked from that process: have ``tempfile`` look as it did before."""
-    if folder is not None:
+    if tempfile.tempdir == folder:
         tempfile.tempdir = _before

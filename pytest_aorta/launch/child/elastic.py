@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import traceback
 from pathlib import Path
 
 import torch
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.launch.child.agent_files import use_for_rank
 from pytest_aorta.launch.child.event_log import EventLogRelay, event_log
+from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
-from pytest_aorta.launch.child.rank_records import records_of_attempt
+from pytest_aorta.launch.child.rank_stacks import look_at_ranks
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.store_process import close_stores
 from pytest_aorta.launch.child.torch_agent import Agent
-from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
+from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.events import AttemptReason, RankData, Send
+from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.trials.events import AttemptReason, Send
 
 #: Seconds between two looks of the agent at its ranks.
 _MONITOR_INTERVAL = 0.01
@@ -48,66 +51,79 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     logs = RankLogs(folder, options.redirects, options.tee)
     relay = EventLogRelay(send)
 
-    def records() -> list[RankData]:
-        return records_of_attempt(folder, logs.attempt, nproc, agent.exits(), local=agent.ranks())
+    exchange = NodeExchange(options, payload["trial_id"])
+
+    def evidence(agent_end: AgentEnd | None = None) -> TrialEvidence:
+        return attempt_evidence(folder, max(0, logs.attempt), "elastic", payload["source"], agent=agent_end)
 
     def before_restart(reason: AttemptReason) -> None:
         forward_events()
-        send(attempt_event(logs.attempt, records(), reason))
+        trial = exchange.share(evidence(), agent.group_name(), last=False)
+        keep_evidence(folder, trial)
+        send(attempt_event(trial, reason))
 
     def forward_events() -> None:
         if not forked:  # the first rank has no channel; a forked one sends its events itself
             relay.forward(event_log(attempt_folder(folder, logs.attempt), min(agent.ranks())))
 
-    agent = Agent(
-        WorkerSpec(
-            role=options.role,
-            local_world_size=nproc,
-            rdzv_handler=rendezvous(options, payload["trial_id"]),
-            entrypoint=rank_main if forked else fresh_rank_main,
-            args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
-            max_restarts=options.max_restarts,
-            monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
-            master_addr=options.master_addr,
-            master_port=options.master_port,
-            local_addr=options.local_addr,
-        ),
-        logs,
-        start_method=options.start_method,
-        exit_barrier_timeout=options.exit_barrier_timeout,
-        grace=payload["grace"],
-        send=send,
-        before_restart=before_restart,
-        before_look=forward_events,
-    )
+    def before_stop(running: dict[int, int]) -> None:
+        look_at_ranks(evidence(), running, attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
+
+    error: dict[str, str] | None = None
     try:
-        agent.run(options.role)
+        agent = Agent(
+            WorkerSpec(
+                role=options.role,
+                local_world_size=nproc,
+                rdzv_handler=rendezvous(options, payload["trial_id"]),
+                entrypoint=rank_main if forked else fresh_rank_main,
+                args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
+                max_restarts=options.max_restarts,
+                monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+                master_addr=options.master_addr,
+                master_port=options.master_port,
+                local_addr=options.local_addr,
+            ),
+            logs,
+            start_method=options.start_method,
+            exit_barrier_timeout=options.exit_barrier_timeout,
+            grace=payload["grace"],
+            send=send,
+            before_restart=before_restart,
+            before_look=forward_events,
+            before_stop=before_stop,
+        )
+        error = reason_of(agent.run(options.role))
+        agent.record_exits()
+        forward_events()
     except SignalException as stop:
         # The trial is being ended, and its ranks have ended.
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
         raise
+    except Exception as raised:
+        traceback.print_exc()
+        error = describe_exception(raised)
+        if logs.attempt >= 0:
+            agent.record_exits()
     close_stores()
-    forward_events()
-    send(ranks_event(_with_other_nodes(payload, options, agent, records())))
+    end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
+    trial = evidence(end)
+    if logs.attempt >= 0:
+        trial = exchange.share(trial, agent.group_name())
+    found = judge(trial)
+    if found.failure is not None or found.cleanup is not None:
+        keep_evidence(folder, trial)
+    send(ranks_event(found))
 
 
-def _with_other_nodes(
-    payload: TrialPayload, options: ElasticOptions, agent: Agent, own: list[RankData]
-) -> list[RankData]:
-    """On node 0, the records of all nodes' ranks; on another node, send this node's ranks to node 0."""
-    if not is_multi_node(options):
-        return own
-    from pytest_aorta.launch.nodes.exchange import NodeExchange
-
-    try:
-        exchange = NodeExchange(*endpoint(options), options.rdzv_id or payload["trial_id"])
-        if node_rank(options) == 0:
-            return exchange.gather(options.nnodes[1], agent.world_size(), own)
-        exchange.send(node_rank(options), own)
-    except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the records
-        print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
-    return own
+def reason_of(result: RunResult | None) -> dict[str, str] | None:
+    """Why an agent has ended, as an error, where no rank has failed and none is done."""
+    if result is None:
+        return {"type": "RendezvousGracefulExitError", "message": "its rendezvous was closed before it could take part"}
+    if result.state is WorkerState.UNHEALTHY or (result.state is WorkerState.FAILED and not result.failures):
+        return {"type": "UnhealthyRanks", "message": "a rank is stuck in uninterruptible sleep (D-state)"}
+    return None
 
 
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:

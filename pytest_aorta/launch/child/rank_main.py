@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.rank_stacks import save_own_collectives
 from pytest_aorta.launch.child.store_process import LOOPBACK
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
@@ -43,10 +44,15 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     if not prepared:
         _import(payload, seed, log.send)
     use_seed(seed)
-    if payload["sockets"] is not None:
-        _serve_flight_recorder(Path(payload["sockets"]))
+    sockets = Path(payload["sockets"])
+    _serve_flight_recorder(sockets)
     connect_without_name_server(LOOPBACK)
-    return run_workload(payload, log.send, step_file(folder, rank), on_error=_write_error_file)
+
+    def on_error(error: BaseException) -> None:
+        _write_error_file(error)
+        save_own_collectives(error, folder, rank, sockets)
+
+    return run_workload(payload, log.send, step_file(folder, rank), on_error=on_error)
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child.event_log import event_log
+from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.rank_records import records_of_attempt
-from pytest_aorta.launch.child.script_events import read_exits
-from pytest_aorta.launch.child.torchrun import OUTLIVED, POLL_INTERVAL, failure_of_torchrun, local_rendezvous, poll
-from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
+from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll
+from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.elastic_options import DEFAULTS
-from pytest_aorta.trials.events import RankData, ResultData, Send
+from pytest_aorta.trials.events import ResultData, Send
 from pytest_aorta.trials.place_variables import NAMES, note_tmp
 
 _ORDER = "torchrun.json"
@@ -73,17 +73,18 @@ def run_script(payload: TrialPayload, send: Send) -> None:
                 ready = time.monotonic()
                 _send_ready(ready - started, send)
             while ready is not None and attempt < last_attempt(folder):
-                send(attempt_event(attempt, _records(folder, attempt, payload["nproc"])))
+                send(attempt_event(_evidence(payload, attempt)))
                 _send_ready(ready - started, send)
                 attempt += 1
             code = returncode or 0
-    event = ranks_event(_records(folder, attempt, payload["nproc"]) if ready is not None else [])
-    own = failure_of_torchrun(code, bool(ready))
-    if own is not None and (code < 0 or event["failure"] is None):
-        event["failure"] = own
-    elif ready is not None:
+    trial = _evidence(payload, attempt, code)
+    found = judge(trial)
+    if found.failure is not None:
+        keep_evidence(folder, trial)
+    event = ranks_event(found)
+    if ready is not None and (event["failure"] is None or event["failure"].get("rank") is not None):
         result: ResultData = {"passed": code == 0, "metrics": {"returncode": code}}
-        send({"type": "end", "phase": "run", "sec": time.monotonic() - ready, "result": result})
+        send({"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time(), "result": result})
     (folder / _ORDER).unlink(missing_ok=True)
     send(event)
     send({"type": "lived", "at": time.time()})
@@ -115,16 +116,6 @@ def _send_ready(sec: float, send: Send) -> None:
     send({"type": "begin", "phase": "run"})
 
 
-def _records(folder: Path, attempt: int, nproc: int) -> list[RankData]:
-    exits = read_exits(folder, attempt)
-    records = records_of_attempt(folder, attempt, nproc, exits)
-    for record in records:
-        failure, end = record["failure"], exits.get(record["rank"])
-        if end is None and failure is not None:
-            record["exit_code"] = None
-            failure |= {"kind": "signal", "exit_code": None, "message": OUTLIVED}
-        elif failure is not None and failure["kind"] == "signal" and end is not None and end["stopped"]:
-            failure["message"] = f"ended by {record['signal']}, which torchrun sent because of another rank"
-        if failure is not None and (end is None or end["stopped"]):
-            record["collateral"] = True
-    return records
+def _evidence(payload: TrialPayload, attempt: int, code: int = 0) -> TrialEvidence:
+    agent: AgentEnd = {"name": "torchrun", "returncode": code}
+    return attempt_evidence(Path(payload["folder"]), attempt, "script", payload["source"], agent=agent)

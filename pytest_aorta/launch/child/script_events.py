@@ -1,23 +1,19 @@
 """Event logs of the ranks of a user's script, written by the agent that has started them.
 
-A script sends no events, so the agent writes them in its place; and beside them, the exits of the ranks.
+A script sends no events, so the agent writes them in its place.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_files import attempt_folder, find_file, read_error_file
-from pytest_aorta.launch.child.rank_records import RankExit
 from pytest_aorta.launch.diagnosis.exit_reason import infer_exit_reason
+from pytest_aorta.launch.diagnosis.trial_evidence import RankExit
 from pytest_aorta.trials.events import EndEvent, EnvEvent
-
-#: Beside the event logs, and removed with them.
-_EXITS = "rank_ends.events"
 
 
 def record_start(folder: Path, attempt: int, rank: int, pid: int) -> None:
@@ -29,7 +25,7 @@ def record_start(folder: Path, attempt: int, rank: int, pid: int) -> None:
 def record_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
     """A rank has ended. ``folder`` is the trial's."""
     log = event_log(attempt_folder(folder, attempt), rank)
-    event: EndEvent = {"type": "end", "phase": "run", "sec": end["sec"]}
+    event: EndEvent = {"type": "end", "phase": "run", "sec": end["sec"], "at": end["at"]}
     if end["exitcode"] == 0:
         _append(log, {**event, "result": {"passed": True}}, {"type": "lived", "at": end["at"]})
     elif not end["stopped"]:
@@ -39,24 +35,6 @@ def record_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
         written = [files["error.json"], files["stderr.log"] if failure["kind"] == "exception" else None]
         failure["at"] = min([end["at"], *(path.stat().st_mtime for path in written if path is not None)])
         _append(log, {**event, "failure": failure})
-    _append(attempt_folder(folder, attempt) / _EXITS, {"rank": rank, **end})
-
-
-def read_exits(folder: Path, attempt: int, before: float = math.inf) -> dict[int, RankExit]:
-    """The exits of the ranks of an attempt ``before`` a time, as far as they were seen."""
-    exits = {}
-    try:
-        lines = (attempt_folder(folder, attempt) / _EXITS).read_text().splitlines()
-    except OSError:
-        return {}
-    for line in lines:
-        try:
-            end = json.loads(line)
-        except ValueError:
-            continue  # torn: the agent was ended as it wrote
-        if end["at"] <= before:
-            exits[end.pop("rank")] = end
-    return exits
 
 
 def _append(path: Path, *lines: Mapping[str, object]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from pytest_aorta.launch.child.attempt_log import write_exit, write_start, write_stop
+from pytest_aorta.launch.child.rank_evidence import left_early
+from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
-from pytest_aorta.launch.child.rank_records import RankExit
 from pytest_aorta.launch.child.torch_compat.elastic_agent import HookedAgent, ReportingAgent
+from pytest_aorta.launch.diagnosis.trial_evidence import RankExit
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName, Send
 
 
@@ -25,6 +30,7 @@ class Agent(HookedAgent):
         send: receives a ``GroupEvent`` for every state of the worker group.
         before_restart: called when all ranks of an attempt have ended that is not the last one.
         before_look: called each time before the agent looks at its ranks.
+        before_stop: called before the agent first asks ranks of an attempt to end, with the processes that still run.
     """
 
     def __init__(
@@ -38,11 +44,15 @@ class Agent(HookedAgent):
         send: Send,
         before_restart: Callable[[AttemptReason], None],
         before_look: Callable[[], None],
+        before_stop: Callable[[dict[int, int]], None],
     ) -> None:
         self.logs = logs
+        self._folder = Path(logs.root_log_dir)
+        self._recorded: set[int] = set()
         self._send = send
         self._before_restart = before_restart
         self._before_look = before_look
+        self._before_stop = before_stop
         super().__init__(
             spec,
             logs,
@@ -56,38 +66,65 @@ class Agent(HookedAgent):
         self._send(group_event(self, state, self.logs.attempt))
 
     def on_start(self) -> None:
-        """Use new log files."""
+        """Use new log files, and record which ranks c10d has given to this node."""
         self.logs.begin_attempt()
+        self._recorded.clear()
+        write_start(self._folder, self.logs.attempt, self.ranks(), self.world_size())
 
     def on_look(self) -> None:
-        """Let the trial look as well."""
+        """Record the exits since, and let the trial look as well."""
+        self.record_exits()
         self._before_look()
+
+    def on_stop(self) -> None:
+        """Record who has ended by itself, and let the trial look at those that have not."""
+        self.record_exits()
+        with contextlib.suppress(OSError):
+            write_stop(self._folder, self.logs.attempt)
+        workers = self.workers()
+        running = {
+            workers[local_rank].global_rank: process.pid
+            for local_rank, process in enumerate(self.processes())
+            if process.exitcode is None and process.pid is not None
+        }
+        self._before_stop(running)
 
     def on_restart(self, reason: AttemptReason) -> None:
         """Let the trial report the attempt."""
+        self.record_exits()
         self._before_restart(reason)
 
-    def exits(self) -> dict[int, RankExit]:
-        """How each rank of this attempt ended that has, by global rank.
+    def has_left(self, local_rank: int) -> bool:
+        """Whether its event log has no end."""
+        return left_early(attempt_folder(self._folder, self.logs.attempt), self.workers()[local_rank].global_rank)
+
+    def record_exits(self) -> None:
+        """Record how each rank of this attempt ended that has.
 
         torch itself reports one failed rank only: of two that end at once, the one whose number is lower, and so
         perhaps the peer of a crashed rank instead of that rank.
         """
         workers = self.workers()
-        return {
-            workers[local_rank].global_rank: {
+        for local_rank, process in enumerate(self.processes()):
+            if process.exitcode is None or local_rank in self._recorded:
+                continue
+            self._recorded.add(local_rank)
+            end: RankExit = {
                 "pid": process.pid,
                 "exitcode": process.exitcode,
                 "at": time.time(),
                 "stopped": process.pid in self.stopped,
             }
-            for local_rank, process in enumerate(self.processes())
-            if process.exitcode is not None
-        }
+            with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
+                write_exit(self._folder, self.logs.attempt, workers[local_rank].global_rank, end)
 
     def ranks(self) -> dict[int, int]:
         """Global to local ranks of this node, as of the last rendezvous."""
         return {worker.global_rank: worker.local_rank for worker in self.workers()}
+
+    def group_name(self) -> str:
+        """A name of the worker group that is the same on all its nodes: where its ranks meet."""
+        return "{}:{}".format(*self.master())
 
     def world_size(self) -> int:
         """Ranks of all nodes, as of the last rendezvous."""

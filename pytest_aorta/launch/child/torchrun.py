@@ -11,27 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log, pid_of, read_event_log
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log
+from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
-from pytest_aorta.launch.child.rank_records import RankExit, mark_outlived, records_of_attempt
-from pytest_aorta.launch.diagnosis.root_cause import attempt_event, ranks_event
+from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.events import FailureData, Phase, RankData, Send
-from pytest_aorta.trials.outcome import signal_name
+from pytest_aorta.trials.events import Send
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
 
 _PAYLOAD = "torchrun.json"
-_FAILURES = "torchrun_failures.json"
 _STATES = "torchrun_states.events"
+_ERROR = "torchrun_error.json"
 _LOGS = "torchrun"
-
-#: The failure of a rank whose end torchrun has not seen.
-OUTLIVED = "torchrun ended before this rank did"
 
 #: Seconds between two looks at torchrun and its ranks.
 POLL_INTERVAL = 0.02
@@ -47,7 +43,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
 
 def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) -> None:
     command = [
-        *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _FAILURES)),
+        *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _PAYLOAD)),
         *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload), *meeting),
         *("--log-dir", str(folder / _LOGS)),
         *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
@@ -57,28 +53,27 @@ def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) ->
         relay.forward(folder / _STATES)
         relay.forward(event_log(attempt_folder(folder, attempt), 0))
         while attempt < last_attempt(folder):
-            send(attempt_event(attempt, _records_before_restart(folder, attempt, payload["nproc"])))
+            trial = _evidence(payload, attempt)
+            keep_evidence(folder, trial)
+            send(attempt_event(trial))
             attempt += 1
             relay.forward(event_log(attempt_folder(folder, attempt), 0))
         code = returncode or 0
-    try:
-        failures = json.loads((folder / _FAILURES).read_text())
-    except (OSError, ValueError):
-        failures = {}
-    exits: dict[int, RankExit] = {int(rank): end for rank, end in failures.items()}
-    if exits:
-        ranks = set(range(payload["nproc"])) - set(exits)
-        exits |= _successful_exits(attempt_folder(folder, attempt), ranks)
-    records = records_of_attempt(folder, attempt, payload["nproc"], exits)
-    if code < 0:
-        mark_outlived(records, OUTLIVED)
-    event = ranks_event(records)
-    ready = any(record["pid"] is not None for record in records)
-    if code < 0 or (event["failure"] is None and event["cleanup"] is None):
-        event["failure"] = failure_of_torchrun(code, ready) or event["failure"]
-    for name in (_PAYLOAD, _FAILURES, _STATES):
+    relay.forward(folder / _STATES)
+    trial = _evidence(payload, attempt, code)
+    found = judge(trial)
+    if found.failure is not None or found.cleanup is not None:
+        keep_evidence(folder, trial)
+    for name in (_PAYLOAD, _STATES, _ERROR):
         (folder / name).unlink(missing_ok=True)
-    send(event)
+    send(ranks_event(found))
+
+
+def _evidence(payload: TrialPayload, attempt: int, code: int = 0) -> TrialEvidence:
+    agent: AgentEnd = {"name": "torchrun", "returncode": code}
+    with contextlib.suppress(OSError, ValueError):
+        agent["error"] = json.loads((Path(payload["folder"]) / _ERROR).read_text())
+    return attempt_evidence(Path(payload["folder"]), attempt, "torchrun", payload["source"], agent=agent)
 
 
 @contextlib.contextmanager
@@ -117,19 +112,6 @@ def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
             yield None
 
 
-def failure_of_torchrun(code: int, ready: bool) -> FailureData | None:
-    """A failure of torchrun itself; unless the ranks were ``ready``, it is one of the setup."""
-    phase: Phase = "run" if ready else "setup"
-    if code < 0:
-        name = signal_name(-code)
-        message = f"torchrun was ended by {name}"
-        return {"phase": phase, "kind": "signal", "signal": name, "message": message, "rank": None}
-    if code > 0:
-        message = f"torchrun ended with exit code {code}; see stderr"
-        return {"phase": phase, "kind": "exit_code", "exit_code": code, "message": message, "rank": None}
-    return None
-
-
 def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
@@ -148,35 +130,27 @@ def _agent_options(payload: TrialPayload) -> list[str]:
     return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 
 
-def _records_before_restart(folder: Path, attempt: int, nproc: int) -> list[RankData]:
-    """torchrun does not report how an attempt ended that is not the last; event logs and error files do."""
-    logs = {rank: read_event_log(attempt_folder(folder, attempt), rank) for rank in range(nproc)}
-    failed = [rank for rank, seen in logs.items() if not {"setup", "run"}.isdisjoint(seen.failures)]
-    return records_of_attempt(folder, attempt, nproc, {rank: {"exitcode": 1} for rank in failed})
-
-
-def _successful_exits(folder: Path, ranks: set[int]) -> dict[int, RankExit]:
-    """Of ``ranks`` that torchrun does not count as failed, those that are gone: they ended with exit code 0."""
-    pids = {rank: pid_of(read_event_log(folder, rank)) for rank in ranks}
-    return {rank: {"pid": pid, "exitcode": 0} for rank, pid in pids.items() if pid and not psutil.pid_exists(pid)}
-
-
-def torchrun_main(failures: Path, arguments: list[str]) -> int:
-    """torchrun's entry point, with its failures kept as data; the exit status that torchrun would have."""
+def torchrun_main(order: Path, arguments: list[str]) -> int:
+    """torchrun's entry point, which records how its ranks end; the exit status that torchrun would have."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
     from pytest_aorta.launch.child.torch_agent import reporting_agent
     from pytest_aorta.launch.child.torch_compat.elastic_agent import use_agent_in_torchrun
+    from pytest_aorta.launch.child.torch_compat.rank_context import use_context_in_torchrun
+    from pytest_aorta.launch.child.workload_context import WorkloadContext
 
-    use_agent_in_torchrun(reporting_agent(EventLogWriter(failures.with_name(_STATES)).send))
+    WorkloadContext.use(json.loads(order.read_text())["payload"])
+    use_context_in_torchrun(WorkloadContext)
+    use_agent_in_torchrun(reporting_agent(EventLogWriter(order.with_name(_STATES)).send))
     try:
         main(arguments)
     except ChildFailedError as error:
-        exits = {rank: {"pid": f.pid, "exitcode": f.exitcode, "at": f.timestamp} for rank, f in error.failures.items()}
-        failures.write_text(json.dumps(exits))
         print(error, file=sys.stderr)
         return 1
+    except Exception as error:
+        order.with_name(_ERROR).write_text(json.dumps(describe_exception(error)))
+        raise
     return 0
 
 

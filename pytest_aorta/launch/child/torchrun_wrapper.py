@@ -9,63 +9,43 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from pytest_aorta.launch.child.rank_files import attempt_folder
-from pytest_aorta.launch.child.rank_records import RankExit
+from pytest_aorta.launch.child.recording_context import RecordingContext
 from pytest_aorta.launch.child.script_events import record_exit, record_start
-from pytest_aorta.launch.child.torch_compat.rank_context import HookedContext, use_context_in_torchrun
+from pytest_aorta.launch.child.torch_compat.rank_context import use_context_in_torchrun
+from pytest_aorta.launch.diagnosis.trial_evidence import RankExit
 from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports in every rank.
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 
 
-class RecordingContext(HookedContext):
-    """Records when every rank of an attempt was started, and how it ended, below the trial's ``folder``."""
-
-    folder: ClassVar[Path]
-
-    def on_start(self, attempt: int) -> None:
-        """Make the folder of the attempt."""
-        self._attempt = attempt
-        self._recorded: set[int] = set()
-        attempt_folder(self.folder, attempt).mkdir(parents=True, exist_ok=True)
-        self._started = time.time()
+class ScriptContext(RecordingContext):
+    """Writes the event logs of the ranks as well, which a script does not."""
 
     def on_started(self) -> None:
         """Record the start of every rank."""
+        ranks = self.ranks()
         with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
-            for rank, process in self.processes().items():
-                record_start(self.folder, self._attempt, rank, process.pid)
+            for local_rank, process in self.processes().items():
+                record_start(self.folder, self.attempt, ranks[local_rank], process.pid)
 
-    def on_look(self, *, stopped: bool) -> None:
-        """Record the ranks that have ended since."""
-        for rank, process in self.processes().items():
-            if rank not in self._recorded and (code := process.poll()) is not None:
-                self._recorded.add(rank)
-                now = time.time()
-                end: RankExit = {
-                    "pid": process.pid,
-                    "exitcode": code,
-                    "at": now,
-                    "sec": now - self._started,
-                    "stopped": stopped,
-                }
-                with contextlib.suppress(OSError):
-                    record_exit(self.folder, self._attempt, rank, end)
+    def record(self, rank: int, end: RankExit) -> None:
+        """Record the end of a rank."""
+        record_exit(self.folder, self.attempt, rank, end)
+        super().record(rank, end)
 
 
 def main(order: dict[str, Any], arguments: list[str]) -> int:
     """Run torchrun; its exit status."""
     os.chdir(order["cwd"])
-    RecordingContext.folder, RecordingContext.stop_timeout = Path(order["folder"]), order["grace"]
-    use_context_in_torchrun(RecordingContext)
+    ScriptContext.folder, ScriptContext.stop_timeout = Path(order["folder"]), order["grace"]
+    use_context_in_torchrun(ScriptContext)
     before = os.environ.get("PYTHONPATH")
     bootstrap = {"folder": order["folder"], "signal": STACK_SIGNAL, "pythonpath": before, "sys_path": order["sys_path"]}
     os.environ["AORTA_BOOTSTRAP"] = json.dumps(bootstrap)

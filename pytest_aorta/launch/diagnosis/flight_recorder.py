@@ -9,35 +9,16 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pytest_aorta.launch.diagnosis.trial_evidence import LastCollective
 
 #: Seconds that a rank has for its answer.
 _PATIENCE = 1.0
 
 #: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
 _HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
-
-
-@dataclass(frozen=True)
-class LastCollective:
-    """The last collective that a rank has entered.
-
-    Attributes:
-        name: as the backend calls it, ``gloo:all_reduce``.
-        number: of the collectives of its process group, from 1.
-        group: description of the process group.
-    """
-
-    name: str
-    number: int
-    group: str
-
-    @property
-    def text(self) -> str:
-        """As messages have it."""
-        return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
 
 
 def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
@@ -66,7 +47,11 @@ def last_collective(trace: dict[str, Any]) -> LastCollective | None:
         return None
     last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
     group = (last.get("process_group") or ("", ""))[1]
-    return LastCollective(str(last.get("profiling_name")), int(last.get("collective_seq_id", 0)), str(group))
+    return {
+        "name": str(last.get("profiling_name")),
+        "number": int(last.get("collective_seq_id", 0)),
+        "group": str(group),
+    }
 
 
 class _Connection(http.client.HTTPConnection):

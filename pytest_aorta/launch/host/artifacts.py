@@ -14,7 +14,7 @@ from pytest_aorta.trials.place_variables import FILES
 STACKS = "stacks.log"
 
 #: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
-_KEPT = (".log", "error.json", "collectives.json")
+_KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from pytest_aorta.launch.child.event_log import pids_of_ranks
+from pytest_aorta.launch.child.rank_evidence import attempt_evidence, collectives_file, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.rank_records import mark_outlived, records_of_attempt
-from pytest_aorta.launch.child.script_events import read_exits
 from pytest_aorta.launch.diagnosis import flight_recorder
-from pytest_aorta.launch.diagnosis.hangs import explain_hang, read_collectives
-from pytest_aorta.launch.diagnosis.root_cause import ranks_event
+from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.diagnosis.stacks import locate, read_dump
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.host.artifacts import STACKS
-from pytest_aorta.launch.host.external_ranks import gather_rank_records, rank_folder, report_exit
+from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
+from pytest_aorta.launch.host.node_files import with_other_nodes
 from pytest_aorta.launch.host.rank_results import combined_result
-from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.outcome import Observed, after_step, exit_failure, place, signal_name
+from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -41,12 +40,12 @@ class Evidence:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
         if self._sockets is None:
             return
-        folder = self._last_attempt
+        folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank, pid in pids_of_ranks(folder).items():
             recorded = flight_recorder.request_trace(pid, self._sockets)
             if recorded is not None and recorded.get("entries"):
                 with contextlib.suppress(OSError):
-                    (folder / f"rank_{rank}.collectives.json").write_text(json.dumps(recorded))
+                    collectives_file(folder, rank).write_text(json.dumps(recorded))
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
@@ -64,53 +63,57 @@ class Evidence:
         else:
             self._read_overdue(overdue)
 
-    @property
-    def _last_attempt(self) -> Path:
-        return attempt_folder(self._folder, last_attempt(self._folder))
-
     def _exchange_with_ranks(self, overdue: float | None) -> None:
         """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
-            records = gather_rank_records(self._folder, self._seen.returncode, overdue)
-            stacks = {record["rank"]: rank_folder(self._folder, record["rank"]) / STACKS for record in records}
-            self._see_ranks(records, stacks.get, overdue)
+            source, stalled = self._cell.info.source, self._seen.stalled
+            code, interrupted = self._seen.returncode, self._seen.lost is not None
+            self._judge(gather_evidence(self._folder, code, source, overdue, stalled, interrupted=interrupted))
         else:
             with contextlib.suppress(OSError):
-                report_exit(self._folder, own_rank(), self._seen.returncode, overdue)
+                interrupted = self._seen.lost is not None
+                report_exit(self._folder, own_rank(), self._seen.returncode, overdue, interrupted=interrupted)
 
     def _read_orphans(self) -> None:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
-        if code is None or code >= 0 or is_multi_node(self._spec.execution.elastic):
-            return  # the ranks of one of several nodes were known to the agent alone
-        records = self._records()
-        mark_outlived(records, "the agent ended before this rank did")
-        self._seen.ranks = records
-        message = f"the agent was ended by {signal_name(-code)} in {place(self._seen.phase)}{after_step(self._seen)}"
-        failure = exit_failure(self._seen.phase, code, {"message": message})
-        self._seen.see({**ranks_event(records), "failure": {**failure, "rank": None}})
+        if code is not None and code < 0:
+            self._judge(self._evidence({"name": "the agent", "returncode": code}))
 
     def _read_overdue(self, overdue: float) -> None:
         """Where the agent was ended together with its ranks because of a limit."""
-        records = self._records(overdue)
-        found = {record["rank"]: self._folder.parent / record["stacks"] for record in records if record["stacks"]}
-        self._see_ranks(records, found.get, overdue)
+        trial = self._evidence(overdue=overdue)
+        elastic = self._spec.execution.elastic
+        if is_multi_node(elastic):
+            grace = self._spec.limits.grace
+            trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
+        self._judge(trial)
+        if is_multi_node(elastic) and not trial["ranks"]:
+            least, most = elastic.nnodes
+            self._seen.location = (
+                f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}: run the same pytest on each "
+                f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
+                "--aorta-elastic nnodes=MIN:MAX"
+            )
 
-    def _records(self, overdue: float | None = None) -> list[RankData]:
-        """Of the ranks of the last attempt, from their event logs."""
-        nproc = self._cell.plan.nproc
-        attempt = last_attempt(self._folder)
-        exits = {} if overdue is None else read_exits(self._folder, attempt, before=overdue)
-        late = {} if overdue is None else {rank: overdue for rank in range(nproc) if rank not in exits}
-        return records_of_attempt(self._folder, attempt, nproc, exits, overdue=late, stalled=self._seen.stalled)
+    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
+        """Of the last attempt."""
+        mode = self._cell.plan.mode
+        launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
+        if self._spec.workload.target == SCRIPT_TARGET:
+            launcher = "script"
+        source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
+        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
 
-    def _see_ranks(self, records: list[RankData], stacks: Callable[[int], Path | None], overdue: float | None) -> None:
-        if overdue is not None:
-            report = explain_hang(records, stacks, self._cell.info.source, read_collectives(self._last_attempt))
-            self._seen.location, self._seen.hung_rank = report.text, report.rank
-            if any(_hung_importing(record) for record in records if record["rank"] == report.rank):
+    def _judge(self, trial: TrialEvidence) -> None:
+        found = judge(trial)
+        if found.failure is not None or found.cleanup is not None:
+            keep_evidence(self._folder, trial)
+        self._seen.see(ranks_event(found))
+        if found.location is not None:
+            self._seen.location, self._seen.hung_rank = found.location, found.hung_rank
+            if any(_hung_importing(record) for record in found.ranks if record["rank"] == found.hung_rank):
                 self._seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
-        self._seen.see(ranks_event(records))
         self.combine_results()
 
     def combine_results(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
-from pytest_aorta.trials.events import ExitEvent, FailureData, RankData
+from pytest_aorta.launch.child.rank_evidence import RankFiles, rank_evidence
+from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.trials.events import ExitEvent, FailureData
 from pytest_aorta.trials.steps import step_file
 
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
@@ -25,12 +27,15 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
 
 
-def report_exit(folder: Path, rank: int, returncode: int | None, overdue: float | None = None) -> None:
+def report_exit(
+    folder: Path, rank: int, returncode: int | None, overdue: float | None = None, *, interrupted: bool = False
+) -> None:
     """Add the exit of this rank's child to its event log in its ``folder``, for rank 0.
 
-    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did.
+    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did; ``interrupted``: whether this
+    pytest has ended it.
     """
-    event: ExitEvent = {"type": "over", "returncode": returncode, "overdue": overdue}
+    event = _exit_event(returncode, overdue, interrupted)
     with event_log(folder, rank).open("a") as file:
         file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
 
@@ -47,19 +52,28 @@ def report_unstarted(folder: Path, rank: int, failure: FailureData) -> None:
         report_exit(folder, rank, 1)
 
 
-def gather_rank_records(
-    folder: Path, returncode: int | None, overdue: float | None = None, patience: float = _PATIENCE
-) -> list[RankData]:
-    """The records of all ranks of this host; ``returncode`` and ``overdue`` are those of rank 0.
+def gather_evidence(
+    folder: Path,
+    returncode: int | None,
+    source: str | None,
+    overdue: float | None = None,
+    stalled: float | None = None,
+    *,
+    interrupted: bool = False,
+    patience: float = _PATIENCE,
+) -> TrialEvidence:
+    """Of all ranks of this host; ``returncode``, ``overdue`` and ``interrupted`` are those of rank 0.
 
-    Ranks of other hosts are missing; what they break shows in rank 0's collectives.
+    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended.
+
+    Ranks of other hosts are not expected; what they break shows in rank 0's collectives.
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    ends: dict[int, ExitEvent] = {0: {"type": "over", "returncode": returncode, "overdue": overdue}}
+    ends = {0: _exit_event(returncode, overdue, interrupted)}
     give_up = time.monotonic() + patience
     while len(ends) < local and time.monotonic() < give_up:
         for rank in set(range(1, local)) - set(ends):
-            if (end := _exit_event(folder, rank)) is not None:
+            if (end := _read_exit(folder, rank)) is not None:
                 ends[rank] = end
         time.sleep(0.01)
 
@@ -67,19 +81,54 @@ def gather_rank_records(
         path = rank_folder(folder, rank) / f"{stream}.log"
         return path.relative_to(folder.parent).as_posix() if path.exists() else None
 
-    files = RankFiles(event_folder=lambda rank: rank_folder(folder, rank), log=log, error_file=lambda rank: None)
-    exits: dict[int, RankExit] = {
-        rank: {"exitcode": end["returncode"]} for rank, end in ends.items() if end["returncode"] is not None
-    }
-    late = {rank: end["overdue"] for rank, end in ends.items() if end["overdue"] is not None}
-    records = rank_records(files, {rank: rank for rank in range(local)}, exits, late)
+    files = RankFiles(
+        event_folder=lambda rank: rank_folder(folder, rank),
+        log=log,
+        error_file=lambda rank: None,
+        base=folder.parent,
+    )
+    ranks: list[RankEvidence] = []
+    for rank in range(local):
+        end = ends.get(rank)
+        seen = rank_evidence(files, rank, None if end is None else _exit_of(end), source)
+        heard = end is not None or seen["report"] is not None
+        ranks.append({**seen, "local_rank": rank, "host": socket.gethostname() if heard else None})
+        ranks[-1]["overdue"] = None if end is None else end["overdue"]
     for rank in ends.keys() - {0}:
         for file in (event_log, step_file):
             file(rank_folder(folder, rank), rank).unlink(missing_ok=True)
-    return records
+    return {
+        "launcher": "external",
+        "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "world_size": int(os.environ["WORLD_SIZE"]),
+        "ranks": ranks,
+        "stopped_at": None,
+        "overdue": None,
+        "stalled": stalled,
+        "agent": None,
+    }
 
 
-def _exit_event(folder: Path, rank: int) -> ExitEvent | None:
+def _exit_of(end: ExitEvent) -> RankExit | None:
+    if end["returncode"] is None or end["overdue"] is not None:
+        return None
+    found: RankExit = {"exitcode": end["returncode"], "stopped": end.get("interrupted", False)}
+    if "at" in end:
+        found["at"] = end["at"]
+    return found
+
+
+def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> ExitEvent:
+    return {
+        "type": "over",
+        "returncode": returncode,
+        "overdue": overdue,
+        "interrupted": interrupted,
+        "at": time.time(),
+    }
+
+
+def _read_exit(folder: Path, rank: int) -> ExitEvent | None:
     """The exit of another rank, once the last line of its event log has it."""
     try:
         lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()

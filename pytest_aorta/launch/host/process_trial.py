@@ -181,7 +181,7 @@ class ProcessTrial:
             "environment": spec.environment_data,
             "collect": list(spec.collect),
             "place": place.variables(spec.overlay),
-            "sockets": None if place.sockets is None else str(place.sockets),
+            "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
@@ -196,6 +196,7 @@ class ProcessTrial:
             "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
+            "source": cell.info.source,
         }
 
     def _is_forked(self) -> bool:

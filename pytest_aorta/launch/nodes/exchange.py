@@ -1,43 +1,69 @@
-"""The exchange of rank records between the nodes of a trial, through the store of their rendezvous."""
+"""The exchange of what is known of the ranks between the nodes of a trial, through the store of their rendezvous."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 
-from pytest_aorta.trials.events import RankData
+from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.trials.elastic_options import ElasticOptions
 
-#: Seconds that node 0 waits for the records of the other nodes, once its ranks have ended.
-_PATIENCE = 5.0
+#: Seconds that node 0 waits for the other nodes, once its ranks have ended; and before it starts them again.
+_PATIENCE, _PATIENCE_BEFORE_RESTART = 5.0, 2.0
 
 
 class NodeExchange:
-    """The records of one trial in the store."""
+    """What the nodes of one trial tell each other; for one node, nothing."""
 
-    def __init__(self, host: str, port: int, trial: str) -> None:
-        client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))  # type: ignore[attr-defined]
-        self._store = dist.PrefixStore(f"aorta/{trial}", client)  # type: ignore[attr-defined]
+    def __init__(self, options: ElasticOptions, trial_id: str) -> None:
+        self._options = options
+        self._name = options.rdzv_id or trial_id
+        self._connected: Any = None
 
-    def send(self, node: int, records: list[RankData]) -> None:
-        """Set the records of a node's ranks."""
-        self._store.set(f"node/{node}", json.dumps(records))
+    def share(self, trial: TrialEvidence, group: str, *, last: bool = True) -> TrialEvidence:
+        """On node 0, the evidence of all nodes; on another node its own, which is sent to node 0.
 
-    def gather(self, nodes: int, expected: int, own: list[RankData]) -> list[RankData]:
-        """The records of all ranks, in their order; without those of nodes that have sent none.
+        Ranks of which nothing has come in time stay without evidence; on another node than 0, they are left out.
 
         Args:
-            nodes: how many may have taken part.
-            expected: number of ranks in all.
-            own: records of this node's ranks.
+            trial: of this node.
+            group: name of the worker group, which is the same on all nodes and no other attempt's.
+            last: whether no attempt follows.
         """
-        found = {record["rank"]: record for record in own}
-        give_up = time.monotonic() + _PATIENCE
-        while len(found) < expected and time.monotonic() < give_up:
-            for node in range(1, nodes):
-                if self._store.check([f"node/{node}"]):
-                    found |= {record["rank"]: record for record in json.loads(self._store.get(f"node/{node}"))}
+        if not is_multi_node(self._options):
+            return trial
+        node = node_rank(self._options)
+        try:
+            if node == 0:
+                return with_ranks(trial, self._gather(trial, group, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
+            self._store().set(f"{group}/{node}", json.dumps(own_ranks(trial)["ranks"]))
+        except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the evidence
+            print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
+        return trial if node == 0 else own_ranks(trial)
+
+    def _store(self) -> Any:
+        if self._connected is None:
+            host, port = endpoint(self._options)
+            patience = timedelta(seconds=_PATIENCE)
+            client = dist.TCPStore(host, port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
+            self._connected = dist.PrefixStore(f"aorta/{self._name}", client)  # type: ignore[attr-defined]
+        return self._connected
+
+    def _gather(self, trial: TrialEvidence, group: str, patience: float) -> dict[int, RankEvidence]:
+        """Of the other nodes."""
+        found: dict[int, RankEvidence] = {}
+        waited_for = {rank["rank"] for rank in trial["ranks"] if not rank["started"]}
+        give_up = time.monotonic() + patience
+        while waited_for - found.keys() and time.monotonic() < give_up:
+            for node in range(1, self._options.nnodes[1]):
+                if self._store().check([f"{group}/{node}"]):
+                    ranks = cast(list[RankEvidence], json.loads(self._store().get(f"{group}/{node}")))
+                    found |= {rank["rank"]: rank for rank in ranks}
             time.sleep(0.02)
-        return [found[rank] for rank in sorted(found)]
+        return found

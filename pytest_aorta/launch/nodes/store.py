@@ -7,16 +7,30 @@ on node 0, and the next trial needs no other port.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from datetime import timedelta
 
+from pytest_aorta.launch.launch_mode import LaunchModeError
+
 
 class NodeStore:
-    """The process that serves the store; it ends with this one."""
+    """The process that serves the store; it ends with this one.
+
+    Raises:
+        LaunchModeError: the port is taken, so that the nodes would meet at another program's.
+    """
 
     def __init__(self, port: int) -> None:
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            raise LaunchModeError(
+                f"the nodes cannot meet at port {port} of this host: {error.strerror}; give a free port of node 0 with "
+                "--aorta-elastic rdzv_endpoint=HOST:PORT, on every node"
+            ) from None
         command = [sys.executable, "-m", __name__, str(port)]
         # The end of the pipe ends it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

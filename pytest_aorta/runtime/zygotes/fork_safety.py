@@ -25,10 +25,7 @@ def reasons_against_forking() -> list[str]:
     if names:
         reasons.append(f"started Python threads: {', '.join(sorted(names))}")
     give_up = time.monotonic() + _SETTLE
-    while (native := len(os.listdir("/proc/self/task")) - 1 - len(names)) > 0:
-        native -= _openblas_threads()
-        if native <= 0 or time.monotonic() > give_up:
-            break
+    while (native := native_threads()) > 0 and time.monotonic() <= give_up:
         time.sleep(0.01)
     if native > 0:
         reasons.append(f"started {native} native thread(s)")
@@ -38,6 +35,12 @@ def reasons_against_forking() -> list[str]:
     elif devices := open_gpu_devices():
         reasons.append(f"opened {', '.join(devices)}")
     return reasons
+
+
+def native_threads() -> int:
+    """How many threads of this process libraries have started that may hold a lock when it is forked."""
+    found = len(os.listdir("/proc/self/task")) - threading.active_count()
+    return found - _openblas_threads() if found > 0 else 0
 
 
 def _openblas_threads() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_events import returned
+from support.rank_events import returned
 
 from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log, pids_of_ranks, read_event_log
 from pytest_aorta.trials.events import TrialEvent

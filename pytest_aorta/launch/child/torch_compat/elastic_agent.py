@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -18,8 +17,10 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
+from pytest_aorta.runtime.zygotes.fork_safety import native_threads
 from pytest_aorta.trials.events import AttemptReason
 
 
@@ -57,6 +58,10 @@ class ReportingAgent(LocalElasticAgent):
         """The ranks of this node, as of the last rendezvous."""
         workers: list[Worker] = self._worker_group.workers
         return workers
+
+    def master(self) -> tuple[str | None, int | None]:
+        """Address and port at which the ranks of all nodes meet, as of the last rendezvous."""
+        return self._worker_group.master_addr, self._worker_group.master_port
 
     def restarts(self) -> int:
         """How often a failed rank has made the agent restart all."""
@@ -97,6 +102,7 @@ class HookedAgent(ReportingAgent):
         self._stop_timeout = stop_timeout
         #: Processes that the agent has asked to end.
         self.stopped: set[int] = set()
+        self._stopping = False
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_format_exception)
 
     def on_start(self) -> None:
@@ -104,6 +110,13 @@ class HookedAgent(ReportingAgent):
 
     def on_look(self) -> None:
         """The agent is about to look at its ranks."""
+
+    def on_stop(self) -> None:
+        """The agent is about to ask ranks of this attempt to end, for the first time."""
+
+    def has_left(self, local_rank: int) -> bool:
+        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
+        return False
 
     def on_restart(self, reason: AttemptReason) -> None:
         """All ranks of an attempt have ended, and will be started again."""
@@ -119,19 +132,38 @@ class HookedAgent(ReportingAgent):
             refuse_native_threads()
         started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
+        self._stopping = False
         # When a rank has failed, torch gives one that ignores SIGTERM 30 seconds, twice, whatever shutdown_timeout is.
         close, join = context.close, context._pc._join_procs_with_timeout
 
         def close_within_timeout(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+            self._note_stop()
             close(death_sig, min(timeout, self._stop_timeout))
 
-        def join_within_timeout(timeout: float) -> None:
-            # By now torch has signalled all that still run.
-            self.stopped |= {process.pid for process in self.processes() if process.pid and process.exitcode is None}
-            join(min(timeout, self._stop_timeout))
-
-        context.close, context._pc._join_procs_with_timeout = close_within_timeout, join_within_timeout
+        context.close = close_within_timeout
+        context._pc._join_procs_with_timeout = lambda timeout: join(min(timeout, self._stop_timeout))
+        for process in self.processes():
+            self._note_stop_before(process)
         return started
+
+    def _note_stop_before(self, process: BaseProcess) -> None:
+        terminate = process.terminate
+
+        def noted_terminate() -> None:
+            self._note_stop()
+            terminate()
+
+        process.terminate = noted_terminate  # type: ignore[method-assign]
+
+    def _note_stop(self) -> None:
+        """Before the first signal that ends ranks which still run."""
+        running = {process.pid for process in self.processes() if process.pid and process.exitcode is None}
+        if running and not self._stopping:
+            self._stopping = True
+            self.on_stop()
+            # Not those that have ended meanwhile.
+            running = {process.pid for process in self.processes() if process.pid and process.exitcode is None}
+            self.stopped |= running
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self.on_look()
@@ -140,9 +172,18 @@ class HookedAgent(ReportingAgent):
             # A rank that has called sys.exit(0) returns nothing, and torch would wait for that without end.
             # In this order: what an ended process has returned is there.
             if process.exitcode == 0 and context._ret_vals[local_rank].empty():
+                if local_rank not in context._return_values and self.has_left(local_rank):
+                    return self._fail(local_rank, process)
                 context._return_values.setdefault(local_rank, None)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
+
+    def _fail(self, local_rank: int, process: BaseProcess) -> RunResult:
+        """End the attempt because of a rank, as torch does where an exit code is not 0."""
+        context: Any = self._pcontext
+        context.close()
+        failure = ProcessFailure(local_rank, process.pid or 0, 0, context.error_files[local_rank])
+        return RunResult(WorkerState.FAILED, failures={self.workers()[local_rank].global_rank: failure})
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # torch restarts a group that is healthy for the sake of nodes that wait to take part.
@@ -162,21 +203,17 @@ def has_parameter(function: Callable[..., Any], name: str) -> bool:
 
 
 def refuse_native_threads() -> None:
-    """Called before this process forks ranks: one of its threads may hold a lock that they would never get.
+    """Called before this process forks ranks: a thread of a library may hold a lock that they would never get.
 
-    Threads of Python's own are no danger: they hold the locks of Python objects only, and Python minds those.
+    Threads of Python's own are no danger: they hold locks of Python objects only.
 
     Raises:
-        RuntimeError: a thread was started by a library.
+        RuntimeError: there is one.
     """
-    native = len(os.listdir("/proc/self/task")) - threading.active_count()
-    if native > 0:
-        names = sorted(
-            Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")
-        )
+    if (native := native_threads()) > 0:
         raise RuntimeError(
-            f"the agent has {native} thread(s) that a library has started, among {', '.join(names)}: "
-            "ranks that it forks may hang; elastic option start_method=spawn starts them afresh"
+            f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
+            "the elastic option start_method=spawn starts them afresh"
         )
 
 

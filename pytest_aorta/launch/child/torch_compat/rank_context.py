@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
 class HookedContext(SubprocessContext):
@@ -24,6 +25,13 @@ class HookedContext(SubprocessContext):
     def on_look(self, *, stopped: bool) -> None:
         """torchrun looks at its ranks; ``stopped``: it has asked those that still ran to end."""
 
+    def on_stop(self) -> None:
+        """torchrun is about to ask the ranks that still run to end."""
+
+    def has_left(self, local_rank: int) -> bool:
+        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
+        return False
+
     def processes(self) -> dict[int, Popen[bytes]]:
         """By local rank."""
         return {rank: handler.proc for rank, handler in self.subprocess_handlers.items()}
@@ -35,10 +43,16 @@ class HookedContext(SubprocessContext):
 
     def _poll(self) -> Any:
         self.on_look(stopped=False)
+        for local_rank, process in self.processes().items():
+            if process.poll() == 0 and local_rank in self._running_local_ranks and self.has_left(local_rank):
+                self._failures[local_rank] = ProcessFailure(local_rank, process.pid, 0, self.error_files[local_rank])
         return super()._poll()
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         self.on_look(stopped=False)
+        if any(process.poll() is None for process in self.processes().values()):
+            self.on_stop()
+            self.on_look(stopped=False)
         super()._close(death_sig, min(timeout, self.stop_timeout))  # type: ignore[arg-type]  # float will do
         self.on_look(stopped=True)
 

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_events import SETUP_DONE, raised, returned
+from support.rank_events import SETUP_DONE, raised, returned
 
+from pytest_aorta.launch.child.attempt_log import write_exit, write_start
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.child.rank_records import RankExit, RankFiles, rank_records
-from pytest_aorta.launch.diagnosis.root_cause import root_cause
+from pytest_aorta.launch.child.rank_evidence import attempt_evidence
+from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.events import RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
 
 
-def records_of(
+def judgement_of(
     folder: Path,
     logs: list[list[TrialEvent]],
     codes: dict[int, int] | None = None,
     at: dict[int, int] | None = None,
-) -> list[RankData]:
-    """Records of ranks with these event logs; ``codes`` as torch's agent saw them."""
+) -> Judgement:
+    """Of ranks with these event logs; ``codes`` as an agent saw them that does not say which ranks it has ended."""
+    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs))
     for rank, events in enumerate(logs):
-        log = EventLogWriter(event_log(folder, rank))
+        log = EventLogWriter(event_log(attempt_folder(folder, 0), rank))
         for event in events:
             log.send(event)
-    exits: dict[int, RankExit] = {
-        rank: {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)}
-        for rank, code in (codes or {}).items()
-    }
-    files = RankFiles(lambda rank: folder, lambda rank, name: f"rank_{rank}.{name}.log", lambda rank: None)
-    records = rank_records(files, {rank: rank for rank in range(len(logs))}, exits)
-    for record in records:
+    for rank, code in (codes or {}).items():
+        write_exit(folder, 0, rank, {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)})
+    found = judge(json.loads(json.dumps(attempt_evidence(folder, 0, "elastic", None))))
+    for record in found.ranks:
         RankRecord.model_validate(record)
-    return records
+    if found.failure is not None:
+        Failure.model_validate(found.failure)
+    return found
 
 
-def cause_of(records: list[RankData]) -> str | None:
-    failure = root_cause(records)
-    if failure is None:
-        return None
-    Failure.model_validate(failure)
-    return str(failure["message"])
+def records_of(*arguments: Any, **keywords: Any) -> list[RankData]:
+    return judgement_of(*arguments, **keywords).ranks
 
 
 def message_of(record: RankData) -> str | None:
@@ -52,13 +52,14 @@ def message_of(record: RankData) -> str | None:
 
 
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
-    records = records_of(tmp_path, [returned(True), returned(True)])
+    found = judgement_of(tmp_path, [returned(True), returned(True)])
 
+    records = found.ranks
     assert [record["failure"] for record in records] == [None, None]
     assert [record["exit_code"] for record in records] == [0, 0]
     assert [record["passed"] for record in records] == [True, True]
-    assert records[1]["stdout"] == "rank_1.stdout.log"
-    assert root_cause(records) is None
+    assert [record["blame"] for record in records] == [None, None]
+    assert found.failure is None
 
 
 def test_an_import_is_a_phase_of_a_rank_that_has_to_do_it(tmp_path: Path) -> None:
@@ -87,10 +88,11 @@ def test_a_signal_is_named_with_the_phase(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, code: int) -> None:
-    records = records_of(tmp_path, [returned(True), SETUP_DONE], {1: code} if code else {})
+    found = judgement_of(tmp_path, [returned(True), SETUP_DONE], {1: code} if code else {})
 
-    assert records[1]["exit_code"] == code
-    assert cause_of(records) == f"rank 1: ended itself with exit code {code} in run(), before it was done"
+    assert found.ranks[1]["exit_code"] == code
+    assert found.failure is not None
+    assert found.failure["message"] == f"rank 1: ended itself with exit code {code} in run(), before it was done"
 
 
 def test_the_exception_that_a_rank_reported_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
@@ -168,12 +170,11 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
 def test_the_failure_that_the_others_follow_from(
     tmp_path: Path, logs: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
 ) -> None:
-    failure = root_cause(records_of(tmp_path, logs, codes))
+    failure = judgement_of(tmp_path, logs, codes).failure
 
     assert (None if failure is None else failure["rank"]) == rank
     if failure is not None:
         assert failure["message"].startswith(f"rank {rank}: ")
-        Failure.model_validate(failure)
 
 
 kinds = st.sampled_from([returned(True), returned(False), raised("x"), raised("y", phase="setup"), UNDONE, []])
@@ -187,11 +188,11 @@ def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
     folder = tmp_path_factory.mktemp("ranks")
     codes = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
 
-    records = records_of(folder, [events for events, _ in ranks], codes)
+    found = judgement_of(folder, [events for events, _ in ranks], codes)
 
-    cause = root_cause(records)
+    records = found.ranks
     for record in records:
-        if cause is None and (failure := record["failure"]) is not None:
+        if found.failure is None and (failure := record["failure"]) is not None:
             assert failure["phase"] == "cleanup" or record["collateral"]
     for record, (events, _) in zip(records[1:], ranks[1:], strict=True):
         assert record["failure"] is not None or events == PASSED

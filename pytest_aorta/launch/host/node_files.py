@@ -1,0 +1,45 @@
+"""What the other nodes of a trial have left where all nodes see the same results directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pytest_aorta.launch.child.rank_evidence import evidence_file, read_evidence
+from pytest_aorta.launch.child.rank_files import last_attempt
+from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
+
+#: Seconds that another node may be behind with its deadline.
+_PATIENCE = 5.0
+
+
+def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
+    """The evidence of node 0, completed from the folders of the other nodes; of another node, its own ranks.
+
+    Args:
+        trial: of this node, which a limit has ended.
+        folder: of the trial's artifacts on this node.
+        node: of this one.
+        nodes: how many may have taken part.
+        grace: seconds between SIGTERM and SIGKILL.
+    """
+    if node != 0:
+        return own_ranks(trial)
+    others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
+    found: dict[int, RankEvidence] = {}
+    give_up = time.monotonic() + grace + _PATIENCE
+    while others:
+        for other in list(others):
+            read = read_evidence(evidence_file(other, last_attempt(other)))
+            if read is not None:
+                found |= {rank["rank"]: rank for rank in read["ranks"]}
+                others.remove(other)
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.05)
+    return with_ranks(trial, found)
+
+
+def node_folder(folder: Path, node: int) -> Path:
+    """The folder of a trial's artifacts on another node."""
+    return folder.with_name(f"{folder.name}.node_{node}")

@@ -1,0 +1,101 @@
+"""Live: which rank is the cause, where that is hardest to tell; ``test_judge_cases.py`` has many more, recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage
+
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
+
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+
+
+def play(stage: Stage, parts: list[str], *options: str) -> dict[str, dict[str, Any]]:
+    """Run one trial per part; their records."""
+    stage.copy(FAULTS)
+    arguments = ("--aorta-trials", str(len(parts)), "--aorta-config", f"script={'.'.join(parts)}", *options)
+    stage.run("rank_faults.py::RankFaults", *arguments)
+    assert stage.left_running() == []
+    return {part: stage.trial(f"RankFaults/trial_{index}.json") for index, part in enumerate(parts)}
+
+
+def blames(trial: dict[str, Any]) -> list[str | None]:
+    return [rank["blame"] for rank in trial["ranks"]]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_causes_before_the_deadline(stage: Stage, launcher: str) -> None:
+    parts = ["gives_up", "leaves_before_init", "terminated_by_another", "killed_by_another", "no_group"]
+    found = play(stage, parts, "--aorta-launcher", launcher, "--aorta-timeout", "60")
+
+    for part in parts[:4]:
+        failure = found[part]["failure"]
+        assert (part, failure["rank"], blames(found[part])) == (part, 1, ["collateral", "cause", "collateral"])
+        assert found[part]["exit_status"] in ("workload_failed", "infrastructure_failed")
+    # The process group of the others gave up, and rank 1 was looked at before it was ended.
+    given_up = found["gives_up"]["failure"]
+    assert given_up["message"].startswith("rank 1 is missing: play_alone() at rank_faults.py line")
+    assert "Timed out waiting" in given_up["message"]
+    assert "play_alone" in (stage.results / "RankFaults" / given_up["stacks"]).read_text()
+    assert [rank["collective"] is not None for rank in found["gives_up"]["ranks"]] == [True] * 3
+    left = found["leaves_before_init"]["failure"]
+    assert (left["phase"], left["kind"], left["exit_code"]) == ("setup", "exit_code", 0)
+    terminated = found["terminated_by_another"]["failure"]
+    assert (terminated["signal"], found["killed_by_another"]["failure"]["signal"]) == ("SIGTERM", "SIGKILL")
+    assert "which its agent had not sent" in terminated["message"]
+    # A rank that is done early, and has no process group, is no fault.
+    assert (found["no_group"]["exit_status"], blames(found["no_group"])) == ("ok", [None, None, None])
+
+
+@pytest.mark.slow
+def test_causes_under_an_outer_launcher(stage: Stage) -> None:
+    stage.copy(FAULTS)
+    parts = ["terminated_by_another", "killed_by_another", "leaves", "sleeps", "returns_false"]
+    options = (
+        "--aorta-trials",
+        str(len(parts)),
+        "--aorta-config",
+        f"script={'.'.join(parts)}",
+        "--aorta-timeout",
+        "20",
+    )
+    stage.torchrun(3, "rank_faults.py::RankFaults", *options)
+
+    kinds = []
+    for index, part in enumerate(parts):
+        trial = stage.trial(f"RankFaults/trial_{index}.json")
+        assert (part, trial["failure"]["rank"], trial["ranks"][1]["blame"]) == (part, 1, "cause")
+        kinds.append(trial["failure"]["kind"])
+    assert kinds == ["signal", "signal", "exit_code", "timeout", "result"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_causes_at_the_deadline(stage: Stage, launcher: str) -> None:
+    parts = ["woken_from_c", "deaf_waits", "sleeps_before_init"]
+    found = play(stage, parts, "--aorta-launcher", launcher, "--aorta-timeout", "25", "--aorta-slots", "3")
+
+    for part, trial in found.items():
+        assert (part, trial["exit_status"], trial["failure"]["rank"]) == (part, "timeout", 1)
+        assert (part, blames(trial)) == (part, ["collateral", "cause", "collateral"])
+        # Also where the signal for its stack has woken it, and it went on as if nothing had been.
+        assert [rank["passed"] for rank in trial["ranks"]] == [None, None, None]
+        assert trial["result"]["passed"] is False
+    assert "rank 2 is missing" not in found["deaf_waits"]["failure"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+def test_causes_of_an_attempt_before_the_last_one(stage: Stage, launcher: str) -> None:
+    parts = ["segfaults_once", "raises_once", "terminated_once", "leaves_once"]
+    restarts = ("--aorta-elastic", "max_restarts=1")
+    found = play(stage, parts, "--aorta-launcher", launcher, "--aorta-timeout", "60", *restarts)
+
+    for part, trial in found.items():
+        [attempt] = trial["elastic"]["attempts"]
+        assert (part, attempt["failure"]["rank"]) == (part, 1)
+        assert (part, [rank["blame"] for rank in attempt["ranks"]]) == (part, ["collateral", "cause", "collateral"])
+        assert (trial["exit_status"], blames(trial)) == ("ok", [None, None, None])

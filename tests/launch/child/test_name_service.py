@@ -1,0 +1,130 @@
+"""Trials on one host ask no name server: counted by a resolver that is the only one of a mount namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.launch.child import name_service
+
+MEET = """
+import torch.distributed as dist
+
+from pytest_aorta import Workload, WorkloadResult
+
+
+class Meet(Workload):
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def setup(self):
+        dist.init_process_group("gloo")
+
+    def run(self):
+        dist.barrier()
+        return WorkloadResult(passed=True)
+
+    def cleanup(self):
+        dist.destroy_process_group()
+"""
+
+ADDRESS = "127.0.0.77"
+
+
+def can_use_namespaces() -> bool:
+    """Whether a process may have files of its own, as root may."""
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def queries() -> Iterator[list[bytes]]:
+    """What a resolver is asked for; it knows nothing."""
+    found: list[bytes] = []
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        server.bind((ADDRESS, 53))
+    except OSError as error:
+        pytest.skip(f"no resolver can be served on {ADDRESS}: {error}")
+
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                query, peer = server.recvfrom(4096)
+            except TimeoutError:
+                continue
+            found.append(query[12:])
+            server.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], peer)  # NXDOMAIN
+
+    server.settimeout(0.1)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield found
+    over.set()
+    thread.join()
+    server.close()
+
+
+def in_namespace(path: Path, *command: str) -> list[str]:
+    """A command that sees other files below /etc: only names of this host, and only the resolver above."""
+    (path / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
+    (path / "resolv.conf").write_text(f"nameserver {ADDRESS}\noptions timeout:1 attempts:1\n")
+    (path / "nsswitch.conf").write_text("hosts: files dns\n")
+    binds = " && ".join(f"mount --bind {path}/{name} /etc/{name}" for name in ("hosts", "resolv.conf", "nsswitch.conf"))
+    return ["unshare", "-m", "sh", "-c", f'{binds} && exec "$@"', "sh", *command]
+
+
+needs_namespaces = pytest.mark.skipif(not can_use_namespaces(), reason="needs a mount namespace of its own (root)")
+
+
+@needs_namespaces
+def test_ranks_of_one_host_ask_no_name_server(stage: Stage, queries: list[bytes]) -> None:
+    stage.write(meet=MEET)
+    command = (sys.executable, "-m", "pytest", "meet.py", "--aorta-nproc", "3", "--aorta-trials", "2")
+    done = stage.command(*in_namespace(stage.path, *command))
+    assert done.ret == 0
+    assert queries == []
+
+
+@needs_namespaces
+def test_a_workload_can_ask_before_and_after(stage: Stage, queries: list[bytes]) -> None:
+    script = """
+    import socket
+    from pytest_aorta.launch.child.name_service import files_only
+
+    def ask():
+        try:
+            socket.getaddrinfo("somewhere.example", 80)
+        except OSError:
+            pass
+
+    with files_only():
+        ask()
+    print("asked nobody", flush=True)
+    ask()
+    """
+    stage.write(ask=script)
+    done = stage.command(*in_namespace(stage.path, sys.executable, "ask.py"))
+    assert done.ret == 0
+    assert {b"somewhere" in query for query in queries} == {True}
+    assert len(queries) in (1, 2)  # of IPv4 and of IPv6, of one of two calls
+
+
+def test_the_configuration_of_the_system_is_what_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "nsswitch.conf"
+    monkeypatch.setattr(name_service, "_CONFIGURATION", path)
+    assert name_service._services() == "files dns"
+    path.write_text("passwd: files\nhosts:   files mdns4_minimal [NOTFOUND=return] dns # as Debian has it\n")
+    assert name_service._services() == "files mdns4_minimal [NOTFOUND=return] dns"

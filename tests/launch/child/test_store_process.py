@@ -1,0 +1,98 @@
+"""The store of one host's ranks, and the rule that it exists for: no fork while a library's thread may hold a lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import psutil
+
+
+def outcome_of(script: str) -> str:
+    """What a script prints, in a process of its own: it forks, and starts threads of torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_store_is_served_without_a_thread_in_this_process() -> None:
+    assert (
+        outcome_of("""
+        import os
+        from pytest_aorta.launch.child.store_process import StoreProcess
+
+        store = StoreProcess()
+        threads = len(os.listdir("/proc/self/task"))
+        client = store.connect()
+        client.set("key", "value")
+        print(client.get("key").decode(), len(os.listdir("/proc/self/task")) - threads)
+        store.close()
+    """)
+        == "value 0"
+    )
+
+
+def test_it_listens_on_the_loopback_interface_only() -> None:
+    assert outcome_of("""
+        import os, psutil
+        from pytest_aorta.launch.child.store_process import StoreProcess
+
+        store = StoreProcess()
+        store.connect()
+        child, = psutil.Process().children()
+        print([found.laddr.ip for found in child.net_connections() if found.status == "LISTEN"])
+        store.close()
+        print(psutil.Process().children())
+    """).splitlines() == ["['127.0.0.1']", "[]"]
+
+
+def test_it_ends_with_the_process_that_has_started_it() -> None:
+    pid = outcome_of("""
+        import psutil
+        from pytest_aorta.launch.child.store_process import StoreProcess
+
+        StoreProcess().connect()
+        print(psutil.Process().children()[0].pid)
+    """)
+    try:
+        psutil.Process(int(pid)).wait(10)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    assert (
+        outcome_of("""
+        import socket
+        from pytest_aorta.launch.child.store_process import StoreProcess
+
+        taken = socket.create_server(("127.0.0.1", 0))
+        try:
+            StoreProcess(taken.getsockname()[1])
+        except OSError as error:
+            print(type(error).__name__)
+    """)
+        == "OSError"
+    )
+
+
+def test_no_rank_is_forked_beside_a_thread_of_a_library() -> None:
+    """A store in this process has one, which may hold a lock of libc at any time."""
+    text = outcome_of("""
+        import threading
+        import torch.distributed as dist
+        from pytest_aorta.launch.child.torch_compat.elastic_agent import refuse_native_threads
+
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        refuse_native_threads()  # one of Python's own is no danger
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        try:
+            refuse_native_threads()
+        except RuntimeError as error:
+            print(error)
+    """)
+    assert "thread(s) that a library has started" in text
+    assert "start_method=spawn" in text

@@ -1,0 +1,99 @@
+"""An agent that fails is told in its words, with the option that mends it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.launch.diagnosis.agent_failure import agent_failure
+from pytest_aorta.launch.diagnosis.judge import judge
+from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, unknown_rank
+
+
+def evidence(agent: AgentEnd, ranks: int = 0) -> TrialEvidence:
+    return {
+        "launcher": "elastic",
+        "attempt": 0,
+        "world_size": None,
+        "ranks": [{**unknown_rank(rank), "started": True} for rank in range(ranks)],
+        "stopped_at": None,
+        "overdue": None,
+        "stalled": None,
+        "agent": agent,
+    }
+
+
+def ended(error: dict[str, str] | None = None, returncode: int | None = None) -> AgentEnd:
+    end: AgentEnd = {"name": "the agent", "returncode": returncode}
+    return end if error is None else {**end, "error": error}
+
+
+def no_backend() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    get_rendezvous_handler(RendezvousParameters("telepathy", "localhost:1", "id", 1, 1))
+
+
+def port_in_use() -> None:
+    import torch.distributed as dist
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)  # type: ignore[attr-defined]
+
+
+def no_other_node() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+    raise RendezvousTimeoutError
+
+
+def node_0_has_gone() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    raise RendezvousConnectionError("The connection to the C10d store has failed. See inner exception for details.")
+
+
+@pytest.mark.parametrize(
+    ("fails", "option"),
+    [
+        (no_backend, "rdzv_backend="),
+        (port_in_use, "rdzv_endpoint="),
+        (no_other_node, "nnodes=MIN:MAX"),
+        (node_0_has_gone, "rdzv_endpoint="),
+    ],
+)
+def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
+    with pytest.raises(Exception) as raised:
+        fails()
+    found = judge(evidence(ended(describe_exception(raised.value)))).failure
+
+    assert found is not None
+    assert found["message"].startswith(f"the agent failed: {raised.value}")
+    assert option in found["message"]
+    assert (found["phase"], found["type"]) == ("launch", type(raised.value).__qualname__)
+
+
+def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+    from pytest_aorta.launch.child.elastic import reason_of
+
+    assert reason_of(RunResult(WorkerState.SUCCEEDED)) is None
+    for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
+        found = agent_failure(evidence(ended(reason_of(RunResult(state)))))
+        assert found is not None
+        assert "uninterruptible sleep" in found["message"]
+        assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found["message"]
+
+
+def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
+    found = judge(evidence(ended(returncode=-9), ranks=2))
+
+    assert found.failure is not None
+    assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
+    assert [record["blame"] for record in found.ranks] == ["collateral", "collateral"]

@@ -1,0 +1,40 @@
+"""Real runs, recorded once by ``record_case.py``, and judged again. A file says in ``shows`` what it is about.
+
+Files named ``double_*`` are no runs: they hold texts of torch's sources, of libraries that no machine here has.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_case import CASES, expectation
+
+from pytest_aorta.launch.diagnosis.judge import judge
+from pytest_aorta.trials.result import Failure, RankRecord
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_made_of_a_real_run(path: Path) -> None:
+    case: dict[str, Any] = json.loads(path.read_text())
+
+    found = judge(case["evidence"])
+
+    assert expectation(found) == case["expected"]
+    for record in found.ranks:
+        RankRecord.model_validate(record)
+    if found.failure is not None:
+        Failure.model_validate(found.failure)
+
+
+def test_there_are_enough() -> None:
+    assert len(list(CASES.glob("*.json"))) >= 40
+
+
+def test_no_case_names_a_machine() -> None:
+    for path in CASES.glob("*.json"):
+        text = path.read_text()
+        assert "/tmp/" not in text
+        assert "/work/" not in text

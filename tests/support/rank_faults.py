@@ -1,0 +1,150 @@
+"""A workload of ranks in which something goes wrong between them; copied to where pytest runs.
+
+``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: Seconds; more than any test waits.
+FOREVER = 1000
+
+#: As ``runtime.zygotes.process_tree`` has it.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+
+
+def trial_index() -> int:
+    """Of the trial that this process belongs to, by the place of its log."""
+    found = re.search(r"/trial_(\d+)[/._]", os.readlink("/proc/self/fd/1"))
+    assert found is not None
+    return int(found[1])
+
+
+class RankFaults:
+    """Three ranks, or as many as are asked for; one of them, rank 1 if not otherwise said, plays its part."""
+
+    launch_mode = "distributed"
+    min_world_size = 3
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        parts = str(config["script"]).split(".")
+        self.part = parts[min(trial_index(), len(parts) - 1)]
+        self.rank = int(os.environ["RANK"])
+        self.at_fault = self.rank == int(config.get("at", 1))
+        self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+    def plays(self, part: str) -> bool:
+        """Whether this rank plays this part now."""
+        return self.part == part and self.at_fault
+
+    def setup(self) -> None:
+        if self.plays("leaves_before_init"):
+            os._exit(0)
+        if self.plays("exits_7_before_init"):
+            os._exit(7)
+        if self.plays("raises_before_init"):
+            raise ValueError("no group for me")
+        if self.plays("sleeps_before_init"):
+            time.sleep(FOREVER)
+        if self.part == "no_group":
+            return
+        patience = 3 if self.part.startswith("gives_up") else 60
+        dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+        self.pids = [None] * dist.get_world_size()
+        dist.all_gather_object(self.pids, os.getpid())
+
+    def run(self) -> Any:
+        if self.part == "no_group":
+            if not self.at_fault:
+                time.sleep(1)
+            return {"passed": True}
+        total = torch.ones(4)
+        for _ in range(3):
+            dist.all_reduce(total)
+        if self.part != "cleanup_raises":
+            self.play()
+        dist.all_reduce(total)
+        if self.part == "second_node_lingers" and self.rank >= int(os.environ["LOCAL_WORLD_SIZE"]):
+            open("lingers", "w").close()
+            time.sleep(FOREVER)
+        if self.plays("returns_false"):
+            return {"passed": False, "failure_count": 1}
+        return {"passed": True, "metrics": {"total": float(total[0])}}
+
+    def play(self) -> None:
+        """The fault, in ``run()``."""
+        part = self.part
+        if part == "terminated_by_another" and self.rank == 0:
+            os.kill(int(self.pids[1] or 0), signal.SIGTERM)
+        if part == "killed_by_another" and self.rank == 0:
+            os.kill(int(self.pids[1] or 0), signal.SIGKILL)
+        if part == "agent_killed" and self.rank == 0:
+            time.sleep(0.5)
+            os.kill(os.getppid(), signal.SIGKILL)
+        if part == "second_node_sleeps" and self.rank >= int(os.environ["LOCAL_WORLD_SIZE"]):
+            open("sleeps", "w").close()
+            time.sleep(FOREVER)
+        if part == "all_raise":
+            raise ValueError("the same everywhere")
+        if part == "deaf_waits":
+            # Rank 2 gives no stack, but waits as rank 0 does.
+            if self.rank == 2:
+                signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+            if self.at_fault:
+                time.sleep(FOREVER)
+        if part == "gives_up_on_a_stopped_rank" and self.at_fault:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if part == "gives_up_on_a_rank_that_returned" and self.at_fault:
+            os.environ["LEFT"] = "1"
+        if part == "gives_up_in_a_barrier" and not self.at_fault:
+            dist.monitored_barrier(timeout=timedelta(seconds=2))
+        if self.at_fault:
+            self.play_alone(part)
+
+    def play_alone(self, part: str) -> None:
+        """What the rank at fault does."""
+        if part in ("gives_up", "gives_up_in_a_barrier", "sleeps"):
+            time.sleep(FOREVER)
+        elif part == "segfaults" or (part == "segfaults_once" and self.attempt == 0):
+            ctypes.string_at(0)
+        elif part == "aborts":
+            os.abort()
+        elif part == "leaves":
+            os._exit(0)
+        elif part == "exits_3":
+            os._exit(3)
+        elif part == "sys_exit_0":
+            sys.exit(0)
+        elif part == "raises" or (part == "raises_once" and self.attempt == 0):
+            raise ValueError("rank 1 has a bug")
+        elif part == "terminated_once" and self.attempt == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif part == "leaves_once" and self.attempt == 0:
+            os._exit(0)
+        elif part == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif part == "woken_from_c":
+            # A system call that ends when a signal comes; and then all is as if nothing had been.
+            ctypes.CDLL(None).pause()
+        elif part == "quiet_group_error":
+            dist.destroy_process_group()
+            raise RuntimeError("the group is gone")
+
+    def cleanup(self) -> None:
+        if self.part == "cleanup_raises" and self.at_fault:
+            raise ValueError("cannot clean up")
+        if self.part == "cleanup_sleeps" and self.at_fault:
+            time.sleep(FOREVER)
+        if dist.is_initialized():
+            dist.destroy_process_group()
