@@ -18,7 +18,8 @@ HANGS = [row for row in ROWS if row.fault.hangs]
 OTHERS = [row for row in ROWS if not row.fault.hangs]
 
 #: Under which launchers ranks misbehave: ``elastic`` is what ``auto`` is outside of a launcher, and ``external`` what
-#: it is as a rank. The real torchrun takes seconds per trial, so it gets the hangs of one phase, unless all is asked for:
+#: it is as a rank. The real torchrun takes seconds per trial, so it gets the hangs of one phase, unless all is
+#: asked for:
 #: ``AORTA_FAULT_LAUNCHER=torchrun pytest tests/faults -m "" -k rank``.
 ASKED = os.environ.get("AORTA_FAULT_LAUNCHER")
 LAUNCHERS = ("elastic", "torchrun", "external") if ASKED is None else (ASKED,)
