@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.launch.child.agent_files import use_for_rank
 from pytest_aorta.launch.child.event_log import EventLogRelay, event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
@@ -23,6 +24,7 @@ from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
 from pytest_aorta.launch.child.rendezvous import rendezvous
+from pytest_aorta.launch.child.store_process import close_stores
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
@@ -85,6 +87,9 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
                 args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
                 max_restarts=options.max_restarts,
                 monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+                master_addr=options.master_addr,
+                master_port=options.master_port,
+                local_addr=options.local_addr,
             ),
             logs,
             start_method=options.start_method,
@@ -108,6 +113,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         error = describe_exception(raised)
         if logs.attempt >= 0:
             agent.record_exits()
+    close_stores()
     end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
     trial = evidence(end)
     if logs.attempt >= 0:
@@ -131,6 +137,7 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     process_tree.die_with_parent(agent)
+    use_for_rank(payload["sockets"])
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
