@@ -23,6 +23,7 @@ from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
 from pytest_aorta.launch.child.rendezvous import rendezvous
+from pytest_aorta.launch.child.store_process import close_stores
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
@@ -99,6 +100,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         agent.record_exits()
         forward_events()
     except SignalException as stop:
+        close_stores()
         # The trial is being ended, and its ranks have ended.
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
@@ -112,6 +114,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     trial = evidence(end)
     if logs.attempt >= 0:
         trial = exchange.share(trial, agent.group_name())
+    close_stores()
     found = judge(trial)
     # Node 0 may have to read it when the store has gone.
     if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:

@@ -22,6 +22,16 @@ from pytest_aorta.runtime.zygotes import process_tree
 LOOPBACK = "127.0.0.1"
 
 
+#: Those that this process has started and not closed.
+_open: set[StoreProcess] = set()
+
+
+def close_stores() -> None:
+    """End all that this process has started: it would be found to have left them running otherwise."""
+    for store in list(_open):
+        store.close()
+
+
 class StoreProcess:
     """Serves a ``TCPStore`` on the loopback interface, until it is closed or this process ends.
 
@@ -38,6 +48,7 @@ class StoreProcess:
         self.port = int(listening.getsockname()[1])
         agent = os.getpid()
         self._pid = os.fork()
+        _open.add(self)
         if self._pid == 0:
             with _no_return():
                 _serve(agent, listening)
@@ -50,6 +61,7 @@ class StoreProcess:
 
     def close(self) -> None:
         """End it."""
+        _open.discard(self)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
