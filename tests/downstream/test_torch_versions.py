@@ -1,7 +1,7 @@
 """Ranks run on the oldest torch that pyproject.toml promises, and on the newest that the package index has.
 
-Slow, and in need of a package index: `AORTA_TORCH_VERSIONS=1 pytest tests/downstream -m downstream`. An index without CPU
-builds sends some gigabytes for each version; `PIP_EXTRA_INDEX_URL`, or pip's configuration, may name another one.
+Slow, and in need of a package index: `AORTA_TORCH_VERSIONS=1 pytest tests/downstream -m downstream`. An index without
+CPU builds sends some gigabytes for each version; `PIP_EXTRA_INDEX_URL`, or pip's configuration, may name another one.
 """
 
 from __future__ import annotations
