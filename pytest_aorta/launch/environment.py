@@ -228,5 +228,6 @@ def zygote_spec(
         warm_up="pytest_aorta.launch.child.workload_main:warm_up",
         extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
+        orphaned="pytest_aorta.launch.child.trial_main:orphaned",
         behind=behind,
     )

@@ -49,9 +49,10 @@ class TrialPayload(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
     ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds
-    variables; ``sockets`` is the folder in which ranks make sockets for the host. ``rank_seed`` takes the place
-    of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer launcher. ``base_pid`` is added in
-    the trial's process: the process with the variables that the launcher of the ranks starts from, if there is one.
+    variables; in the folder ``sockets``, ranks make sockets for the host, and their agent has its temporary files.
+    ``rank_seed`` takes the place of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer
+    launcher. ``base_pid`` is added in the trial's process: the process with the variables that the launcher of the
+    ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
     ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
     file.

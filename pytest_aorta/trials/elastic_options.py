@@ -28,6 +28,9 @@ class ElasticOptions:
         tee: streams that go to the trial's own log as well.
         exit_barrier_timeout: seconds that an agent waits for the others when its ranks have ended.
         role: of the ranks.
+        master_addr: address at which rank 0 of the workload keeps its store; ``None`` for what the rendezvous chooses.
+        master_port: port of that store.
+        local_addr: address of this node, for the other nodes; ``None`` for that towards the rendezvous.
     """
 
     max_restarts: int = 0
@@ -42,16 +45,23 @@ class ElasticOptions:
     tee: str = "0"
     exit_barrier_timeout: float = 300.0
     role: str = "default"
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def given(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        return {name: value for name, value in self.to_plain().items() if value != getattr(DEFAULTS, name)}
+
 
 DEFAULTS = ElasticOptions()
 
 #: Options that select nodes, and have no influence on the outcome.
-PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id")
+PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "local_addr")
 
 
 def parse_elastic(key: str, text: str) -> Any:
@@ -111,6 +121,13 @@ def _nnodes(text: str) -> tuple[int, int]:
     return found
 
 
+def _port(text: str) -> int:
+    value = _at_least(1)(text)
+    if value > 65535:
+        raise ValueError
+    return value
+
+
 def _matching(pattern: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -133,4 +150,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "tee": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),
     "exit_barrier_timeout": (_seconds, "a number of seconds above 0"),
     "role": (_matching(r"[A-Za-z0-9_.-]+"), "a name of letters, digits, dots, dashes and underscores"),
+    "master_addr": (_matching(r"[^\s/]+"), "a host name or an address"),
+    "master_port": (_port, "a port from 1 to 65535"),
+    "local_addr": (_matching(r"[^\s/]+"), "a host name or an address of this node"),
 }

@@ -9,9 +9,11 @@ from typing import Literal
 
 from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
 
-#: Variables that launchers set for every rank; other values of them would break the rendezvous.
+#: Variables that launchers set for every rank; other values of them would break the rendezvous. What else begins with
+#: TORCHELASTIC_ is read by the agents: watchdog, health check, signals to handle.
 LAUNCHER_OWNED = re.compile(
-    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_(RESTART_COUNT|MAX_RESTARTS|RUN_ID|USE_AGENT_STORE|ERROR_FILE)"
 )
 
 Isolation = Literal["fork", "spawn", "none"]

@@ -5,9 +5,7 @@ Slow, and in need of a package index: `pytest tests/downstream -m downstream`.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.pip_environments import ROOT, copy_of_this_project, environ_without_this_run, pip
 
 pytestmark = pytest.mark.downstream
-
-ROOT = Path(__file__).parents[2]
 
 SUITES = ("pytest-xdist", "pytest-timeout")
 
@@ -49,7 +46,13 @@ class Side:
         """Run pytest there."""
         command = [str(self.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
         return subprocess.run(
-            command, cwd=cwd, env=_environ(), capture_output=True, text=True, timeout=PATIENCE, check=False
+            command,
+            cwd=cwd,
+            env=environ_without_this_run(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
 
     def outcomes(self, suite: Path, *arguments: str) -> Outcomes:
@@ -59,15 +62,6 @@ class Side:
         done = self.pytest("-o", "junit_family=xunit1", f"--junitxml={report}", *arguments, cwd=suite)
         assert done.returncode in (0, 1), done.stdout + done.stderr
         return _read_outcomes(report)
-
-
-def _environ() -> dict[str, str]:
-    """Nothing of this very run, and no path on which one side could find what only the other has."""
-    ours = ("PYTEST_", "AORTA_", "COV_")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
-        inherited.pop(name, None)
-    return inherited
 
 
 def _read_outcomes(report: Path) -> Outcomes:
@@ -81,23 +75,6 @@ def _read_outcomes(report: Path) -> Outcomes:
     return {node_id: tuple(sorted(words)) for node_id, words in found.items()}
 
 
-def _pip(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
-    if "No matching distribution found" in done.stderr or "ConnectionError" in done.stderr:
-        pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-
-
-def _copy_of_this_project(folder: Path) -> Path:
-    """What a wheel is built from; a build in place would leave its traces, and take up those of earlier ones."""
-    for name in ("pytest_aorta", "workloads"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
     """Two equal environments, but that one has pytest-aorta."""
@@ -107,9 +84,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
         folder = tmp_path_factory.mktemp(name)
         venv.create(folder / "venv", with_pip=True)
         side = found[name] = Side(folder / "venv" / "bin" / "python", folder)
-        _pip(side.python, "install", *constraints, *REQUIREMENTS)
-    _pip(side.python, "install", *constraints, *AORTA_REQUIREMENTS)
-    _pip(side.python, "install", "--no-deps", str(_copy_of_this_project(tmp_path_factory.mktemp("project"))))
+        pip(side.python, "install", *constraints, *REQUIREMENTS)
+    pip(side.python, "install", *constraints, *AORTA_REQUIREMENTS)
+    pip(side.python, "install", "--no-deps", str(copy_of_this_project(tmp_path_factory.mktemp("project"))))
     for name, side in found.items():
         options = side.pytest("--help", cwd=side.folder).stdout
         assert ("--aorta-workload" in options) == (name == "with")
@@ -126,7 +103,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pinned = re.search(rf"^{suite}==\S+", constraints, re.MULTILINE)
         assert pinned is not None, f"constraints.txt does not pin {suite}"
         target = folder / suite
-        _pip(Path(sys.executable), "download", "--no-binary", ":all:", "--no-deps", "-d", str(target), pinned[0])
+        pip(Path(sys.executable), "download", "--no-binary", ":all:", "--no-deps", "-d", str(target), pinned[0])
         (found[suite],) = target.glob("*.tar.gz")
     return found
 

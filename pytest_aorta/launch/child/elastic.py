@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.launch.child.agent_files import use_for_rank
 from pytest_aorta.launch.child.event_log import EventLogRelay, event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
@@ -86,6 +87,9 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
                 args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
                 max_restarts=options.max_restarts,
                 monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+                master_addr=options.master_addr,
+                master_port=options.master_port,
+                local_addr=options.local_addr,
             ),
             logs,
             start_method=options.start_method,
@@ -110,11 +114,11 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         error = describe_exception(raised)
         if logs.attempt >= 0:
             agent.record_exits()
+    close_stores()
     end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
     trial = evidence(end)
     if logs.attempt >= 0:
         trial = exchange.share(trial, agent.group_name())
-    close_stores()
     found = judge(trial)
     # Node 0 may have to read it when the store has gone.
     if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:
@@ -134,6 +138,7 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     process_tree.die_with_parent(agent)
+    use_for_rank(payload["sockets"])
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

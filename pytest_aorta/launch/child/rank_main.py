@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.rank_stacks import save_own_collectives
 from pytest_aorta.launch.child.store_process import LOOPBACK
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
+from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
 from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
@@ -73,24 +73,11 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
 
 
 def _serve_flight_recorder(sockets: Path) -> None:
-    """To be called before the rank makes a process group."""
+    """To be called before the rank makes a process group. The server logs that it listens."""
     path = socket_path(os.getpid(), sockets)
-    with contextlib.suppress(RuntimeError, OSError), _quiet_stderr():
+    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
         start_worker_server(path)
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """The server logs that it listens, which does not belong into the log of a workload."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
 
 
 def _write_error_file(error: BaseException) -> None:

@@ -33,7 +33,9 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     """The handler for the options: ``OneHost`` for one host, torch's for several."""
     run_id = options.rdzv_id or trial_id
     if options.nnodes == (1, 1) and options.rdzv_backend is None:
-        return OneHost(run_id)
+        return OneHost(run_id, options.master_addr, options.master_port)
+    if options.rdzv_backend == "static":
+        return _at_master(options, run_id)
     several = is_multi_node(options)
     own_store = not several and options.rdzv_backend in (None, "c10d")
     at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or ""
@@ -43,12 +45,27 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
         run_id=run_id,
         min_nodes=options.nnodes[0],
         max_nodes=options.nnodes[1],
-        local_addr=address_towards(*endpoint(options)) if several else LOOPBACK,
+        local_addr=options.local_addr or (address_towards(*endpoint(options)) if several else LOOPBACK),
         **_OF_NODES if several else {"is_host": "0"} if own_store else {},
     )
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return get_rendezvous_handler(parameters)
+
+
+def _at_master(options: ElasticOptions, run_id: str) -> RendezvousHandler:
+    """What torch's ``static`` rendezvous is on one host; its own handler serves a store from a thread of the agent."""
+    if options.rdzv_endpoint is None:
+        return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port)
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    return OneHost(run_id, host, int(port))
+
+
+def free_port() -> int:
+    """A port that no process of this host listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _store_here(at: str) -> str:
@@ -78,11 +95,13 @@ def address_towards(host: str, port: int) -> str | None:
 class OneHost(RendezvousHandler):
     """Rendezvous of a single agent: a new store on a free port, at once, in a process of its own.
 
-    torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents.
+    torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With a ``master_addr`` or
+    ``master_port``, rank 0 keeps the store of the ranks, as it does where several nodes meet.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, master_addr: str | None = None, master_port: int | None = None) -> None:
         self._run_id = run_id
+        self._master = None if master_addr is None and master_port is None else (master_addr or LOOPBACK, master_port)
         self._store: StoreProcess | None = None
 
     def get_backend(self) -> str:
@@ -91,14 +110,15 @@ class OneHost(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks bootstrap through the agent's store."""
-        return True
+        """Whether the ranks bootstrap through the agent's store."""
+        return self._master is None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A fresh store for every attempt."""
         self.shutdown()
         self._store = StoreProcess()
-        return RendezvousInfo(self._store.connect(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
+        at = (LOOPBACK, self._store.port) if self._master is None else (self._master[0], self._master[1] or free_port())
+        return RendezvousInfo(self._store.connect(), 0, 1, RendezvousStoreInfo(*at))
 
     def is_closed(self) -> bool:
         """Never; there is no other agent that could join."""

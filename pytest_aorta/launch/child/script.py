@@ -13,7 +13,7 @@ from typing import Any
 from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, poll
+from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.launch_mode import SCRIPT
@@ -21,6 +21,7 @@ from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import collect_env, collect_static
 from pytest_aorta.probe.static import StaticEnv
 from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.events import ResultData, Send
 from pytest_aorta.trials.place_variables import NAMES, note_tmp
 
@@ -66,15 +67,16 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     started = time.monotonic()
     send({"type": "begin", "phase": "setup"})
     attempt, code, ready = 0, 0, None
-    for returncode in poll(_start(payload, folder)):
-        if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
-            ready = time.monotonic()
-            _send_ready(ready - started, send)
-        while ready is not None and attempt < last_attempt(folder):
-            send(attempt_event(_evidence(payload, attempt)))
-            _send_ready(ready - started, send)
-            attempt += 1
-        code = returncode or 0
+    with local_rendezvous(DEFAULTS) as meeting:
+        for returncode in poll(_start(payload, folder, meeting)):
+            if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
+                ready = time.monotonic()
+                _send_ready(ready - started, send)
+            while ready is not None and attempt < last_attempt(folder):
+                send(attempt_event(_evidence(payload, attempt)))
+                _send_ready(ready - started, send)
+                attempt += 1
+            code = returncode or 0
     trial = _evidence(payload, attempt, code)
     found = judge(trial)
     if found.failure is not None:
@@ -88,7 +90,7 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     send({"type": "lived", "at": time.time()})
 
 
-def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
+def _start(payload: TrialPayload, folder: Path, meeting: list[str]) -> subprocess.Popen[bytes]:
     script = payload["overrides"]
     order = {
         "folder": str(folder),
@@ -100,7 +102,7 @@ def _start(payload: TrialPayload, folder: Path) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun_wrapper", str(folder / _ORDER)),
         *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(script["max_restarts"])),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", payload["trial_id"]),
+        *(*meeting, "--rdzv-id", payload["trial_id"]),
         *("--log-dir", str(folder / _LOGS), "--redirects", "3", "--monitor-interval", str(POLL_INTERVAL)),
         *(("--module", script["module"]) if "module" in script else (script["script"],)),
         *script["arguments"],

@@ -16,20 +16,11 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from pytest_aorta.launch.child.name_service import ask_files_only, files_only
+from pytest_aorta.launch.child.torch_compat.stores import serve_store
 from pytest_aorta.runtime.zygotes import process_tree
 
 #: Numeric, so that no name has to be looked up.
 LOOPBACK = "127.0.0.1"
-
-
-#: Those that this process has started and not closed.
-_open: set[StoreProcess] = set()
-
-
-def close_stores() -> None:
-    """End all that this process has started: it would be found to have left them running otherwise."""
-    for store in list(_open):
-        store.close()
 
 
 class StoreProcess:
@@ -48,11 +39,11 @@ class StoreProcess:
         self.port = int(listening.getsockname()[1])
         agent = os.getpid()
         self._pid = os.fork()
-        _open.add(self)
         if self._pid == 0:
             with _no_return():
                 _serve(agent, listening)
         listening.close()
+        _served.append(self)
 
     def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
         """A client of the store, which has no thread."""
@@ -60,12 +51,24 @@ class StoreProcess:
             return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End it."""
-        _open.discard(self)
+        """End it; twice is harmless."""
+        if self not in _served:
+            return
+        _served.remove(self)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+#: Those that this process has started and not closed.
+_served: list[StoreProcess] = []
+
+
+def close_stores() -> None:
+    """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
+    for store in list(_served):
+        store.close()
 
 
 @contextlib.contextmanager
@@ -88,9 +91,6 @@ def _serve(agent: int, listening: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.unregister(process_tree.STACK_SIGNAL)
     ask_files_only()
-    port = listening.getsockname()[1]
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    store = serve_store(listening)
     while store is not None:
         signal.pause()

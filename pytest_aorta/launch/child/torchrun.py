@@ -18,7 +18,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
-from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import Send
 
 if TYPE_CHECKING:
@@ -37,9 +37,14 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
     (folder / _PAYLOAD).write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
+    with local_rendezvous(elastic_options(payload["elastic"])) as meeting:
+        _run(payload, send, folder, meeting)
+
+
+def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) -> None:
     command = [
         *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _PAYLOAD)),
-        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload)),
+        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload), *meeting),
         *("--log-dir", str(folder / _LOGS)),
         *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
@@ -71,6 +76,32 @@ def _evidence(payload: TrialPayload, attempt: int, code: int = 0) -> TrialEviden
     return attempt_evidence(Path(payload["folder"]), attempt, "torchrun", payload["source"], agent=agent)
 
 
+@contextlib.contextmanager
+def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
+    """Options of torchrun for the rendezvous of a single agent, unless ``options`` say where that is.
+
+    torchrun's own store would listen on all interfaces.
+    """
+    if options.rdzv_backend == "static" and options.rdzv_endpoint is None:
+        from pytest_aorta.launch.child.rendezvous import free_port
+
+        port = [] if options.master_port is not None else ["--master-port", str(free_port())]
+        yield ["--rdzv-backend", "static", *port]
+        return
+    if options.rdzv_endpoint is not None or options.rdzv_backend not in (None, "c10d"):
+        given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
+        yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
+        return
+    from pytest_aorta.launch.child.store_process import LOOPBACK, StoreProcess
+
+    store = StoreProcess()
+    try:
+        at = f"{LOOPBACK}:{store.port}"
+        yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=0", "--local-addr", LOOPBACK]
+    finally:
+        store.close()
+
+
 def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
     """Yields ``None`` as long as a process runs, and then its return code."""
     while True:
@@ -85,8 +116,6 @@ def _agent_options(payload: TrialPayload) -> list[str]:
     options = elastic_options(payload["elastic"])
     given = {
         "nnodes": ":".join(map(str, options.nnodes)),
-        "rdzv-backend": options.rdzv_backend or "c10d",
-        "rdzv-endpoint": options.rdzv_endpoint or "localhost:0",
         "rdzv-id": options.rdzv_id or payload["trial_id"],
         "max-restarts": options.max_restarts,
         "monitor-interval": options.monitor_interval,
@@ -94,6 +123,9 @@ def _agent_options(payload: TrialPayload) -> list[str]:
         "tee": options.tee,
         "role": options.role,
         "start-method": options.start_method,
+        "master-addr": options.master_addr,
+        "master-port": options.master_port,
+        "local-addr": options.local_addr,
     }
     return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child import script, workload_main
+from pytest_aorta.launch.child.agent_files import use_for_agent
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
@@ -33,6 +34,16 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     return description
 
 
+def orphaned() -> None:
+    """Remove the temporary folders of runs that were killed."""
+    import tempfile
+
+    from pytest_aorta.launch.used_folders import SHORT, sweep
+
+    sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
+    sweep(SHORT)  # links to the folders that are gone now
+
+
 def run(payload: TrialPayload, channel: Channel) -> None:
     """Run one trial."""
     mode, send = payload["mode"], channel.send
@@ -41,6 +52,8 @@ def run(payload: TrialPayload, channel: Channel) -> None:
 
         agree_on_master_port(payload["trial_id"])
     take_place(payload["place"])
+    if mode in ("elastic", "torchrun"):
+        use_for_agent(payload["sockets"])
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,27 @@ from pytest_aorta.launch.diagnosis.trial_evidence import LastCollective
 #: Seconds that a rank has for its answer.
 _PATIENCE = 1.0
 
+#: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
+_HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+
 
 def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
     """The trace of a rank of this host; ``None`` without an answer in time."""
-    connection = _Connection(socket_path(pid, sockets))
-    try:
-        connection.request("POST", "/handler/fr_trace_json")
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-    return answer if isinstance(answer, dict) else None
+    for handler in _HANDLERS:
+        connection = _Connection(socket_path(pid, sockets))
+        try:
+            connection.request("POST", f"/handler/{handler}")
+            response = connection.getresponse()
+            content = response.read()
+            if response.status == http.client.NOT_FOUND:
+                continue
+            answer = json.loads(content)
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return answer if isinstance(answer, dict) else None
+    return None
 
 
 def last_collective(trace: dict[str, Any]) -> LastCollective | None:
@@ -59,4 +67,4 @@ class _Connection(http.client.HTTPConnection):
 
 def socket_path(pid: int, sockets: Path) -> Path:
     """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
-    return sockets / f"pytest-aorta-{os.getuid()}-rank-{pid}.sock"
+    return sockets / f"{pid}"

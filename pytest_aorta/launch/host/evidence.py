@@ -29,7 +29,7 @@ from pytest_aorta.trials.steps import read_steps, step_file
 class Evidence:
     """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks."""
 
-    def __init__(self, spec: TrialSpec, cell: PreparedCell, folder: Path, sockets: Path, seen: Observed) -> None:
+    def __init__(self, spec: TrialSpec, cell: PreparedCell, folder: Path, sockets: Path | None, seen: Observed) -> None:
         self._spec = spec
         self._cell = cell
         self._folder = folder
@@ -38,7 +38,7 @@ class Evidence:
 
     def save_collectives(self) -> None:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
-        if self._cell.plan.mode not in ("elastic", "torchrun"):
+        if self._sockets is None:
             return
         folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank, pid in pids_of_ranks(folder).items():
@@ -46,12 +46,6 @@ class Evidence:
             if recorded is not None and recorded.get("entries"):
                 with contextlib.suppress(OSError):
                     collectives_file(folder, rank).write_text(json.dumps(recorded))
-
-    def forget_flight_recorders(self) -> None:
-        """Remove the sockets of ranks that have ended."""
-        for folder in self._folder.glob("attempt_*"):
-            for pid in pids_of_ranks(folder).values():
-                flight_recorder.socket_path(pid, self._sockets).unlink(missing_ok=True)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""

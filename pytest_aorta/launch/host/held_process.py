@@ -7,13 +7,12 @@ an import, so the first trial gets the process that was started for that.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.launch.used_folders import UsedFolder, make_own
 from pytest_aorta.runtime.zygotes.server import child_task
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import Zygote
@@ -38,9 +37,9 @@ class HeldProcess:
         self.import_sec = 0.0
         self._unwanted = False
         self.server = Zygote(spec)
-        self._folder = tempfile.TemporaryDirectory(prefix="pytest-aorta-", ignore_cleanup_errors=True)
+        self._folder = UsedFolder(make_own)
         self._logs: dict[str, Any] = {
-            name: Path(self._folder.name) / f"{name}.log" for name in ("stdout", "stderr", "stacks")
+            name: self._folder.path / f"{name}.log" for name in ("stdout", "stderr", "stacks")
         }
 
     def prepare(self, cores: Sequence[int] | None, limits: StartLimits) -> None:
@@ -106,7 +105,7 @@ class HeldProcess:
         for name in ("stdout", "stderr"):
             shutil.copyfile(self._logs[name], logs[name])
         self._task.send(child_task(payload, **logs, cores=cores, descriptors=fds), tuple(fds))
-        self._folder.cleanup()
+        self._folder.close()
         return self._task
 
     def interrupt(self) -> None:
@@ -117,4 +116,4 @@ class HeldProcess:
     def close(self) -> None:
         """End it; twice is harmless."""
         self.server.close()
-        self._folder.cleanup()
+        self._folder.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import shutil
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,8 @@ class Place:
         index: of the trial in its cell.
         files: for files that belong to its record; removed at the end if it is empty.
         tmp: removed at the end, unless the trial has failed; ``None`` where it could not be made.
+        sockets: for sockets of the ranks and for files of their agent, always removed at the end; ``None`` where there
+            are no ranks, or no ``tmp``.
         problem: why not.
         shared: whether it is that of several ranks of an outer launcher; then rank 0 clears it.
     """
@@ -28,13 +30,9 @@ class Place:
     index: int
     files: Path
     tmp: Path | None
+    sockets: Path | None = None
     problem: str | None = None
     shared: bool = False
-
-    @property
-    def sockets(self) -> Path:
-        """A folder whose path is short, for sockets of the runner."""
-        return Path(tempfile.gettempdir()) if self.tmp is None else self.tmp.parent
 
     def variables(self, overlay: Container[str]) -> dict[str, str]:
         """What the trial finds in its environment, but for what its ``overlay`` sets."""
@@ -44,8 +42,12 @@ class Place:
         return {name: value for name, value in found.items() if name not in overlay}
 
 
-def make_place(index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str]) -> Place:
+def make_place(
+    index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str], *, ranks: bool = False
+) -> Place:
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
+
+    ``ranks``: whether it starts ranks.
 
     Raises:
         OSError: the folder cannot be made.
@@ -54,9 +56,10 @@ def make_place(index: int, folder: Path, temporary: TemporaryFolders, environ: M
     with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
         temporary.spare.make(files)
     try:
-        return Place(index, files, temporary.make(environ.get("TMPDIR"), str(files)))
+        tmp = temporary.make(environ.get("TMPDIR"), str(files))
+        return Place(index, files, tmp, temporary.make_beside(tmp) if ranks else None)
     except OSError as error:  # a full disk: the trial may do without
-        return Place(index, files, None, f"no TMPDIR of its own: {error}")
+        return Place(index, files, None, problem=f"no TMPDIR of its own: {error}")
 
 
 def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str]) -> Place:
@@ -84,6 +87,8 @@ def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_u
         in_use: whether a process of the trial could not be ended; then nothing is removed.
     """
     kept: dict[str, str] = {}
+    if place.sockets is not None and not in_use:
+        shutil.rmtree(place.sockets, ignore_errors=True)
     if place.shared and own_rank() != 0:
         return kept
     taken = not in_use and temporary.spare.take_back(place.files)

@@ -160,8 +160,11 @@ class ProcessTrial:
         return None if self._cell is None else self._cell.info.packages
 
     def _make_place(self, cell: PreparedCell, inherited: Inherited) -> Place:
-        make = share_place if cell.plan.mode == "external" else make_place
-        place = make(self.spec.trial_index, self._folder, self._temporary, inherited.variables)
+        given = self.spec.trial_index, self._folder, self._temporary, inherited.variables
+        if cell.plan.mode == "external":
+            place = share_place(*given)
+        else:
+            place = make_place(*given, ranks=cell.plan.mode != "single")
         if place.problem is not None:
             self.seen.notes.append({"note": place.problem})
         return place
@@ -178,7 +181,7 @@ class ProcessTrial:
             "environment": spec.environment_data,
             "collect": list(spec.collect),
             "place": place.variables(spec.overlay),
-            "sockets": str(place.sockets),
+            "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
@@ -350,8 +353,6 @@ class ProcessTrial:
 
     def _build(self) -> TrialResult:
         wall = time.monotonic() - self._start
-        if self._evidence is not None:
-            self._evidence.forget_flight_recorders()
         self.seen.notes += [{"note": text} for text in self._logs.cut()]
         self._note_membership()
         artifacts = collect_artifacts(self._folder)

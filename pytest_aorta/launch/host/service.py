@@ -25,6 +25,7 @@ from pytest_aorta.launch.job_messages import (
 )
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.used_folders import UsedFolder, make_own
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
@@ -67,15 +68,15 @@ class HostService:
         self._listed: set[str] = set()
         #: Environments that trials were found not to run in.
         self._warned: set[str] = set()
-        self._folder: Path | None = None
+        self._folder: UsedFolder | None = None
         self._node_store = None if options.node_port is None else NodeStore(options.node_port)
 
     @property
     def folder(self) -> Path:
         """For files of trials whose results belong to another host."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="pytest-aorta-"))
-        return self._folder
+            self._folder = UsedFolder(make_own)
+        return self._folder.path
 
     def new_packages(self, listing: dict[str, Any] | None) -> dict[str, Any] | None:
         """The list of distributions of a cell, unless it has been here already."""
@@ -100,7 +101,7 @@ class HostService:
         if self._node_store is not None:
             self._node_store.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
 
 class CellBroken(Exception):

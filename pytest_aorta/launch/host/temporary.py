@@ -10,31 +10,19 @@ import contextlib
 import hashlib
 import itertools
 import os
-import secrets
 import shutil
-import socket
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_aorta.launch.host.spare_folders import SpareFolders
-from pytest_aorta.runtime.resources.file_locks import Locks
-from pytest_aorta.trials.place_variables import KEPT_DAYS
+from pytest_aorta.launch.used_folders import KEPT, PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
 
-_PREFIX = "aorta-tmp-"
-
-#: In the folder of a run, one per process that uses it.
-_LOCK = ".lock."
-
-#: Beside a TMPDIR that stays.
-_KEPT = ".kept"
-
-#: Where a longer path gets a short name, which is a symbolic link.
-_SHORT = Path("/tmp")
+#: Folders with sockets that processes leave in TMPDIR when they are killed.
+_OF_MULTIPROCESSING = "pymp-*"
 
 #: Longest path of a run's folder in bytes. A socket's path has at most 107, and libraries append 35 and more to TMPDIR.
 _LIMIT = 40
@@ -45,8 +33,7 @@ class _Root:
     """The folder of a run below one TMPDIR; ``path`` is the short name, if it has one."""
 
     path: Path
-    folder: Path
-    locks: Locks = field(default_factory=Locks)
+    used: UsedFolder
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spare: SpareFolders = field(default_factory=lambda: SpareFolders(0o700))
 
@@ -93,23 +80,22 @@ class TemporaryFolders:
                 raise
         return path
 
+    def make_beside(self, tmp: Path) -> Path:
+        """An empty folder beside a trial's TMPDIR ``tmp``, with a path that is as short.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path = tmp.with_name(f"{tmp.name}.s")
+        path.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
+        return path
+
     def _make_root(self, base: Path) -> _Root:
-        for place in {base, _SHORT}:
-            _sweep(place)
-        while True:
-            folder = _own_folder(base) if self._launcher is None else _shared_folder(base, self._launcher)
-            root = _Root(folder, folder)
-            lock = folder / f"{_LOCK}{secrets.token_hex(4)}"
-            lock.write_text("\n".join(_host()))
-            try:
-                locked = root.locks.add_locked(lock, 0)
-            except OSError:
-                locked = True  # no locks on this file system, so no sweep finds it unlocked
-            # Another process may have taken this for a dead run's in the meantime.
-            if locked and lock.exists():
-                root.path = _short_name(folder)
-                return root
-            root.locks.close()
+        for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
+            sweep(place)
+        launcher = self._launcher
+        used = UsedFolder(lambda: make_own(base) if launcher is None else _shared_folder(base, launcher))
+        return _Root(_short_name(used.path), used)
 
     def remove(self, path: Path, *, keep: bool) -> bool:
         """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
@@ -121,9 +107,13 @@ class TemporaryFolders:
                 return False
             if root is not None and root.spare.take_back(path):
                 return False
+        for left in path.glob(_OF_MULTIPROCESSING):
+            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
         if keep and path.is_dir():
             with contextlib.suppress(OSError):
-                path.with_name(path.name + _KEPT).touch()
+                path.with_name(path.name + KEPT).touch()
             return True
         shutil.rmtree(path, ignore_errors=True)
         return False
@@ -133,19 +123,14 @@ class TemporaryFolders:
         with self._lock:
             self.spare.close()
             for root in self._roots.values():
-                root.locks.close()
-                _sweep_root(root.folder)
-                _remove_dangling(root.path)
+                root.used.close()
+                remove_dangling(root.path)
             self._roots.clear()
 
 
 def _usable(replaced: str | None) -> Path:
     usable = replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK)
     return Path(replaced if usable and replaced is not None else tempfile.gettempdir()).absolute()
-
-
-def _own_folder(base: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
 
 
 def _shared_folder(base: Path, launcher: int) -> Path:
@@ -158,7 +143,7 @@ def _shared_folder(base: Path, launcher: int) -> Path:
         started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         started = "0"
-    folder = base / f"{_PREFIX}{launcher}-{started}"
+    folder = base / f"{PREFIX}{launcher}-{started}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
     found = folder.lstat()
@@ -169,7 +154,7 @@ def _shared_folder(base: Path, launcher: int) -> Path:
 
 def _short_name(folder: Path) -> Path:
     """``folder``, or a symbolic link to it whose path is shorter."""
-    short = _SHORT / folder.name
+    short = SHORT / folder.name
     if len(os.fsencode(folder)) <= _LIMIT or short == folder:
         return folder
     try:
@@ -181,62 +166,3 @@ def _short_name(folder: Path) -> Path:
     except OSError:
         return folder
     return short
-
-
-def _sweep(base: Path) -> None:
-    """Remove what this user's dead runs have left."""
-    try:
-        found = [entry for entry in os.scandir(base) if entry.name.startswith(_PREFIX)]
-    except OSError:
-        return
-    for entry in found:
-        with contextlib.suppress(OSError):
-            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
-                continue
-            if entry.is_symlink():
-                _remove_dangling(Path(entry.path))
-            elif entry.is_dir():
-                _sweep_root(Path(entry.path))
-
-
-def _remove_dangling(path: Path) -> None:
-    if path.is_symlink() and not path.exists():
-        path.unlink(missing_ok=True)
-
-
-def _host() -> list[str]:
-    """What tells a host from others: its name, and its kernel since it was booted, which containers share."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return [socket.gethostname(), boot]
-
-
-def _is_of_this_host(lock: Path) -> bool:
-    """Whether a lock is of a run on this host: on a file system of several hosts, locks of others may not show."""
-    own = zip(lock.read_text().splitlines(), _host(), strict=False)
-    return any(theirs == ours != "" for theirs, ours in own)
-
-
-def _sweep_root(folder: Path) -> None:
-    """Remove the folder of a run, unless a process still uses it, or it holds what is kept."""
-    held = Locks()
-    try:
-        locks = list(folder.glob(f"{_LOCK}*"))
-        if not locks or not all(_is_of_this_host(lock) and held.add_locked(lock, 0) for lock in locks):
-            return
-        for path in folder.iterdir():
-            kept = path.with_name(path.name + _KEPT)
-            if path.is_dir() and not (kept.exists() and time.time() - kept.stat().st_mtime < KEPT_DAYS * 24 * 3600):
-                shutil.rmtree(path, ignore_errors=True)
-                kept.unlink(missing_ok=True)
-        left = list(folder.iterdir())
-        if not any(path.is_dir() for path in left):
-            for path in left:
-                path.unlink(missing_ok=True)
-            folder.rmdir()
-    except OSError:
-        pass  # another process sweeps, too
-    finally:
-        held.close()

@@ -23,6 +23,7 @@ class PrepareOrder(TypedDict):
     warm_up: str | None
     extend: str | None
     load: str | None
+    orphaned: str | None
 
 
 class StartReport(TypedDict, total=False):

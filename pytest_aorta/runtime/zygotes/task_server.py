@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
+from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
 from pytest_aorta.runtime.zygotes.extension import extend
@@ -27,10 +28,14 @@ class TaskServer:
         control: from and to the parent.
         prepared: what the zygote was prepared with.
         run: the function of the tasks; ``None`` where each child prepares itself.
+        parent: the process that has to put away what it leaves; ``None`` where that is not known.
     """
 
-    def __init__(self, control: Channel, prepared: PrepareOrder, run: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, control: Channel, prepared: PrepareOrder, run: Callable[..., Any] | None, *, parent: int | None = None
+    ) -> None:
         self.control = control
+        self.parent = parent
         self.prepared = prepared
         self.run = run
         self.children = ServerChildren()
@@ -54,8 +59,16 @@ class TaskServer:
             traceback.print_exc()
         finally:
             self.children.end_all()
+            self.put_away()
             sys.stderr.flush()
             os._exit(code)
+
+    def put_away(self) -> None:
+        """Where the parent was killed, do what it can do no more."""
+        target = self.prepared["orphaned"]
+        if target is not None and self.parent is not None and os.getppid() != self.parent:
+            with contextlib.suppress(Exception):
+                import_target(target)()
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""

@@ -115,6 +115,7 @@ class Zygote(Server):
             "warm_up": spec.warm_up,
             "extend": spec.extend,
             "load": spec.load,
+            "orphaned": spec.orphaned,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
             ours.send(order)

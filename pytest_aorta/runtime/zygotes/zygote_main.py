@@ -63,7 +63,8 @@ def main(fd: int, parent: int) -> None:
     _report(control, {"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)
-    TaskServer(control, order, import_target(order["run"]) if not order["fresh"] else None).serve()
+    run = import_target(order["run"]) if not order["fresh"] else None
+    TaskServer(control, order, run, parent=parent if beside else None).serve()
 
 
 def _report(control: Channel, report: StartReport) -> None:

@@ -66,6 +66,8 @@ class ZygoteSpec:
         extend: ``module:function``, called once in a branch that is started with an ``extension``, a JSON value, with
             that value. What it imports is there for the tasks of this branch only. It returns a JSON mapping of what
             it refuses to do, empty for nothing; otherwise the branch does not serve.
+        orphaned: ``module:function``, called when the parent has been killed and all tasks are over, to put away what
+            it has left. Not behind a prefix.
     """
 
     command: tuple[str, ...]
@@ -79,6 +81,7 @@ class ZygoteSpec:
     warm_up: str | None = None
     extend: str | None = None
     load: str | None = None
+    orphaned: str | None = None
     behind: Behind = field(default_factory=Behind)
 
     @property
@@ -109,6 +112,7 @@ class ZygoteSpec:
             self.warm_up,
             self.extend,
             self.load,
+            self.orphaned,
             [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()

@@ -425,6 +425,7 @@ CHANGED: dict[str, Any] = {
     "fresh": True,
     "warm_up": "other:warm_up",
     "load": "other:load",
+    "orphaned": "other:orphaned",
     "extend": "other:extend",
     "behind": Behind({"A": "1"}),
 }

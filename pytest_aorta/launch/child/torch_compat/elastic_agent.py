@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
 import logging
+import os
 import signal
+import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -60,12 +67,38 @@ class ReportingAgent(LocalElasticAgent):
         """How often a failed rank has made the agent restart all."""
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        super()._setup_local_watchdog(envs)
+        watchdog: Any = self._worker_watchdog
+        if watchdog is not None:
+            # Newer versions have it end the agent as well, which could then neither report nor restart.
+            reap, agent = watchdog._reap_worker, os.getpid()
+            watchdog._reap_worker = lambda pid, number: pid == agent or reap(pid, number)
+
+    def _log_watchdog_event(self, name: str, request: Any) -> None:
+        if name == "kill worker process" and request is not None:
+            self._explain_kill(request)
+        super()._log_watchdog_event(name, request)
+
+    def _explain_kill(self, request: Any) -> None:
+        """Write the error file that the rank could not write."""
+        context: Any = self._pcontext
+        for local_rank, pid in context.pids().items():
+            path = Path(context.error_files[local_rank])
+            if pid == request.worker_pid and not path.exists():
+                message = f"torch's watchdog has ended this rank: the time for {request.scope_id!r} was over"
+                error = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+                with contextlib.suppress(OSError):
+                    path.write_text(json.dumps({"message": error}))
+
 
 class HookedAgent(ReportingAgent):
     """torch's elastic agent with hooks, which gives no rank more than ``stop_timeout`` seconds after SIGTERM."""
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, *, stop_timeout: int, **keywords: Any) -> None:
-        super().__init__(spec, logs, shutdown_timeout=stop_timeout, **keywords)
+        if has_parameter(LocalElasticAgent.__init__, "shutdown_timeout"):  # an older torch has close()'s timeout only
+            keywords["shutdown_timeout"] = stop_timeout
+        super().__init__(spec, logs, **keywords)
         self._stop_timeout = stop_timeout
         #: Processes that the agent has asked to end.
         self.stopped: set[int] = set()
@@ -155,9 +188,18 @@ class HookedAgent(ReportingAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # torch restarts a group that is healthy for the sake of nodes that wait to take part.
         reason: AttemptReason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
-        self._stop_workers(worker_group)
+        if has_parameter(LocalElasticAgent._stop_workers, "is_restart"):
+            # This torch would otherwise shut down the rendezvous as well, in which the next attempt meets.
+            self._stop_workers(worker_group, is_restart=True)
+        else:
+            self._stop_workers(worker_group)
         self.on_restart(reason)
         super()._restart_workers(worker_group)
+
+
+def has_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function of torch's takes ``name``: versions differ, and builds of one version may as well."""
+    return name in inspect.signature(function).parameters
 
 
 def refuse_native_threads() -> None:

@@ -1,0 +1,163 @@
+"""Where ranks meet, what reaches torch's agent as a variable, and what is refused at the start."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until
+from support.stage import Stage
+
+WORKLOAD = """
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Sums:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config):
+        pass
+
+    def setup(self):
+        dist.init_process_group("gloo")
+
+    def run(self):
+        total = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+        return {"passed": float(total) == 3.0, "metrics": {name: os.environ.get(name) for name in names}}
+
+    def cleanup(self):
+        dist.destroy_process_group()
+
+
+class Expires(Sums):
+    def setup(self):
+        pass
+
+    def run(self):
+        from torch.distributed.elastic.timer import FileTimerClient, configure, expires
+
+        if os.environ["RANK"] == "1":
+            configure(FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+            with expires(after=0.3, scope="the second step"):
+                time.sleep(100)
+        time.sleep(100)
+
+    cleanup = setup
+"""
+
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def sums(stage: Stage) -> Stage:
+    stage.write(sums=WORKLOAD)
+    return stage
+
+
+def given(**options: object) -> list[str]:
+    return [text for name, value in options.items() for text in ("--aorta-elastic", f"{name}={value}")]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def found(stage: Stage, *options: str) -> dict[str, str]:
+    """Run one trial, which passes; what its rank 0 found."""
+    stage.run("sums.py::Sums", "--aorta-timeout", "50", *options).assert_outcomes(passed=1)
+    metrics: dict[str, str] = stage.trial("Sums/trial_0.json")["result"]["metrics"]
+    return metrics
+
+
+def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
+    port = free_port()
+    variables = found(sums, *given(master_addr="127.0.0.1", master_port=port, local_addr="127.0.0.1"))
+    assert variables == {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+@pytest.mark.slow
+def test_an_address_without_a_port_gets_a_free_one(sums: Stage) -> None:
+    assert found(sums, *given(master_addr="127.0.0.1"))["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
+    port = free_port()
+    options = given(rdzv_backend="static", master_addr="127.0.0.1", master_port=port)
+    assert found(sums, "--aorta-launcher", launcher, *options)["MASTER_PORT"] == str(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_static_rendezvous_needs_no_place(sums: Stage, launcher: str) -> None:
+    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend="static"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
+    variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
+    sums.run("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
+    trial = sums.trial("Expires/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["rank"], trial["failure"]["signal"]) == (
+        "workload_failed",
+        1,
+        "SIGKILL",
+    )
+    message = trial["ranks"][1]["error_file"]["message"]["message"]
+    assert message == "torch's watchdog has ended this rank: the time for 'the second step' was over"
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"])
+def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None:
+    done = sums.run("sums.py::Sums", "--aorta-extra-env", f"{name}=1")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_what_cannot_act_is_refused_before_the_first_trial(sums: Stage) -> None:
+    done = sums.run("sums.py::Sums", *given(rdzv_backend="static", nnodes=2))
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.search("--aorta-elastic rdzv_backend=static: several nodes meet", "\n".join(done.errlines))
+    assert sums.files() == []
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[str]:
+    """The endpoint of a real etcd, with the old interface that torch speaks."""
+    pytest.importorskip("etcd", reason="needs the package python-etcd")
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("needs etcd")
+    client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    command = [program, "--enable-v2", "--data-dir", str(tmp_path / "etcd")]
+    command += ["--listen-client-urls", f"http://{client}", "--advertise-client-urls", f"http://{client}"]
+    process = subprocess.Popen([*command, "--listen-peer-urls", f"http://{peer}"], stderr=subprocess.DEVNULL)
+    host, _, port = client.partition(":")
+    wait_until(lambda: socket.socket().connect_ex((host, int(port))) == 0)
+    yield client
+    process.terminate()
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_a_rendezvous_of_etcd(sums: Stage, etcd: str, backend: str, launcher: str) -> None:
+    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend=backend, rdzv_endpoint=etcd))

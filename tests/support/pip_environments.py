@@ -1,0 +1,38 @@
+"""Virtual environments with other versions than those of this run, from a package index."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def environ_without_this_run() -> dict[str, str]:
+    """Nothing of this very run, and no path on which one side could find what only the other has."""
+    ours = ("PYTEST_", "AORTA_", "COV_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        inherited.pop(name, None)
+    return inherited
+
+
+def pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check", "--retries", "1"]
+    done = subprocess.run(command, env=environ_without_this_run(), capture_output=True, text=True, check=False)
+    if "No matching distribution found" in done.stderr or "ConnectionError" in done.stderr:
+        pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def copy_of_this_project(folder: Path) -> Path:
+    """What a wheel is built from; a build in place would leave its traces, and take up those of earlier ones."""
+    for name in ("pytest_aorta", "workloads"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder

@@ -1,0 +1,94 @@
+"""Options of the agent that cannot act, and rendezvous that cannot work, are refused before the first trial."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.elastic_checks import check_elastic
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
+from pytest_aorta.trials.execution import Execution
+
+#: One value for each option, not its default.
+OTHERS = {
+    "max_restarts": 3,
+    "monitor_interval": 0.5,
+    "nnodes": "1:2",
+    "node_rank": 1,
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "localhost:2379",
+    "rdzv_id": "mine",
+    "start_method": "spawn",
+    "redirects": "1",
+    "tee": "1",
+    "exit_barrier_timeout": 5,
+    "role": "trainer",
+    "master_addr": "127.0.0.1",
+    "master_port": 1234,
+    "local_addr": "127.0.0.1",
+}
+
+
+def check(launcher: Any, **options: Any) -> None:
+    check_elastic(
+        Execution(launcher=launcher, elastic=elastic_options(options)), lambda name, value: f"--aorta-{name} {value}"
+    )
+
+
+def test_every_option_is_tried() -> None:
+    assert OTHERS.keys() == ElasticOptions().to_plain().keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_option_acts_where_another_launcher_is_the_agent(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(RequestError, match=rf"--aorta-elastic {name}=.*: pytest is a rank, .* to that launcher"):
+        check("external", **{name: OTHERS[name]})
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RequestError, match=rf"{name}=.*: pytest is a rank"):
+        check("auto", **{name: OTHERS[name]})
+    check("external")
+    check("elastic", max_restarts=3)
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS.keys() - {"nnodes", "rdzv_backend"}))
+def test_what_torchrun_has_no_use_for(name: str) -> None:
+    refused = {"exit_barrier_timeout", "node_rank", "start_method", "master_addr", "master_port"}
+    check("auto", **{name: OTHERS[name]})
+    if name not in refused:
+        check("torchrun", **{name: OTHERS[name]})
+        return
+    with pytest.raises(RequestError, match=rf"--aorta-elastic {name}=.*: torchrun "):
+        check("torchrun", **{name: OTHERS[name]})
+
+
+@pytest.mark.parametrize("name", ["master_addr", "master_port"])
+def test_torchrun_uses_a_master_with_static(name: str) -> None:
+    check("torchrun", rdzv_backend="static", **{name: OTHERS[name]})
+
+
+@pytest.mark.parametrize("backend", ["static", "etcd", "etcd-v2"])
+def test_several_nodes_meet_in_a_store_of_c10d(backend: str) -> None:
+    with pytest.raises(RequestError, match=f"--aorta-elastic rdzv_backend={backend}: several nodes meet"):
+        check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379", nnodes=2)
+    check("auto", rdzv_backend="c10d", rdzv_endpoint="localhost:2379", nnodes=2)
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_needs_its_package_and_a_place(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=f"rdzv_backend={backend}: torch needs the package python-etcd"):
+        check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379")
+    with pytest.raises(RequestError, match=f"rdzv_backend={backend} needs rdzv_endpoint=HOST:PORT"):
+        check("auto", rdzv_backend=backend)
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "http"])
+def test_a_port_is_one(text: str) -> None:
+    with pytest.raises(ValueError, match="a port from 1 to 65535"):
+        elastic_options({"master_port": text})
