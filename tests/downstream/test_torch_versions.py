@@ -1,11 +1,12 @@
 """Ranks run on the oldest torch that pyproject.toml promises, and on the newest that the package index has.
 
-Slow, and in need of a package index: `pytest tests/downstream -m downstream`. An index without CPU builds sends some
-gigabytes for each version; `PIP_EXTRA_INDEX_URL`, or pip's configuration, may name another one.
+Slow, and in need of a package index: `AORTA_TORCH_VERSIONS=1 pytest tests/downstream -m downstream`. An index without
+CPU builds sends some gigabytes for each version; `PIP_EXTRA_INDEX_URL`, or pip's configuration, may name another one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,13 @@ from pathlib import Path
 import pytest
 from support.pip_environments import ROOT, copy_of_this_project, environ_without_this_run, pip
 
-pytestmark = pytest.mark.downstream
+pytestmark = [
+    pytest.mark.downstream,
+    pytest.mark.skipif(
+        "AORTA_TORCH_VERSIONS" not in os.environ,
+        reason="downloads gigabytes of torch; AORTA_TORCH_VERSIONS=1 has it done",
+    ),
+]
 
 #: Longest time in seconds for the tests.
 PATIENCE = 1800

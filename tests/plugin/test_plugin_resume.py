@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stage import Stage, counts
+from support.stage import Stage
+from support.stage import counts as outcomes
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -144,7 +145,7 @@ def test_ranks_show_as_they_did(stage: Stage) -> None:
     stage.register(ranks="ranks:Ranks")
     first = stage.run("--aorta-workload", "ranks", "-v")
     again = stage.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
-    assert counts(again) == counts(first) == {"failed": 1}
+    assert outcomes(again) == outcomes(first) == {"failed": 1}
     again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
 
 

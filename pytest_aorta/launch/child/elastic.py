@@ -104,7 +104,6 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         agent.record_exits()
         forward_events()
     except SignalException as stop:
-        close_stores()
         # The trial is being ended, and its ranks have ended.
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
