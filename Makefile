@@ -1,4 +1,4 @@
-.PHONY: check test slow
+.PHONY: check test slow long
 
 check:  ## lint, types, import contracts
 	ruff check . && ruff format --check . && mypy && lint-imports
@@ -7,4 +7,7 @@ test:  ## the fast suite
 	pytest -n 2 tests
 
 slow:  ## long variants: storms, whole fault tables, several nodes
-	pytest -n 2 tests -m slow
+	pytest -n 2 tests -m "slow and not long"
+
+long:  ## minutes each: many ranks under load, lost nodes, kills
+	pytest tests -m long

@@ -57,7 +57,7 @@ class Expires(Sums):
     cleanup = setup
 """
 
-LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 @pytest.fixture

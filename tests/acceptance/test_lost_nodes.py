@@ -70,6 +70,7 @@ def assert_second_node_is_lost(trial: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_is_killed_after_the_first_one_is_done(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_lingers")
     barrier = "exit_barrier_timeout=3"
@@ -86,6 +87,7 @@ def test_a_node_that_is_killed_after_the_first_one_is_done(faults: Stage) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_sleeps")
     other, first = nodes.start(1), nodes.start(0)
@@ -101,6 +103,7 @@ def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_sleeps", "--aorta-timeout", "25")
     other, first = nodes.start(1), nodes.start(0)
@@ -114,6 +117,7 @@ def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
     nodes = Nodes(faults, "raises", "--aorta-config", "at=second_node")
     other, first = nodes.start(1), nodes.start(0)
@@ -128,6 +132,7 @@ def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: Stage) -> None:
     nodes = Nodes(faults, "gives_up", "--aorta-config", "at=second_node", "--aorta-timeout", "25")
     other, first = nodes.start(1), nodes.start(0)
@@ -143,6 +148,7 @@ def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: St
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_lingers", "--aorta-timeout", "25")
     barrier = "exit_barrier_timeout=2"
@@ -158,6 +164,7 @@ def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stag
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stage) -> None:
     nodes = Nodes(faults, "first_node_lingers", "--aorta-timeout", "25")
     barrier = "exit_barrier_timeout=2"
@@ -170,6 +177,7 @@ def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stag
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_never_comes(faults: Stage) -> None:
     nodes = Nodes(faults, "raises", "--aorta-timeout", "8")
 
@@ -181,6 +189,7 @@ def test_a_node_that_never_comes(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_second_node_whose_trials_never_begin(faults: Stage) -> None:
     nodes = Nodes(faults, "raises", "--aorta-timeout", "8")
 
@@ -188,6 +197,7 @@ def test_a_second_node_whose_trials_never_begin(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
     with socket.socket() as taken:
         nodes = Nodes(faults, "raises", "--aorta-timeout", "20")
@@ -204,6 +214,7 @@ def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["auto", "torchrun"])
 def test_a_backend_that_does_not_exist(faults: Stage, launcher: str) -> None:
     options = ("--aorta-launcher", launcher, "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30")

@@ -10,7 +10,7 @@ from support.stage import Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
-LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 def play(stage: Stage, parts: list[str], *options: str) -> dict[str, dict[str, Any]]:
@@ -51,6 +51,7 @@ def test_causes_before_the_deadline(stage: Stage, launcher: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_causes_under_an_outer_launcher(stage: Stage) -> None:
     stage.copy(FAULTS)
     parts = ["terminated_by_another", "killed_by_another", "leaves", "sleeps", "returns_false"]
@@ -73,6 +74,7 @@ def test_causes_under_an_outer_launcher(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["auto", "torchrun"])
 def test_causes_at_the_deadline(stage: Stage, launcher: str) -> None:
     parts = ["woken_from_c", "deaf_waits", "sleeps_before_init"]
@@ -88,6 +90,7 @@ def test_causes_at_the_deadline(stage: Stage, launcher: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["auto", "torchrun"])
 def test_causes_of_an_attempt_before_the_last_one(stage: Stage, launcher: str) -> None:
     parts = ["segfaults_once", "raises_once", "terminated_once", "leaves_once"]

@@ -35,6 +35,7 @@ from pytest_aorta.common.bounded_waits import wait_bounded
 def interrupt_here():
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
 threading.Timer(0.3, interrupt_here).start()
 try:
     wait_bounded(threading.Event().wait)

@@ -65,6 +65,7 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("killed", "method"), [*((killed, "fork") for killed in KILLED), ("the agent", "forkserver")])
 def test_nothing_is_left(stage: Stage, monkeypatch: pytest.MonkeyPatch, killed: str, method: str) -> None:
     folder = stage.path / "tmp"

@@ -52,6 +52,7 @@ def busy_host() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("busy_host")
 @pytest.mark.parametrize(
     ("trials", "options"),

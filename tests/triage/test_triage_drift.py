@@ -213,6 +213,7 @@ def test_few_tables_without_a_change_are_warned_of() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_at_most_one_in_a_hundred_of_10_000_tables_without_a_change_is_warned_of() -> None:
     assert warned(10_000, seed=2) <= 100
 

@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+#: Numeric, so that no name has to be looked up.
+LOOPBACK = "127.0.0.1"
+
 _CONFIGURATION = Path("/etc/nsswitch.conf")
 
 #: What glibc does without a configuration (nss/nsswitch.c).

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
+from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.launch.child.rank_stacks import save_own_collectives
-from pytest_aorta.launch.child.store_process import LOOPBACK
 from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
 from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
 from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server

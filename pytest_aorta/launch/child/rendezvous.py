@@ -15,7 +15,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from pytest_aorta.launch.child.store_process import LOOPBACK, StoreProcess
+from pytest_aorta.launch.child.name_service import LOOPBACK
+from pytest_aorta.launch.child.store_process import StoreProcess
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node
 from pytest_aorta.trials.elastic_options import ElasticOptions
 

@@ -15,12 +15,9 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from pytest_aorta.launch.child.name_service import ask_files_only, files_only
+from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
 from pytest_aorta.launch.child.torch_compat.stores import serve_store
 from pytest_aorta.runtime.zygotes import process_tree
-
-#: Numeric, so that no name has to be looked up.
-LOOPBACK = "127.0.0.1"
 
 
 class StoreProcess:

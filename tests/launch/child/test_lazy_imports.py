@@ -7,6 +7,7 @@ import importlib.util
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -266,3 +267,9 @@ def test_a_child_process_of_the_trial_reports_nothing(trial: Trial) -> None:
     assert os.read(read, 10) == b"0"
     os.close(read)
     os.close(write)
+
+
+def test_what_runs_in_every_trial_imports_no_torch_by_itself() -> None:
+    code = "import sys, pytest_aorta.launch.child.trial_main; print({'torch', 'numpy', 'scipy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -58,6 +58,7 @@ def test_the_page_shows_ten_thousand_triages_within_five_percent() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tables_are_made_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "statistics.md"
     page.write_text(re.sub(r"(<!-- simulation: .*? -->).*?(<!-- end)", r"\1\n\2", PAGE.read_text(), flags=re.DOTALL))
