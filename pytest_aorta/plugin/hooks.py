@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.plugin.replays import select_replays
 
             select_replays(config, run)
-        elif run.selection.workloads:
+        elif run.selection.workloads or run.selection.commands:
             from pytest_aorta.plugin.collection import select_trials
 
             select_trials(config, run)

@@ -114,7 +114,7 @@ def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | N
     run = run_of(config)
     chosen = run.selection
     can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
-    return [(spec, None) for spec in run.plan.trials] if chosen.workloads and can_be_wrong else []
+    return [(spec, None) for spec in run.plan.trials] if (chosen.workloads or chosen.commands) and can_be_wrong else []
 
 
 def _plans(run: Run) -> list[Plan]:

@@ -1,7 +1,7 @@
-"""Imported by Python as a rank of a user's script starts: arms the dump of its stacks.
+"""Imported by Python as a command, or a rank of a user's script, starts: arms the dump of its stacks.
 
 Before the script begins, its environment and ``sys.path`` are as they would be without this file, and a
-``sitecustomize`` of the user is imported. No imports from this package: the rank may run in another interpreter.
+``sitecustomize`` of the user is imported. No imports from this package: it may be another interpreter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def _arm() -> None:
         import faulthandler
 
         faulthandler.enable(file=2)
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        stacks = os.path.join(order["folder"], "attempt_" + attempt, "rank_" + rank + ".stacks.log")
+        stacks = order["stacks"]
+        if stacks is None:
+            attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+            stacks = os.path.join(order["folder"], "attempt_" + attempt, "rank_" + rank + ".stacks.log")
         fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         faulthandler.register(order["signal"], file=fd, all_threads=True)
     except (OSError, KeyError, ValueError):  # then there will be no stacks; the script runs all the same
