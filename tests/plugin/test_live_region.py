@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.terminal import Terminal
 
-from pytest_aorta.plugin.live_region import LiveRegion, RegionFile
+from pytest_aorta.plugin.live.region import LiveRegion, RegionFile
 
 
 class Written:

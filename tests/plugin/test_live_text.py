@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.live_state import LiveState, RunningTrial
-from pytest_aorta.plugin.live_text import clock, live_lines
+from pytest_aorta.plugin.live.state import LiveState, RunningTrial
+from pytest_aorta.plugin.live.text import clock, live_lines
 
 
 def a_run() -> LiveState:

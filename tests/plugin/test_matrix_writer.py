@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.processes import wait_until
 from support.triage_facts import trials
 
-from pytest_aorta.plugin import matrix_writer
-from pytest_aorta.plugin.matrix_writer import MatrixWriter
-from pytest_aorta.plugin.step_summary import LARGEST, append
-from pytest_aorta.triage.matrix import Matrix, MatrixCell
+from pytest_aorta.plugin.outputs import matrix_writer
+from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
+from pytest_aorta.plugin.outputs.step_summary import LARGEST, append
+from pytest_aorta.triage.matrix.document import Matrix, MatrixCell
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -74,7 +74,7 @@ import sys
 from itertools import count
 from pathlib import Path
 from support.triage_facts import trials
-from pytest_aorta.plugin.matrix_writer import MatrixWriter
+from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
 from pytest_aorta.triage.table import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 

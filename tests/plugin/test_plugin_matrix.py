@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.triage.matrix import Matrix, matrix_of
+from pytest_aorta.triage.matrix.document import Matrix, matrix_of
+from pytest_aorta.triage.matrix.run_state import RunState
 from pytest_aorta.triage.reading import read_triage
-from pytest_aorta.triage.run_state import RunState
 
 #: Fails in half of its trials, unless STEADY is set; each takes as long as PAUSE says, in seconds.
 FLAKY = """

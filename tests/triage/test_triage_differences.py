@@ -8,8 +8,8 @@ import pytest
 from support.environments import TWO_GPUS, env
 from support.records import record
 
-from pytest_aorta.triage.differences import differences
-from pytest_aorta.triage.environments import Environments
+from pytest_aorta.triage.compare.differences import differences
+from pytest_aorta.triage.compare.environments import Environments
 
 EIGHT = [{"gfx": "gfx942"}] * 8
 

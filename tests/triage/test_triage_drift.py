@@ -12,7 +12,7 @@ import pytest
 
 from pytest_aorta.triage.baselines import choose_baselines
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.drift import drift_warnings
+from pytest_aorta.triage.checks.drift import drift_warnings
 from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts
 from pytest_aorta.triage.step_times import steady_steps
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.triage_facts import trials
 
-from pytest_aorta.triage.earlier_matrix import settings_of, was_looked_at
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.matrix import MatrixText
-from pytest_aorta.triage.run_state import RunState
+from pytest_aorta.triage.matrix.document import MatrixText
+from pytest_aorta.triage.matrix.earlier import settings_of, was_looked_at
+from pytest_aorta.triage.matrix.run_state import RunState
 from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.triage.table import triage_of
 

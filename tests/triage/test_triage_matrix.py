@@ -12,8 +12,8 @@ from support.generated_tables import tables
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.matrix import Matrix, MatrixText, matrix_of, schema_text
-from pytest_aorta.triage.run_state import RunState
+from pytest_aorta.triage.matrix.document import Matrix, MatrixText, matrix_of, schema_text
+from pytest_aorta.triage.matrix.run_state import RunState
 from pytest_aorta.triage.table import Table, Triage, triage_of
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "matrix.schema.json"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from support.generated_tables import tables
 from support.triage_facts import CRASH, trials
 
-from pytest_aorta.triage.matrix_text import markdown
-from pytest_aorta.triage.run_state import RunState
+from pytest_aorta.triage.matrix.run_state import RunState
+from pytest_aorta.triage.matrix.text import markdown
 from pytest_aorta.triage.table import Table, triage_of
 
 markdown_it: Any = pytest.importorskip("markdown_it")
