@@ -16,7 +16,7 @@ from pytest_aorta.triage.matrix.document import Matrix, MatrixText, matrix_of, s
 from pytest_aorta.triage.matrix.run_state import RunState
 from pytest_aorta.triage.table import Table, Triage, triage_of
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "matrix.schema.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "matrix.schema.json"
 
 
 def parsed(table: Table, state: RunState | None = None) -> dict[str, Any]:

@@ -89,7 +89,7 @@ for facts in trials("none", "F." * 100_000):
 
 def test_a_kill_in_the_middle_of_a_write_leaves_the_matrix_before(tmp_path: Path) -> None:
     for number in range(2):
-        process = subprocess.Popen([sys.executable, "-c", _WRITES, tmp_path], cwd=Path(__file__).parents[1])
+        process = subprocess.Popen([sys.executable, "-c", _WRITES, tmp_path], cwd=Path(__file__).parents[2])
         for _ in range(2 + number):
             wait_until(functools.partial(differs, tmp_path, read(tmp_path)))
         process.kill()
