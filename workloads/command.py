@@ -17,7 +17,7 @@ from pytest_aorta.launch.child.command_outcome import command_result
 from pytest_aorta.launch.child.command_process import CommandProcess, gives_stacks, last_to_leave
 from pytest_aorta.trials.command_line import (
     files_in,
-    filled,
+    fill_in,
     is_python,
     placeholders_in,
     program_not_found,
@@ -25,7 +25,7 @@ from pytest_aorta.trials.command_line import (
     words_of,
 )
 from pytest_aorta.trials.output_rules import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
-from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_SEED
 from pytest_aorta.trials.returned import CommandResult
 from pytest_aorta.trials.workload import Workload
 
@@ -93,10 +93,9 @@ class Command(Workload):
         self._findings = OutputFindings(
             OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
         )
-        values = {"trial": os.environ[TRIAL_INDEX], "dir": os.environ[TRIAL_DIR], "seed": os.environ[TRIAL_SEED]}
-        self._seed = int(values["seed"]) if "seed" in placeholders_in(words) else None
+        self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
-        self._process = CommandProcess(filled(words, values), self._variables())
+        self._process = CommandProcess(fill_in(words, os.environ), self._variables())
 
     def _variables(self) -> dict[str, str]:
         variables = dict(os.environ)

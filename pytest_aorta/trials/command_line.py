@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
 
@@ -144,6 +146,12 @@ def _with_options(words: Sequence[str], common: set[str]) -> list[str]:
 def _safe(text: str, limit: int) -> str:
     """ASCII letters, digits, dots and underscores."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-._")[:limit].rstrip("-._")
+
+
+def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The words with the placeholders replaced by what a trial finds in its environment."""
+    names = {"trial": TRIAL_INDEX, "dir": TRIAL_DIR, "seed": TRIAL_SEED}
+    return filled(words, {name: environ[names[name]] for name in placeholders_in(words)})
 
 
 def program_not_found(program: str, path: str) -> str | None:
