@@ -132,6 +132,8 @@ class OutputFindings:
         self._said_ms: list[float] = []
         self._between_ms: list[float] = []
         self._step_at: float | None = None
+        #: When the lines before those that were read together came; how many these are; steps between them.
+        self._read_at, self._lines_read, self._steps_read = 0.0, 0, 0
         self._patterns = rules.compiled
 
     @property
@@ -175,9 +177,16 @@ class OutputFindings:
     def _take_step(self, step: int, at: float) -> None:
         if step == self.step:  # the same, in another pattern or on another line
             return
-        if self._step_at is not None and self.step is not None:
-            steps = max(1, step - self.step)  # an epoch may begin at 0 again
-            self._between_ms.append((at - self._step_at) * 1000 / steps)
+        if self._step_at is None or self.step is None:
+            self._read_at = at
+        elif at > self._step_at:
+            self._read_at, self._lines_read, self._steps_read = self._step_at, 0, 0
+        if self.step is not None and at > self._read_at:
+            self._lines_read += 1
+            self._steps_read += max(1, step - self.step)  # an epoch may begin at 0 again
+            # Of lines that were read together it is not known when each was written.
+            times = [(at - self._read_at) * 1000 / self._steps_read] * self._lines_read
+            self._between_ms[len(self._between_ms) - self._lines_read + 1 :] = times
         self.step, self._step_at = step, at
 
     def _fail(self, what: str, why: str = "", line: str = "") -> None:

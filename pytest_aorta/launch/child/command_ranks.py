@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from pytest_aorta.launch.child.command_outcome import command_result
 from pytest_aorta.launch.child.command_process import Lines
@@ -70,6 +70,8 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
 
 class CommandOutput(RanksOutput):
     """Finds in the logs of all ranks what their command says; steps and metrics are those of rank 0."""
+
+    interval: ClassVar[float] = 0.005
 
     def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
         self._folder = Path(payload["folder"])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
@@ -95,7 +95,13 @@ class TorchrunStart:
 
 
 class RanksOutput:
-    """Looks at what the ranks print while they run; this one does not."""
+    """Looks at what the ranks print while they run; this one does not.
+
+    Attributes:
+        interval: seconds between two looks.
+    """
+
+    interval: ClassVar[float] = POLL_INTERVAL
 
     def look(self, attempt: int) -> None:
         """The ranks of an attempt are running, or have ended."""
@@ -112,7 +118,7 @@ def follow_torchrun(payload: TrialPayload, send: Send, start: TorchrunStart, out
     send({"type": "begin", "phase": "setup"})
     attempt, code, ready = 0, 0, None
     with local_rendezvous(DEFAULTS) as meeting:
-        for returncode in poll(_start(payload, folder, meeting, start)):
+        for returncode in poll(_start(payload, folder, meeting, start), output.interval):
             if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
                 ready = time.monotonic()
                 _send_ready(ready - started, send)

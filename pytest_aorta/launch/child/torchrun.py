@@ -103,11 +103,11 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         store.close()
 
 
-def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
-    """Yields ``None`` as long as a process runs, and then its return code."""
+def poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
+    """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
-            yield process.wait(POLL_INTERVAL)
+            yield process.wait(interval)
             return
         except subprocess.TimeoutExpired:
             yield None
