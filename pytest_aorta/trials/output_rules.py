@@ -139,7 +139,7 @@ class OutputFindings:
     @property
     def step_times_ms(self) -> list[float]:
         """Durations that lines have said; without any, the times between steps, per step."""
-        return self._said_ms or self._between_ms
+        return self._said_ms or [*self._between_ms, *self._read_together()]
 
     def take(self, line: str, at: float) -> bool:
         """One line, which came ``at`` a time in seconds; whether it has said a step."""
@@ -180,14 +180,18 @@ class OutputFindings:
         if self._step_at is None or self.step is None:
             self._read_at = at
         elif at > self._step_at:
+            self._between_ms += self._read_together()
             self._read_at, self._lines_read, self._steps_read = self._step_at, 0, 0
         if self.step is not None and at > self._read_at:
             self._lines_read += 1
             self._steps_read += max(1, step - self.step)  # an epoch may begin at 0 again
-            # Of lines that were read together it is not known when each was written.
-            times = [(at - self._read_at) * 1000 / self._steps_read] * self._lines_read
-            self._between_ms[len(self._between_ms) - self._lines_read + 1 :] = times
         self.step, self._step_at = step, at
+
+    def _read_together(self) -> list[float]:
+        """Of the last lines: when each of them was written is not known, so they share the time."""
+        if self._step_at is None or self._lines_read == 0:
+            return []
+        return [(self._step_at - self._read_at) * 1000 / self._steps_read] * self._lines_read
 
     def _fail(self, what: str, why: str = "", line: str = "") -> None:
         """Note ``what`` has failed, and of the first one ``why``, and the ``line`` that says so."""
