@@ -16,6 +16,7 @@ from pytest_aorta.launch.child.bootstrap_variables import bootstrap_variables
 from pytest_aorta.launch.child.command_outcome import command_result
 from pytest_aorta.launch.child.command_process import CommandProcess, gives_stacks, last_to_leave
 from pytest_aorta.trials.command_line import (
+    CommandNotFound,
     files_in,
     fill_in,
     is_python,
@@ -28,10 +29,6 @@ from pytest_aorta.trials.output_rules import SEED, OutputFindings, OutputRules, 
 from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_SEED
 from pytest_aorta.trials.returned import CommandResult
 from pytest_aorta.trials.workload import Workload
-
-
-class CommandNotFound(Exception):
-    """There is no such program."""
 
 
 def _checked_command(command: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -29,6 +30,10 @@ _SCRIPTS = (".py", ".sh", ".bash", ".pl", ".rb", ".js", ".lua", ".jl", ".r")
 _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+
+
+class CommandNotFound(Exception):
+    """There is no such program; the message is for the user, and a traceback is of no use."""
 
 
 def words_of(command: str) -> list[str]:
@@ -121,7 +126,10 @@ def label_of(words: Sequence[str]) -> str:
 
 
 def distinct_names(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Names of workloads for commands: ``command-train``; where two run the same, with the words that differ."""
+    """Names of workloads for commands: ``command-train``; where two run the same, with the words that differ.
+
+    Equal for equal commands only.
+    """
     labels = [label_of(words) for words in commands]
     names = []
     for words, label in zip(commands, labels, strict=True):
@@ -129,7 +137,13 @@ def distinct_names(commands: Sequence[Sequence[str]]) -> list[str]:
         common = set.intersection(*map(set, alike))
         own = [word for word in _with_options(words, common) if word] if len(alike) > 1 else []
         names.append("-".join(["command", label, *([text] if (text := _safe("-".join(own), 40)) else [])]))
-    return names
+    runs = {
+        name: {tuple(words) for words, other in zip(commands, names, strict=True) if other == name} for name in names
+    }
+    return [
+        name if len(runs[name]) == 1 else f"{name}-{_digest(words)}"
+        for name, words in zip(names, commands, strict=True)
+    ]
 
 
 def _with_options(words: Sequence[str], common: set[str]) -> list[str]:
@@ -141,6 +155,10 @@ def _with_options(words: Sequence[str], common: set[str]) -> list[str]:
                 [before.lstrip("-"), word.lstrip("-")] if before in common and before[:1] == "-" else [word.lstrip("-")]
             )
     return found
+
+
+def _digest(words: Sequence[str]) -> str:
+    return hashlib.sha256(shlex.join(words).encode(errors="surrogatepass")).hexdigest()[:6]
 
 
 def _safe(text: str, limit: int) -> str:

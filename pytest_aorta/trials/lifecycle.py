@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, Send
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.returned import CommandResult, NotAResult, result_to_plain
@@ -144,6 +145,8 @@ def failure_of(error: BaseException, phase: Phase) -> FailureData:
     """The failure of a phase that has raised."""
     failure = exit_failure(phase, None, describe_exception(error))
     failure["at"] = time.time()
+    if isinstance(error, CommandNotFound):
+        del failure["traceback"]
     if isinstance(error, NotAResult):
         failure["kind"] = "result"
     if isinstance(error, SystemExit):

@@ -116,6 +116,11 @@ class CommandProcess:
             take(line, at)
         return chunk
 
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal; ``None`` as long as it runs."""
+        return self._process.poll()
+
     def end(self) -> None:
         """End it, if it still runs."""
         if self._process.poll() is None:
