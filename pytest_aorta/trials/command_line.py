@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.script_imports import imported_files, search_path
 
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
@@ -104,10 +105,13 @@ def _is_text(path: str) -> bool:
 def files_in(words: Sequence[str]) -> list[str]:
     """Files that a command names and that decide what it does: scripts and configurations, as they are written there.
 
-    Neither data nor folders: what a command writes, it names as well.
+    And the files of its own that a Python script imports. Neither data nor folders: what a command writes, it names as
+    well.
     """
     script = script_of(words)
     found = dict.fromkeys([script] if script is not None else [])
+    if script is not None and script.endswith(".py"):
+        found |= dict.fromkeys(imported_files(script, search_path(script, is_module=script not in words)))
     for word in words:
         for name in (word, word.partition("=")[2]):
             if name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name):
