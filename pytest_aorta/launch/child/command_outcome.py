@@ -8,6 +8,9 @@ from pytest_aorta.trials.outcome import Observed, after_step
 from pytest_aorta.trials.output_rules import RETURNCODE, OutputFindings
 from pytest_aorta.trials.returned import CommandResult
 
+#: Characters of the last line of its standard error that a message quotes.
+_SHOWN = 200
+
 
 def command_failure(code: int, found: OutputFindings, errors: str) -> FailureData | None:
     """What a command has failed of; ``None`` when it has passed.
@@ -27,7 +30,9 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> FailureDat
     if found.passed:
         return None
     if code > 0:
-        return _after(infer_exit_reason(code, None, errors), found)
+        failure = _after(infer_exit_reason(code, None, errors), found)
+        said = errors.rstrip().rpartition("\n")[2].strip() if failure["kind"] == "exit_code" else ""
+        return {**failure, "message": f"{failure['message']}: {said[:_SHOWN]}"} if said else failure
     if found.rules.pass_on:
         patterns = " or ".join(map(repr, found.rules.pass_on))
         return _after({"phase": "run", "kind": "result", "message": f"no line of its output matches {patterns}"}, found)

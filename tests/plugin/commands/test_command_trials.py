@@ -56,7 +56,10 @@ def test_its_exit_status_is_the_outcome_of_the_trial(stage: Stage) -> None:
     assert [trial["failure"] and trial["failure"]["kind"] for trial in trials] == [
         *(None, "exit_code", "exception", "signal", "signal")
     ]
-    assert (trials[1]["failure"]["exit_code"], trials[1]["failure"]["message"]) == (3, "ended itself with exit code 3")
+    assert (trials[1]["failure"]["exit_code"], trials[1]["failure"]["message"]) == (
+        3,
+        "ended itself with exit code 3: to stderr",
+    )
     assert (trials[2]["failure"]["type"], trials[2]["failure"]["message"]) == ("ValueError", "too bad")
     assert "ends.py" in trials[2]["failure"]["traceback"]
     assert [trial["failure"]["signal"] for trial in trials[3:]] == ["SIGKILL", "SIGSEGV"]
