@@ -25,8 +25,9 @@ class Outcome:
         kind: of the failure; ``None`` where there is none.
         detail: its signal, exit code, or the type of its exception.
         says: what its message contains.
-        rank: which is to blame.
+        rank: whose failure it is.
         phase: of the failure; not looked at where a script has none.
+        blamed: whether that rank is the cause; otherwise none is known to be.
     """
 
     status: str
@@ -35,6 +36,7 @@ class Outcome:
     says: str = ""
     rank: int | None = 1
     phase: str = "run"
+    blamed: bool = True
 
     @property
     def words(self) -> str:
@@ -42,7 +44,8 @@ class Outcome:
         if self.kind is None:
             return self.status
         detail = "" if self.detail is None else f" {self.detail}"
-        return f"{self.status}: rank {self.rank}, {self.kind}{detail}"
+        unknown = "" if self.blamed else "; the cause is unknown"
+        return f"{self.status}: rank {self.rank}, {self.kind}{detail}{unknown}"
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,6 @@ class RankFault:
         return self.elsewhere.get(launcher, self.outcome)
 
 
-_TIMED_OUT = "Timed out"
-
 RANK_FAULTS = (
     RankFault(
         "raises",
@@ -87,14 +88,14 @@ RANK_FAULTS = (
     RankFault(
         "terminated_by_another",
         "SIGTERM from outside",
-        Outcome("workload_failed", "signal", "SIGTERM", "ended by SIGTERM in run(), which its agent had not sent"),
+        Outcome("workload_failed", "signal", "SIGTERM", ", which its agent had not sent"),
     ),
     RankFault("exits_3", "`os._exit(3)`", Outcome("workload_failed", "exit_code", 3, "ended itself with exit code 3")),
     RankFault(
         "leaves_before_init",
         "`os._exit(0)` before `init_process_group()`",
         Outcome("infrastructure_failed", "exit_code", 0, "ended itself with exit code 0 in setup()", phase="setup"),
-        {"script": Outcome("workload_failed", "exception", "DistStoreError", _TIMED_OUT, rank=0)},
+        {"script": Outcome("workload_failed", "exception", "DistStoreError", "rank 1 is missing: exited 0; rank ")},
     ),
     RankFault(
         "raises_late",
@@ -106,7 +107,7 @@ RANK_FAULTS = (
         "the process group's own timeout passes, before the deadline",
         Outcome("workload_failed", "exception", "RuntimeError", "rank 1 is missing: play_alone() at rank_faults.py"),
         {
-            "script": Outcome("workload_failed", "exception", "RuntimeError", _TIMED_OUT, rank=0),
+            "script": Outcome("workload_failed", "exception", "RuntimeError", "Timed out", rank=0, blamed=False),
             "external": Outcome("timeout", "timeout", None, "play_alone() at rank_faults.py"),
         },
     ),

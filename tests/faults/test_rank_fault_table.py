@@ -50,7 +50,7 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
     """What a record says otherwise."""
     failure = trial["failure"] or {}
     message = failure.get("message", "")
-    detail = next((failure[key] for key in ("signal", "exit_code", "type") if failure.get(key) is not None), None)
+    detail = next((failure[key] for key in ("signal", "type", "exit_code") if failure.get(key) is not None), None)
     found: dict[str, tuple[Any, Any]] = {
         "status": (trial["exit_status"], expected.status),
         "kind": (failure.get("kind"), expected.kind),
@@ -59,7 +59,7 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
         blamed = [rank["rank"] for rank in trial["ranks"] if rank["blame"] == "cause"]
         found["rank"] = (failure.get("rank"), expected.rank)
         found["detail"] = (detail, expected.detail)
-        found["blame"] = (blamed, [] if expected.rank is None else [expected.rank])
+        found["blame"] = (blamed, [expected.rank] if expected.blamed else [])
         if launcher != "script":
             found["phase"] = (failure.get("phase"), expected.phase)
     wrong = [f"{name} {got!r} instead of {wanted!r}" for name, (got, wanted) in found.items() if got != wanted]
@@ -69,9 +69,8 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("fault", RANK_FAULTS, ids=lambda fault: fault.part + ("-again" if fault.restarts else ""))
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS[1:])])
 def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
     stage: Stage, launcher: Launcher, fault: RankFault
 ) -> None:
