@@ -375,12 +375,8 @@ def test_whatever_was_seen_there_is_a_verdict(
 
 @pytest.mark.parametrize("passed", [True, None])
 def test_where_the_ranks_were_is_said_also_when_the_limit_was_that_of_another_rank(passed: bool | None) -> None:
-    overdue: FailureData = {
-        "phase": "run",
-        "kind": "timeout",
-        "message": "rank 1: the deadline passed in run()",
-        "rank": 1,
-    }
+    message = "rank 1: the deadline passed in run()"
+    overdue: FailureData = {"phase": "run", "kind": "timeout", "message": message, "rank": 1}
     seen = Observed(rank_failure=overdue, location="rank 1: nap() at it.py line 9", hung_rank=1)
     seen.result = None if passed is None else {"passed": passed}
 
