@@ -48,7 +48,8 @@ class NodeStore:
 
 def main(port: int) -> None:
     """Serve a store until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a batch system: its pytest ends it
+        signal.signal(number, signal.SIG_IGN)
     import torch.distributed as dist
 
     ended = threading.Event()
