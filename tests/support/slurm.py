@@ -1,8 +1,8 @@
 """SLURM with two nodes on this machine: ``python tests/support/slurm.py start FOLDER``, and ``stop FOLDER``.
 
-All of it, its own munge included, is in one folder, and one process starts and ends it. Each node is a ``slurmd`` with a
-host name, an ``/etc/hosts`` and an address of its own (namespaces of Linux, so it needs root), but with this machine's
-processes, network and files.
+All of it, its own munge included, is in one folder, and one process starts and ends it. Each node is a ``slurmd`` with
+a host name, an ``/etc/hosts`` and an address of its own (namespaces of Linux, so it needs root), but with this
+machine's processes, network and files.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Slurm:
     def states(self) -> dict[str, str]:
         """The state of each node (``idle``, ``mixed``, ``down*``, ...)."""
         lines = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()
-        return dict(line.split() for line in lines)  # type: ignore[misc]
+        return dict(line.split() for line in lines)
 
     def jobs(self) -> dict[int, str]:
         """The state of every job that has not been forgotten (``RUNNING``, ``CANCELLED``, ...)."""
