@@ -65,7 +65,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 JobRequeue=1
-KillWait=5
+KillWait=30
 MinJobAge=600
 ReturnToService=2
 SlurmdTimeout=10

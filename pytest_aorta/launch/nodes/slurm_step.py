@@ -31,12 +31,10 @@ def check_step(options: ElasticOptions, environ: Mapping[str, str] = os.environ)
     if not nodes.isdecimal() or not tasks.isdecimal():  # of another launcher, with variables of its own
         return
     if not least <= int(nodes) <= most:
-        raise LaunchModeError(
-            f"{wanted}: step {_step(environ)} of SLURM has SLURM_STEP_NUM_NODES={nodes}; use {remedy}"
-        )
+        raise LaunchModeError(f"{wanted}: {_step(environ)} has SLURM_STEP_NUM_NODES={nodes}; use {remedy}")
     if int(tasks) != int(nodes):
         raise LaunchModeError(
-            f"{wanted}: step {_step(environ)} of SLURM has SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes, but one pytest "
+            f"{wanted}: {_step(environ)} has SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes, but one pytest "
             f"starts all ranks of its node (--aorta-nproc); use {remedy}"
         )
 
@@ -51,4 +49,4 @@ def port_offset(environ: Mapping[str, str]) -> int | None:
 
 
 def _step(environ: Mapping[str, str]) -> str:
-    return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    return f"step {environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']} of SLURM"
