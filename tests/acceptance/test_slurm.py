@@ -3,100 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support.processes import wait_for
-from support.slurm import Slurm
-from support.stage import PYTEST, Stage, text
-
-FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
-
-SRUN = ("srun", "-N", "2", "--ntasks-per-node", "1")
-
-TWO_NODES = ("--aorta-nproc", "2", "--aorta-elastic", "nnodes=2", "--aorta-timeout", "60")
-
-
-#: On node 1, its import takes longer than any test waits.
-LATE = """
-import os
-import time
-
-from rank_faults import RankFaults
-
-if os.environ["SLURM_NODEID"] == "1":
-    open("imports", "w").close()
-    time.sleep(1000)
-
-class Late(RankFaults):
-    pass
-"""
-
-
-class Steps:
-    """Pytest, started with srun in a stage."""
-
-    def __init__(self, stage: Stage, slurm: Slurm) -> None:
-        self.stage = stage
-        self.slurm = slurm
-
-    def command(self, part: str, *options: str) -> list[str]:
-        """Of a pytest whose ranks play a part of ``RankFaults``."""
-        return [*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *TWO_NODES, *options]
-
-    def start(self, *command: str, srun: tuple[str, ...] = SRUN) -> subprocess.Popen[bytes]:
-        """Start a command on both nodes."""
-        return self.stage.start_command(*srun, *command, env=self.slurm.variables)
-
-    def run(self, *command: str, srun: tuple[str, ...] = SRUN) -> pytest.RunResult:
-        """Run a command on both nodes."""
-        return self.stage.finish(self.start(*command, srun=srun))
-
-    def job(self) -> int:
-        """The number of the job that runs."""
-
-        def running() -> int | None:
-            return next((number for number, state in self.slurm.jobs().items() if state == "RUNNING"), None)
-
-        return wait_for(running, "a job that runs")
-
-    def wait_for_file(self, name: str) -> None:
-        """Until a part has written it."""
-        self.stage.wait_until((self.stage.path / name).exists)
-
-    def trial(self) -> dict[str, Any]:
-        """The record of the only trial that has one."""
-        [record] = self.stage.trials().values()
-        return record
-
-    def wait_until_clean(self) -> None:
-        """Until no process is left on either node, and no half-written file."""
-        self.stage.close()
-
-
-@pytest.fixture
-def steps(stage: Stage, slurm: Slurm) -> Steps:
-    stage.copy(FAULTS)
-    return Steps(stage, slurm)
-
-
-def hosts_of(trial: dict[str, Any]) -> list[str]:
-    return [rank["host"] for rank in trial["ranks"]]
-
-
-def assert_interrupted(steps: Steps, ended: pytest.RunResult, by: str) -> None:
-    """On both nodes, and nothing of it is left."""
-    assert sorted(re.findall(r"error: (n\d): task \d: Exited with exit code (\d+)", text(ended))) == [
-        ("n0", "2"),
-        ("n1", "2"),
-    ]
-    trial = steps.trial()
-    assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
-    assert (trial["failure"]["kind"], trial["failure"]["message"]) == ("signal", f"interrupted: {by}")
-    assert "no trial says anything about the workload" in text(ended)
-    steps.wait_until_clean()
+from support.slurm_steps import SRUN, Steps, assert_interrupted, hosts_of
+from support.stage import PYTEST, text
 
 
 @pytest.mark.slow
@@ -156,11 +66,9 @@ def test_a_job_that_is_cancelled_when_one_node_is_done(steps: Steps) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_job_that_is_cancelled_when_one_node_still_imports(steps: Steps) -> None:
-    steps.stage.write(late=LATE)
-    command = [word.replace("rank_faults.py::RankFaults", "late.py::Late") for word in steps.command("nothing")]
-    step = steps.start(*command)
+    step = steps.start(*steps.late_command())
     steps.wait_for_file("imports")
-    steps.wait_for_file("results/Late/trial_0/stdout.log")  # of node 0, which waits for the other one
+    steps.wait_for_file("results/RankFaults/trial_0/stdout.log")  # of node 0, which waits for the other one
     steps.slurm.command("scancel", str(steps.job()))
     assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
 
@@ -175,7 +83,7 @@ def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
     ended = steps.stage.finish(step)
     assert "DUE TO TIME LIMIT" in text(ended)
     assert_interrupted(steps, ended, "SIGTERM")
-    assert steps.slurm.jobs()[job] == "TIMEOUT"
+    steps.wait_for_state(job, "TIMEOUT")
 
 
 @pytest.mark.slow

@@ -68,10 +68,12 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
 
 def _first_of(nodes: str) -> str:
     """The first of ``node[1-3],other``."""
+    if "[" not in nodes:
+        return nodes.split(",")[0]
     if shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", nodes]
         listed = subprocess.run(command, capture_output=True, text=True).stdout.split()
         if listed:
             return listed[0]
-    name, bracket, rest = nodes.partition("[")
-    return name + rest.replace("]", ",").replace("-", ",").split(",")[0] if bracket else nodes.split(",")[0]
+    name, _, rest = nodes.partition("[")
+    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
