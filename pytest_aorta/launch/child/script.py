@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll
+from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll, with_stores_apart
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.launch_mode import SCRIPT
@@ -162,7 +162,8 @@ def _start(payload: TrialPayload, folder: Path, meeting: list[str], start: Torch
         *start.words,
     ]
     # Not in the folder of the script: there may be files with the names of modules.
-    return subprocess.Popen(command, cwd=folder, env=dict(start.environ))
+    environ = {**with_stores_apart(start.max_restarts), **start.environ}
+    return subprocess.Popen(command, cwd=folder, env=environ)
 
 
 def _send_ready(sec: float, send: Send) -> None:
