@@ -261,7 +261,6 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         values["aorta_results_dir"] = Path(values["aorta_results_dir"])
 
     _set_bounds(values)
-    _check_output_options(config, values)
 
     def given(*names: str, **renamed: str) -> dict[str, Any]:
         """Values by field, of those options that have one; ``renamed`` maps fields to options of other names."""
@@ -288,15 +287,6 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         gates=values["aorta_gate"] or (),
         **given("until_decided", "duration", "minimize", "max_trials"),
     )
-
-
-def _check_output_options(config: pytest.Config, values: Mapping[str, Any]) -> None:
-    """Refuse what is said of the output of commands where there is none; in an ini file, it may be for other runs."""
-    if values["aorta_command"] or values["aorta_replay"] or "command" in (values["aorta_workload"] or ()):
-        return
-    for name in ("fail-on", "pass-on", "metric", "fail-on-nonfinite"):
-        if getattr(config.option, f"aorta_{name.replace('-', '_')}") is not None:
-            raise OptionError(f"--aorta-{name}: is about the output of a command; add --aorta-command 'CMD'")
 
 
 #: Trials of a plan whose end is a duration: more would take long to collect.

@@ -90,7 +90,7 @@ def checked_metric(text: object) -> str:
     if not names:
         raise ValueError(r"a regular expression with named groups, such as 'step (?P<step>\d+) loss (?P<loss>\S+)'")
     if RETURNCODE in names or SEED in names:
-        raise ValueError(f"other names of groups than {RETURNCODE} and {SEED}, which every command has as metrics")
+        raise ValueError(f"a regular expression without groups called {RETURNCODE} or {SEED}: these are there")
     return checked
 
 

@@ -99,7 +99,7 @@ def test_what_is_no_expression_is_refused_with_the_reason() -> None:
         checked_regex("(")
     with pytest.raises(ValueError, match="named groups"):
         checked_metric(r"loss (\S+)")
-    with pytest.raises(ValueError, match="other names"):
+    with pytest.raises(ValueError, match="without groups called"):
         checked_metric(r"(?P<returncode>\d)")
 
 

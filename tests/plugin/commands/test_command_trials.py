@@ -102,7 +102,10 @@ def test_steps_metrics_and_the_step_of_the_first_failure_are_in_the_result(stage
     assert found["elapsed_sec"] >= 0.08
 
 
-def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(stage: Stage) -> None:
+def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     stage.write(
         looks="""
         import json, os, sys
