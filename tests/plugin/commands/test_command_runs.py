@@ -199,5 +199,5 @@ def test_of_ranks_that_hang_it_is_known_how_far_each_came(ranks: Stage) -> None:
     trial = run_ranks(ranks, "hangs", "--aorta-timeout", "30")
     assert trial["exit_status"] == "timeout"
     assert "after step 3 of 4" in trial["failure"]["message"]
-    assert "ranks.py" in trial["failure"]["stacks"]
+    assert "rank 1 is missing: ranks.py line 16; rank 0: barrier in ranks.py" in trial["failure"]["message"]
     ranks.wait_until_alone()
