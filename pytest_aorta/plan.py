@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.commands import command_entries, completed
+from pytest_aorta.commands import CommandError, command_entries, completed
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
@@ -149,7 +149,10 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    entries = [completed(entry, selection.output, selection.execution) for entry in entries]
+    try:
+        entries = [completed(entry, selection.output, selection.execution) for entry in entries]
+    except CommandError as error:
+        raise PlanError(str(error)) from None
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]

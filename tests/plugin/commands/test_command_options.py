@@ -119,6 +119,15 @@ def test_what_it_cannot_take_is_refused_before_a_trial(tmp_path: Path, config: d
         ),
         (["--aorta-fail-on", "nan"], "--aorta-fail-on: is about the output of a command; add --aorta-command 'CMD'"),
         (
+            ["--aorta-command", "true", "--aorta-nproc", "2", "--aorta-isolation", "none"],
+            "the ranks of command-true are p",
+        ),
+        (["--aorta-command", "true", "--aorta-nproc", "2", "--aorta-launcher", "elastic"], "are started by torchrun"),
+        (
+            ["--aorta-command", "true", "--aorta-nproc", "2", "--aorta-elastic", "tee=3"],
+            "--aorta-elastic tee: the ranks of command-true, a command, take max_restarts only",
+        ),
+        (
             ["--aorta-command", "true", "--aorta-command", "true"],
             "'command-true' is given twice; for more",
         ),
