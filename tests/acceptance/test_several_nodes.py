@@ -4,49 +4,33 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from support.processes import free_port
 from support.stage import Stage
+from support.workloads import GLOO
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-WORKLOAD = """
-import os
-import time
+WORKLOAD = (
+    GLOO
+    + """
 
-import torch
-import torch.distributed as dist
-
-
-class Sums:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config):
-        pass
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Sums(Gloo):
     def run(self):
-        total = torch.full((1,), dist.get_rank() + 1.0)
-        dist.all_reduce(total)
+        total = self.sum_of_ranks()
         self.work()
-        metrics = {"total": float(total), "rank": dist.get_rank(), "size": dist.get_world_size()}
+        metrics = {"total": total, "rank": dist.get_rank(), "size": dist.get_world_size()}
         return {"passed": True, "metrics": metrics}
 
     def work(self):
         pass
-
-    def cleanup(self):
-        dist.destroy_process_group()
 
 
 class WaitsForFour(Sums):
@@ -65,18 +49,13 @@ class WaitsWhileThereAreFour(Sums):
                 open("together", "w").close()
             time.sleep(0.02)
 """
+)
 
 
 @pytest.fixture
 def sums(stage: Stage) -> Stage:
     stage.write(sums=WORKLOAD)
     return stage
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:

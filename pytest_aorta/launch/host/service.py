@@ -26,9 +26,9 @@ from pytest_aorta.launch.job_messages import (
 )
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.launch.used_folders import UsedFolder, make_own
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources

@@ -120,24 +120,33 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has installed a handler for a signal (an uncaught real-time signal would kill it)."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """What the kernel says of a process; empty when it has gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
     """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
 
-    One after the other: they write to the same file, each dump in many small pieces. A stopped process gives none: it
-    would have to be woken for that, and would go on.
+    One after the other: they write to the same file, each dump in many small pieces. The signal may wake a process from
+    a system call, and what it does then may wake others, so all are stopped first, and go on each with its own dump.
+    A process that was stopped before gives none: it would have to be woken for that, and would go on.
     """
-    listening = [pid for pid in pids if catches(pid, STACK_SIGNAL)]
+    listening = [
+        pid for pid in pids if catches(pid, STACK_SIGNAL) and _status(pid).get("State", "")[:1] not in ("T", "t")
+    ]
     turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
+    send_signal(listening, signal.SIGSTOP)
     for pid in listening:
         send_signal([pid], STACK_SIGNAL)
+        send_signal([pid], signal.SIGCONT)
         time.sleep(turn if pid != listening[-1] else settle)
 
 
