@@ -133,7 +133,7 @@ def test_of_much_output_the_end_is_kept(nursery: Nursery) -> None:
     assert zygote.output().endswith("the end\n")
 
 
-def test_an_error_is_told_again_to_whoever_asks_again(nursery: Nursery) -> None:
+def test_an_error_is_raised_again_at_every_request(nursery: Nursery) -> None:
     zygote = nursery.start("raise ValueError('x')")
     error_of(zygote)
 

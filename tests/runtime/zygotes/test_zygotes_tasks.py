@@ -346,7 +346,7 @@ def test_a_lock_that_was_handed_over_is_held_as_long_as_the_task_lives(nursery: 
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody else holds the lock."""
+    """Whether another process holds the lock."""
     with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
