@@ -219,26 +219,6 @@ def test_two_nodes_with_a_network_between_them(sums: Stage, network: str) -> Non
     assert sums.left_running() == []
 
 
-def idle_nodes() -> int:
-    """Of the SLURM cluster that this host belongs to; 0 without one."""
-    if shutil.which("srun") is None:
-        return 0
-    counts = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True).stdout.split()
-    return max(map(int, counts), default=0)
-
-
-@pytest.mark.skipif(idle_nodes() < 2, reason="this host belongs to no SLURM cluster with two idle nodes")
-def test_srun_says_who_is_who(sums: Stage) -> None:
-    pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "sums.py::Sums")
-    options = ("--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50", "--aorta-trials", "2")
-    result = sums.command("srun", "-N", "2", "--ntasks-per-node", "1", *pytest_command, *options)
-    assert result.ret == 0
-    result.assert_outcomes(passed=2)
-    for trial in sums.trials().values():
-        assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
-    sums.wait_until(lambda: not sums.left_running())
-
-
 def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:
     given = options(0, "2", "localhost:1")
     for more, named in ((("-n", "2"), "-n"), (("--aorta-slots", "2"), "--aorta-slots")):
