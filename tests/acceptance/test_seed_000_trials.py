@@ -15,6 +15,8 @@ from support.stage import Stage, counts, make_venv, text, torchrun_command
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.registry import RegistryError
+from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
 
 HERE = Path(__file__).parent
 
@@ -42,15 +44,6 @@ def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     for name, value in simple.environ().items():
         monkeypatch.setenv(name, value)
     return simple
-
-
-@pytest.fixture(scope="module")
-def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, pytest.RunResult]]:
-    """``fsdp`` with ``tf32_off``, and with a collector that is known."""
-    stage = Stage(tmp_path_factory.mktemp("tf32") / "stage")
-    options = ("--aorta-trials", "2", "--aorta-environment", "local", "--aorta-mitigations", "tf32_off")
-    yield stage, stage.run("--aorta-workload", "fsdp", *options, "--aorta-collect", "rocprof")
-    stage.close()
 
 
 def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
@@ -123,20 +116,6 @@ def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> Non
 def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
     assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
     assert not simple.results.exists()
-
-
-def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.RunResult], simple: Stage) -> None:
-    stage, _ = with_tf32_off
-    folder = stage.results / "fsdp" / "trial_0"
-    logs = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    ranks = [f"attempt_0/rank_{rank}.{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")]
-    assert logs == [*ranks, "stderr.log", "stdout.log"]
-
-    assert simple.run("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").ret == 0
-    [matrix, table, packages, *files] = simple.everything()
-    assert [matrix, table] == ["matrix.json", "matrix.md"]
-    assert packages.startswith("packages-")
-    assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
 
 
 def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
@@ -358,3 +337,14 @@ def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
         assert f"unknown {kind} 'plugin_env'" in done.stderr.str()
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imports_of(path) if name.startswith("aorta_test_plugin")]
+
+
+def test_unknown_names_raise_in_python(here: Stage) -> None:
+    with pytest.raises(UnknownWorkloadError, match=r"'nonexistent'; available: .*tells"):
+        run_trials(RunRequest(workload="nonexistent", trials=1))
+    with pytest.raises(UnknownMitigationError, match=r"'not_a_real_thing'; available: .*tf32_off"):
+        run_trials(RunRequest(workload="tells", trials=1, mitigations=("not_a_real_thing",)))
+    with pytest.raises(UnknownEnvironmentError, match="'not_a_real_env'; available: default, local"):
+        run_trials(RunRequest(workload="tells", trials=1, environment="not_a_real_env"))
+    assert issubclass(UnknownWorkloadError, RegistryError)
+    assert not here.results.exists()
