@@ -294,6 +294,13 @@ def interruption(phase: Phase, why: str) -> FailureData:
     return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
 
 
+def was_terminated(failure: FailureData | None) -> bool:
+    """Whether something may have asked all processes of a run to end, and a process of this trial has."""
+    if failure is None:
+        return False
+    return failure.get("signal") in ("SIGTERM", "SIGINT", "SIGHUP") or failure.get("type") == "KeyboardInterrupt"
+
+
 def signal_name(number: int) -> str:
     """``SIGSEGV`` and the like."""
     try:

@@ -88,6 +88,10 @@ class RankFaults:
         if self.part == "second_node_lingers" and self.second_node:
             open("lingers", "w").close()
             time.sleep(FOREVER)
+        if self.part == "lingers" and self.rank == 1:
+            time.sleep(1)  # by then, rank 0 has returned
+            open("lingers", "w").close()
+            time.sleep(FOREVER)
         if self.part == "first_node_lingers" and not self.second_node:
             time.sleep(FOREVER)
         if self.plays("returns_false"):
@@ -107,6 +111,10 @@ class RankFaults:
         if part == "second_node_sleeps" and self.second_node:
             open("sleeps", "w").close()
             time.sleep(FOREVER)
+        if part == "waits_for_a_file":
+            open("waits", "w").close()
+            while not os.path.exists("go_on"):
+                time.sleep(0.05)
         if part == "all_raise":
             raise ValueError("the same everywhere")
         if part == "deaf_waits":

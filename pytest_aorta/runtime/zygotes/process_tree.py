@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +18,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 #: Asks a process for its Python stacks. A real-time signal, because training code uses the classic ones itself.
 STACK_SIGNAL = signal.SIGRTMAX - 3
+
+#: Ask a process to end. A batch system sends one to every process of a job, and leaves it to them what to make of it.
+TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: Seconds that a process has for its stacks before the next one is asked, and that all of them have together.
 _DUMP_TURN, _DUMP_TURNS = 0.05, 2.0
@@ -34,6 +38,15 @@ def die_with_parent(parent: int | None) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def disregard(numbers: Iterable[int]) -> dict[int, Any]:
+    """Do nothing at these signals, and execute programs with the default; what was done before."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    known = {number: handler for number, handler in before.items() if handler is not None}  # else set by C code
+    for number in known:
+        signal.signal(number, lambda *_: None)
+    return known
 
 
 def children_of_self() -> list[int]:
