@@ -6,10 +6,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.etcd import etcd_command
 from support.network import Network, elastic
 from support.stage import Stage
 
@@ -51,8 +53,9 @@ def nodes(network: Network, stage: Stage) -> Nodes:
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a node; its exit status."""
-    process.communicate(timeout=110)
+    """Wait for a node; its exit status. A test that fails shows its output."""
+    said, errors = process.communicate(timeout=110)
+    print((said + errors).decode())
     return int(process.returncode)
 
 
@@ -86,6 +89,41 @@ def test_both_take_part(nodes: Nodes, backend: str) -> None:
         assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 4.0 * 4**3)
         assert [rank["host"] for rank in trial["ranks"]] == ["node0", "node0", "node1", "node1"]
     nodes.stage.wait_until_alone()
+
+
+@pytest.fixture
+def etcd(nodes: Nodes) -> Iterator[str]:
+    """The endpoint of an etcd on node 0."""
+    client, peer = "10.213.77.1:2379", "10.213.77.1:2380"
+    process = nodes.network.start_command(0, *etcd_command(client, peer, nodes.stage.path))
+    asked = (sys.executable, "-c", "import socket; socket.create_connection(('node0', 2379))")
+    nodes.stage.wait_until(lambda: nodes.network.start_command(0, *asked).wait() == 0)
+    yield client
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_both_meet_in_etcd(nodes: Nodes, etcd: str, backend: str) -> None:
+    where = {"rdzv_backend": backend, "rdzv_endpoint": etcd, "rdzv_id": "run-7"}
+    other, first = (nodes.start("no_fault", node, "--aorta-trials", "2", **where) for node in (1, 0))
+
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    for trial in nodes.stage.trials().values():
+        assert trial["exit_status"] == "ok"
+        assert sorted(rank["host"] for rank in trial["ranks"]) == ["node0", "node0", "node1", "node1"]
+    nodes.stage.wait_until(lambda: len(nodes.stage.processes()) == 1)  # etcd
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_a_node_that_is_killed_in_run_when_they_have_met_in_etcd(nodes: Nodes, etcd: str, backend: str) -> None:
+    where = {"rdzv_backend": backend, "rdzv_endpoint": etcd, "rdzv_id": "run-8"}
+    other, first = (nodes.start("second_node_sleeps", node, **where) for node in (1, 0))
+    nodes.wait_for("sleeps")
+    other.kill()
+
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    assert_lost(nodes.trial())
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: Seconds that a store which answers may take to say that it is that of the run.
 _PATIENCE = 15.0
+
+#: Seconds after which etcd forgets a trial; as of torch's own rendezvous.
+_KEPT = 7200
 
 
 class WrongStore(Exception):
@@ -62,7 +66,9 @@ def connect(options: ElasticOptions, trial_id: str, secret: str, patience: float
     host, port = endpoint(options)
     seal = Seal(secret)
     if meets_in_etcd(options):
-        return _part(_etcd_store(host, port, f"{options.rdzv_id}.{trial_id}", patience), seal, trial_id)
+        name = f"/aorta/{options.rdzv_id}.{trial_id}"
+        store = _etcd_store(host, port, name, patience)
+        return TrialStore(store, SealedStore(store, seal, name))
     client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience))  # type: ignore[attr-defined]
     try:
         client.wait([seal.hello], timedelta(seconds=_PATIENCE))
@@ -79,7 +85,9 @@ def _etcd_store(host: str, port: int, name: str, patience: float) -> Any:
     from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
 
     client = etcd.Client(host, port, read_timeout=patience, allow_reconnect=True)
-    return EtcdStore(client, f"/aorta/{name}", timedelta(seconds=patience))
+    with contextlib.suppress(etcd.EtcdAlreadyExist):  # another node was faster
+        client.write(name, None, dir=True, ttl=_KEPT, prevExist=False)
+    return EtcdStore(client, name, timedelta(seconds=patience))
 
 
 def _part(store: Any, seal: Seal, trial_id: str) -> TrialStore:
