@@ -166,7 +166,7 @@ def test_a_node_that_is_late(nodes: Nodes) -> None:
 
 
 def test_a_node_that_is_too_late(nodes: Nodes) -> None:
-    first = nodes.start("no_fault", 0, "--aorta-timeout", "8")
+    first = nodes.start("no_fault", 0, "--aorta-timeout", "20")
     assert finish(first) == pytest.ExitCode.TESTS_FAILED
     assert finish(nodes.start("no_fault", 1, "--aorta-timeout", "8")) not in (0, None)
     assert_not_met(nodes.trial())

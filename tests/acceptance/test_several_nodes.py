@@ -58,9 +58,10 @@ class WaitsForFour(Sums):
 
 class WaitsWhileThereAreFour(Sums):
     def work(self):
-        while dist.get_world_size() == 4:
+        # On a busy machine, one node may begin without the other one, and take it in later.
+        while dist.get_world_size() == 4 or not os.path.exists("together"):
             dist.barrier()
-            if dist.get_rank() == 0:
+            if dist.get_world_size() == 4 and dist.get_rank() == 0:
                 open("together", "w").close()
             time.sleep(0.02)
 """
@@ -127,7 +128,8 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     assert trial["exit_status"] == "ok"
     assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
     sizes = [state["world_size"] for state in trial["elastic"]["states"] if state["state"] == "HEALTHY"]
-    assert (sizes[0], sizes[-1]) == (4, 2)
+    assert 4 in sizes
+    assert sizes[-1] == 2
     assert trial["elastic"]["restarts"] >= 1
     assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
     assert len(trial["ranks"]) == 2

@@ -35,12 +35,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _only_address(host: str) -> str | None:
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    if len(found) != 1 or "%" in (address := found.pop()) or ipaddress.ip_address(address).is_loopback:
+    found = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries}
+    found = {getattr(address, "ipv4_mapped", None) or address for address in found}
+    if len(found) != 1 or (address := found.pop()).is_loopback or address.is_link_local:
         return None
-    return address
+    return str(address)
 
 
 def _listen_at(address: str, port: int, *, dualstack: bool = False) -> socket.socket:

@@ -41,6 +41,7 @@ def test_for_this_host_alone(host: str) -> None:
         ("an-address-of-another-host", ["192.0.2.1"]),
         ("two-addresses", ["127.0.0.1", "192.0.2.1"]),
         ("no-address", []),
+        ("a-link-local-address", ["fe80::1%lo"]),
     ],
 )
 def test_where_other_nodes_may_mean_another_address(
@@ -57,7 +58,7 @@ def test_on_the_only_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         except OSError:
             pytest.skip("this host has no address but those of the loopback interface")
         own = probe.getsockname()[0]
-    monkeypatch.setattr(socket, "getaddrinfo", resolves_to(own, own))
+    monkeypatch.setattr(socket, "getaddrinfo", resolves_to(own, own, f"::ffff:{own}"))
     assert address_for("node0") == own
 
 
