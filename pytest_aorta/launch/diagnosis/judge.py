@@ -192,7 +192,7 @@ def _blame(number: int, found: Mapping[int, OwnFailure], root: int | None, missi
     own = found.get(number)
     if own is not None and own.hung and missing is not None and missing.rank is None:
         return "unknown"
-    if number == root and (own is None or missing is not None or own.weight < GAVE_UP):
+    if number == root and (own is None or own.weight < GAVE_UP or (missing is not None and missing.rank == root)):
         return "cause"
     if own is None:
         return None
