@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 import sys
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ def connect(options: ElasticOptions, trial_id: str, secret: str, patience: float
 
 
 def _etcd_store(host: str, port: int, name: str, patience: float) -> Any:
-    import etcd  # type: ignore[import-not-found]
     from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
 
+    etcd: Any = importlib.import_module("etcd")  # may be absent, and has no types
     client = etcd.Client(host, port, read_timeout=patience, allow_reconnect=True)
     with contextlib.suppress(etcd.EtcdAlreadyExist):  # another node was faster
         client.write(name, None, dir=True, ttl=_KEPT, prevExist=False)

@@ -11,8 +11,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
+from pytest_aorta.launch.child.torch_compat.stores import serve_store
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.exchange import NodeExchange
+from pytest_aorta.launch.nodes.listening import listen
 from pytest_aorta.launch.nodes.meeting import TrialStore, WrongStore, connect
 from pytest_aorta.launch.nodes.seal import ForgedValue, Seal
 from pytest_aorta.launch.nodes.store import NodeStore
@@ -109,6 +111,15 @@ def test_records_that_a_stranger_writes_are_not_read(
     exchange = NodeExchange(served[1], "records", SECRET)
     assert exchange.share(trial, "group") == trial  # type: ignore[arg-type, comparison-overlap]
     assert "no node of this run has written" in capfd.readouterr().err
+
+
+def test_a_store_on_all_interfaces_can_be_reached() -> None:
+    listening = listen("192.0.2.1", 0)  # of no host
+    port = listening.getsockname()[1]
+    store = serve_store(listening)
+    store.set("key", "value")
+    client = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    assert client.get("key") == b"value"
 
 
 def test_the_secret_is_on_no_command_line(served: tuple[NodeStore, ElasticOptions]) -> None:
