@@ -55,7 +55,7 @@ def rendezvous_of_nodes(
         **_DYNAMIC if backend != "etcd" else {"last_call_timeout": _DYNAMIC["last_call_timeout"]},
     )
     if meets_in_etcd(options):
-        # etcd remembers the rendezvous of earlier trials, which are closed.
+        # etcd remembers the nodes of earlier trials, for which this one would wait.
         parameters.run_id = f"{run_id}.{trial_id}"
         return get_rendezvous_handler(parameters)
     store = connect(options, trial_id, secret, _PATIENCE)

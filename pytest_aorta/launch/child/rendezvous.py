@@ -41,7 +41,7 @@ def rendezvous(options: ElasticOptions, trial_id: str, nodes_secret: str | None)
     if options.rdzv_backend == "static":
         return _at_master(options, run_id)
     if meets_in_etcd(options) and options.rdzv_id is None:
-        # etcd remembers the rendezvous of earlier runs of the trial, which are closed.
+        # etcd remembers the nodes of earlier runs of the trial, for which this one would wait.
         run_id = f"{trial_id}.{secrets.token_hex(8)}"
     own_store = options.rdzv_backend in (None, "c10d")
     parameters = RendezvousParameters(

@@ -27,6 +27,9 @@ from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
+#: Nodes that a message names.
+_NAMED = 8
+
 
 class Evidence:
     """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
@@ -111,7 +114,8 @@ class Evidence:
         least, most = elastic.nnodes
         come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
         absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
-        lost = f" ({', '.join(absent)} did not come)" if absent else " (one that had come has gone)" if come else ""
+        named = [*absent[:_NAMED], *([f"{len(absent) - _NAMED} more"] if len(absent) > _NAMED else [])]
+        lost = f" ({', '.join(named)} did not come)" if absent else " (one that had come has gone)" if come else ""
         return (
             f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}{lost}: run the same pytest on each "
             f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
