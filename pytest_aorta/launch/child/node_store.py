@@ -17,7 +17,8 @@ from pytest_aorta.launch.nodes.seal import ForgedValue, Seal
 
 def main(descriptor: int) -> None:
     """Serve a store until standard input ends; its first line is the secret, each of the others asks for a trial."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a batch system: its pytest ends it
+        signal.signal(number, signal.SIG_IGN)
     secret = sys.stdin.readline().strip()
     ask_files_only()
     store = serve_store(socket.socket(fileno=descriptor))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -32,6 +34,10 @@ class Meeting:
     secret: str = field(repr=False)
     host: str | None = None
     port: int | None = None
+
+
+#: Seconds that a process takes to end after it has closed its store.
+_LAST = 1.0
 
 
 class NodeStore:
@@ -88,3 +94,14 @@ class NodeStore:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def wait_for_end(host: str, port: int, patience: float) -> None:
+    """Block until a store has gone, or cannot be reached; at most ``patience`` seconds, and a little longer.
+
+    It goes when the pytest of node 0 ends, which has reported everything then.
+    """
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
+        connection.settimeout(patience)
+        connection.recv(1)
+        time.sleep(_LAST)
