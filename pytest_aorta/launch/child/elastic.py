@@ -55,7 +55,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     logs = RankLogs(folder, options.redirects, options.tee)
     relay = EventLogRelay(send)
 
-    exchange = NodeExchange(options, payload["trial_id"])
+    exchange = NodeExchange(options, payload["trial_id"], payload["nodes_secret"])
 
     def evidence(agent_end: AgentEnd | None = None) -> TrialEvidence:
         return attempt_evidence(folder, max(0, logs.attempt), "elastic", payload["source"], agent=agent_end)
@@ -90,7 +90,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             WorkerSpec(
                 role=options.role,
                 local_world_size=nproc,
-                rdzv_handler=rendezvous(options, payload["trial_id"]),
+                rdzv_handler=rendezvous(options, payload["trial_id"], payload["nodes_secret"]),
                 entrypoint=rank_main if forked else fresh_rank_main,
                 args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
                 max_restarts=options.max_restarts,

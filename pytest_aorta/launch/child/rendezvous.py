@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
-from typing import Any
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -17,37 +17,41 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.store_process import StoreProcess
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, meets_in_etcd
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed keep-alives, and the nodes wait
-#: last_call_timeout for more than they need; in seconds.
-_OF_NODES: dict[str, Any] = {
-    "is_host": "0",
-    "last_call_timeout": "5",
-    "keep_alive_interval": "1",
-    "keep_alive_max_attempt": "3",
-}
 
+def rendezvous(options: ElasticOptions, trial_id: str, nodes_secret: str | None) -> RendezvousHandler:
+    """The handler for the options: ``OneHost`` for one host, torch's for several.
 
-def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """The handler for the options: ``OneHost`` for one host, torch's for several."""
+    Args:
+        options: of the agent.
+        trial_id: of the trial, which is the name of the rendezvous where none is given.
+        nodes_secret: of a run on several nodes.
+    """
+    if is_multi_node(options):
+        from pytest_aorta.launch.child.node_rendezvous import rendezvous_of_nodes
+
+        assert nodes_secret is not None
+        local_addr = options.local_addr or address_towards(*endpoint(options))
+        return rendezvous_of_nodes(options, trial_id, nodes_secret, local_addr)
     run_id = options.rdzv_id or trial_id
-    if options.nnodes == (1, 1) and options.rdzv_backend is None:
+    if options.rdzv_backend is None and options.nnodes == (1, 1):
         return OneHost(run_id, options.master_addr, options.master_port)
     if options.rdzv_backend == "static":
         return _at_master(options, run_id)
-    several = is_multi_node(options)
-    own_store = not several and options.rdzv_backend in (None, "c10d")
-    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or ""
+    if meets_in_etcd(options) and options.rdzv_id is None:
+        # etcd remembers the nodes of earlier runs of the trial, for which this one would wait.
+        run_id = f"{trial_id}.{secrets.token_hex(8)}"
+    own_store = options.rdzv_backend in (None, "c10d")
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
-        endpoint="{}:{}".format(*endpoint(options)) if several else at,
+        endpoint=_store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or "",
         run_id=run_id,
         min_nodes=options.nnodes[0],
         max_nodes=options.nnodes[1],
-        local_addr=options.local_addr or (address_towards(*endpoint(options)) if several else LOOPBACK),
-        **_OF_NODES if several else {"is_host": "0"} if own_store else {},
+        local_addr=options.local_addr or LOOPBACK,
+        **{"is_host": "0"} if own_store else {},
     )
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

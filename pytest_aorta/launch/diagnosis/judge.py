@@ -82,7 +82,9 @@ def judge(trial: TrialEvidence) -> Judgement:
     cleanup = None if agent is failure and agent is not None else _cleanup(records)
     if missing is None or missing.gave_up is not None:
         return Judgement(records, failure, cleanup)
-    return Judgement(records, failure, cleanup, missing.text, missing.rank)
+    network = trial.get("network")
+    location = missing.text if network is None else f"{missing.text}; {network}"
+    return Judgement(records, failure, cleanup, location, missing.rank)
 
 
 def _first_failure(ranks: Iterable[RankEvidence]) -> float | None:

@@ -65,6 +65,12 @@ def node_0_has_gone() -> None:
     raise RendezvousConnectionError("The connection to the C10d store has failed. See inner exception for details.")
 
 
+def no_etcd() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    raise RendezvousConnectionError("The connection to etcd has failed. See inner exception for details.")
+
+
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
@@ -73,6 +79,7 @@ def node_0_has_gone() -> None:
         (health_check_port_in_use, "--aorta-slots"),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),
+        (no_etcd, "--enable-v2"),
     ],
 )
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
