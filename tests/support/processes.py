@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -92,3 +93,10 @@ def reset_signals() -> None:
     """For a new process: a suite that runs in the background may have these ignored, which is inherited."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+
+
+def free_port() -> int:
+    """A port that no process of this host listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

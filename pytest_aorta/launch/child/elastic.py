@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,13 +20,13 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.launch.child.agent_files import use_for_rank
 from pytest_aorta.launch.child.event_log import EventLogRelay, event_log
+from pytest_aorta.launch.child.local_store import close_stores
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
 from pytest_aorta.launch.child.rendezvous import rendezvous
-from pytest_aorta.launch.child.store_process import close_stores
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
@@ -32,7 +34,8 @@ from pytest_aorta.launch.nodes.addressing import node_rank
 from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
 
 #: Seconds between two looks of the agent at its ranks.
@@ -43,7 +46,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     folder = Path(payload["folder"])
     nproc = payload["nproc"]
-    options = elastic_options(payload["elastic"])
+    options = _safe_to_start(elastic_options(payload["elastic"]))
     # As torchrun does, so that a trial is the same under both, unless the variable is set.
     single_threaded = nproc > 1 and "OMP_NUM_THREADS" not in os.environ
     if single_threaded:
@@ -124,6 +127,16 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:
         keep_evidence(folder, trial)
     send(ranks_event(found))
+
+
+def _safe_to_start(options: ElasticOptions) -> ElasticOptions:
+    """With fresh interpreters for the ranks if this process has threads whose locks forked ones would never get."""
+    if options.start_method == "fork" and (reasons := reasons_against_forking()):
+        print(
+            f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn", file=sys.stderr
+        )
+        return replace(options, start_method="spawn")
+    return options
 
 
 def reason_of(result: RunResult | None) -> dict[str, str] | None:

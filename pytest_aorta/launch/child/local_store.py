@@ -1,7 +1,8 @@
-"""A store for the ranks of one host, in a process of its own.
+"""A store for the ranks of one host.
 
 A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
-forked from that process at such a moment would wait for the lock without end, so the agent, which forks, has no store.
+forked from that process at such a moment would wait for the lock without end, so an agent that forks has no store, and
+one that has a store, or other threads, does not fork.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pytest_aorta.runtime.zygotes import process_tree
 
 
 class StoreProcess:
-    """Serves a ``TCPStore`` on the loopback interface, until it is closed or this process ends.
+    """Serves a ``TCPStore`` on the loopback interface from a process of its own, until it is closed or this one ends.
 
     Attributes:
         port: of the store; a free one where 0 was asked for.
@@ -31,8 +32,7 @@ class StoreProcess:
     """
 
     def __init__(self, port: int = 0) -> None:
-        # torch itself would listen on all interfaces.
-        listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)
+        listening = _listen(port)
         self.port = int(listening.getsockname()[1])
         agent = os.getpid()
         self._pid = os.fork()
@@ -41,11 +41,6 @@ class StoreProcess:
                 _serve(agent, listening)
         listening.close()
         _served.append(self)
-
-    def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
-        """A client of the store, which has no thread."""
-        with files_only():
-            return dist.TCPStore(LOOPBACK, self.port, is_master=False)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """End it; twice is harmless."""
@@ -58,14 +53,58 @@ class StoreProcess:
             os.waitpid(self._pid, 0)
 
 
-#: Those that this process has started and not closed.
-_served: list[StoreProcess] = []
+class StoreThread:
+    """The same from a thread of this process, which asks no name server any more.
+
+    Attributes:
+        port: of the store; a free one where 0 was asked for.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        listening = _listen(port)
+        self.port = int(listening.getsockname()[1])
+        ask_files_only()
+        self._store: dist.TCPStore | None = serve_store(listening)  # type: ignore[name-defined]
+        _served.append(self)
+
+    def close(self) -> None:
+        """End it; twice is harmless."""
+        if self in _served:
+            _served.remove(self)
+        self._store = None
+
+
+def serve_local_store(port: int = 0, *, forks: bool) -> StoreProcess | StoreThread:
+    """A store on the loopback interface, in a process of its own if this one may fork, else in a thread.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    return StoreProcess(port) if forks else StoreThread(port)
+
+
+def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
+    """A client of such a store, which has no thread."""
+    with files_only():
+        return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
+
+
+#: Those of this process that are not closed.
+_served: list[StoreProcess | StoreThread] = []
 
 
 def close_stores() -> None:
     """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
     for store in list(_served):
         store.close()
+
+
+def _listen(port: int) -> socket.socket:
+    """torch itself would listen on all interfaces."""
+    return socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)
 
 
 @contextlib.contextmanager
