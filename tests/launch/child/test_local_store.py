@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import psutil
-
-
-def outcome_of(script: str) -> str:
-    """What a script prints, in a process of its own: it forks, and starts threads of torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from support.processes import outcome_of
 
 
 def test_a_store_is_served_without_a_thread_in_this_process() -> None:
