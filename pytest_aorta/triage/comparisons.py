@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
 from pytest_aorta.triage.statistics.sequential import SequentialComparison, SequentialTest, sequential_comparison
 from pytest_aorta.triage.verdicts import LEVEL, Comparison, Method
 
-#: Ways to fail that are judged one by one; more than so many are told from each other by accident.
+#: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _SIGNATURES = 5
 
 

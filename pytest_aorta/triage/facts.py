@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.triage.failures.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
 from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 
@@ -205,4 +205,5 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
 
 def _iterations(result: Mapping[str, Any]) -> int | None:
     executed = result.get("executed_iterations")
-    return executed if executed is not None else result.get("total_iterations")
+    # A total of 0 is the default of workloads that do not count their iterations.
+    return executed if executed is not None else result.get("total_iterations") or None

@@ -23,6 +23,13 @@ PATIENCE = 120.0
 T = TypeVar("T")
 
 
+def free_port() -> int:
+    """A port of TCP that no program of this host has, on any of its addresses."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_until(condition: Callable[[], object], what: str = "what it waits for", seconds: float = PATIENCE) -> None:
     """Poll until ``condition`` holds; fail when it does not."""
     give_up = time.monotonic() + seconds
@@ -96,13 +103,6 @@ def reset_signals() -> None:
     """For a new process: a suite that runs in the background may have these ignored, which is inherited."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-
-
-def free_port() -> int:
-    """A port that no process of this host listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def outcome_of(script: str) -> str:

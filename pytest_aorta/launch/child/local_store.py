@@ -7,18 +7,14 @@ one that has a store, or other threads, does not fork.
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import torch.distributed as dist
 
 from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
+from pytest_aorta.launch.child.side_process import SideProcess
 from pytest_aorta.launch.child.torch_compat.stores import serve_store
-from pytest_aorta.runtime.zygotes import process_tree
 
 
 class StoreProcess:
@@ -34,23 +30,12 @@ class StoreProcess:
     def __init__(self, port: int = 0) -> None:
         listening = _listen(port)
         self.port = int(listening.getsockname()[1])
-        agent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            with _no_return():
-                _serve(agent, listening)
+        self._process = SideProcess(lambda: _serve(listening))
         listening.close()
-        _served.append(self)
 
     def close(self) -> None:
         """End it; twice is harmless."""
-        if self not in _served:
-            return
-        _served.remove(self)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        self._process.close()
 
 
 class StoreThread:
@@ -67,14 +52,15 @@ class StoreThread:
         listening = _listen(port)
         self.port = int(listening.getsockname()[1])
         ask_files_only()
-        self._store: dist.TCPStore | None = serve_store(listening)  # type: ignore[name-defined]
-        _served.append(self)
+        _stores[self.port] = serve_store(listening)
 
     def close(self) -> None:
         """End it; twice is harmless."""
-        if self in _served:
-            _served.remove(self)
-        self._store = None
+        _stores.pop(self.port, None)
+
+
+#: Of the threads of this process, by port.
+_stores: dict[int, dist.TCPStore] = {}  # type: ignore[name-defined]
 
 
 def serve_local_store(port: int = 0, *, forks: bool) -> StoreProcess | StoreThread:
@@ -92,41 +78,12 @@ def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
         return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
 
 
-#: Those of this process that are not closed.
-_served: list[StoreProcess | StoreThread] = []
-
-
-def close_stores() -> None:
-    """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
-    for store in list(_served):
-        store.close()
-
-
 def _listen(port: int) -> socket.socket:
     """torch itself would listen on all interfaces."""
     return socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)
 
 
-@contextlib.contextmanager
-def _no_return() -> Iterator[None]:
-    """End the process with the block, whatever happens in it."""
-    try:
-        yield
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def _serve(agent: int, listening: socket.socket) -> None:
-    process_tree.die_with_parent(agent)
-    # The ranks may need it until they have ended, and its stacks say nothing about them.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    faulthandler.unregister(process_tree.STACK_SIGNAL)
-    ask_files_only()
+def _serve(listening: socket.socket) -> None:
     store = serve_store(listening)
     while store is not None:
         signal.pause()

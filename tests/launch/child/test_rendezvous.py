@@ -23,12 +23,13 @@ def test_a_store_of_another_host_is_left_to_torch() -> None:
 def test_a_store_is_served_at_the_port_that_was_asked_for(host: str) -> None:
     port = free_port()
     script = f"""
-        from pytest_aorta.launch.child.local_store import close_stores, connect
+        from pytest_aorta.launch.child.local_store import connect
         from pytest_aorta.launch.child.rendezvous import _store_here
+        from pytest_aorta.launch.child.side_process import close_side_processes
 
         print(_store_here("{host}:{port}", forks=True))
         connect({port}).set("key", "value")
-        close_stores()
+        close_side_processes()
     """
     assert outcome_of(script) == f"127.0.0.1:{port}"
 
@@ -57,7 +58,7 @@ def test_a_store_that_is_there_already_is_not_used() -> None:
 def test_a_store_in_a_thread_serves_as_one_in_a_process_does() -> None:
     script = """
         import psutil
-        from pytest_aorta.launch.child.local_store import close_stores, connect, serve_local_store
+        from pytest_aorta.launch.child.local_store import connect, serve_local_store
 
         store = serve_local_store(forks=False)
         client = connect(store.port)
@@ -65,7 +66,7 @@ def test_a_store_in_a_thread_serves_as_one_in_a_process_does() -> None:
         listens = {found.laddr.ip for found in psutil.Process().net_connections() if found.status == "LISTEN"}
         print(client.get("key").decode(), listens, psutil.Process().children())
         del client
-        close_stores()
+        store.close()
         print([found for found in psutil.Process().net_connections() if found.status == "LISTEN"])
     """
     assert outcome_of(script).splitlines() == ["value {'127.0.0.1'} []", "[]"]
