@@ -67,7 +67,7 @@ def judge(trial: TrialEvidence) -> Judgement:
     asked = trial["launcher"] in ("elastic", "torchrun")
     missing = explain_wait(ranks, found, asked=asked) if _waits_count(found) else None
     if missing is not None:
-        for number in missing.waiting & found.keys():
+        for number in (missing.waiting | missing.unseen) & found.keys():
             found[number] = replace(found[number], weight=ENDED_UNSEEN)
     root = _root(found)
     if missing is not None and missing.rank in found and found[missing.rank].failure["phase"] != "cleanup":
