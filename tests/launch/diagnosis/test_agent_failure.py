@@ -112,3 +112,15 @@ def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
     assert found.failure is not None
     assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
     assert [record["blame"] for record in found.ranks] == ["collateral", "collateral"]
+
+
+def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
+    found = judge(evidence(ended({"type": "RuntimeError", "message": "no more processes"}), ranks=2))
+
+    assert found.failure is not None
+    assert found.failure["message"] == "the agent failed: no more processes"
+    assert found.failure["rank"] is None
+    for record in found.ranks:
+        assert record["failure"] is not None
+        assert record["failure"]["message"] == "the agent ended before this rank did"
+        assert (record["blame"], record["exit_code"]) == ("collateral", None)
