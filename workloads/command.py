@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -37,7 +38,14 @@ def _checked_command(command: str) -> str:
 
 
 def _one_or_several(value: object) -> object:
-    return (value,) if isinstance(value, str) and value[:1] != "[" else value
+    """A text is one expression, unless it is a list in JSON: brackets are a part of expressions as well."""
+    if not isinstance(value, str):
+        return value
+    try:
+        listed = json.loads(value)
+    except (ValueError, RecursionError):
+        return (value,)
+    return listed if isinstance(listed, list) else (value,)
 
 
 Regexes = Annotated[tuple[Annotated[str, AfterValidator(checked_regex)], ...], BeforeValidator(_one_or_several)]

@@ -43,9 +43,6 @@ class OutputRules:
     metric: tuple[str, ...] = ()
     fail_on_nonfinite: bool = False
 
-    def __bool__(self) -> bool:
-        return self != OutputRules()
-
     def options(self) -> dict[str, Any]:
         """Those that are set, as options of a workload."""
         found: dict[str, Any] = {
