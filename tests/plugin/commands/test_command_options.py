@@ -68,15 +68,9 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
     assert record.result.failure_count == 2
     assert record.result.metrics["returncode"] == 0
 
-    (record,) = run_trials(
-        RunRequest(
-            "command",
-            1,
-            config_overrides={"command": f"{PYTHON} says.py 1 x", "fail_on": "x"},
-            results_dir=stage.results,
-        )
-    )
-    assert record.config["fail_on"] == ["x"]
+    texts = {"command": f"{PYTHON} says.py 1 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}
+    (record,) = run_trials(RunRequest("command", 1, config_overrides=texts, results_dir=stage.results))
+    assert (record.config["fail_on"], record.config["pass_on"]) == (["[xy]"], ["a", "b"])
 
 
 @pytest.mark.parametrize(
