@@ -37,7 +37,10 @@ aorta_fail_on_nonfinite = true
 """
 
 
-@pytest.mark.parametrize("source", ["command line", "ini", "environment"])
+@pytest.mark.parametrize(
+    "source",
+    ["command line", *(pytest.param(source, marks=pytest.mark.slow) for source in ("ini", "environment"))],
+)
 def test_an_option_can_be_given_in_any_of_its_spellings(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
@@ -156,6 +159,7 @@ def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage)
     assert list(stage.words(result)) == ["command-says-1[local-none-1]"]
 
 
+@pytest.mark.slow
 def test_the_line_that_runs_a_failed_trial_again_does_so(stage: Stage) -> None:
     stage.write(says=SAYS)
     result = stage.run_here(

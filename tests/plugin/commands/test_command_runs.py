@@ -83,6 +83,7 @@ def test_a_replay_runs_the_same_command_with_the_same_seed(stage: Stage) -> None
     assert replayed["replay_of"]["differences"] == []
 
 
+@pytest.mark.slow
 def test_with_a_seed_of_the_run_every_cell_gets_the_same_ones(stage: Stage) -> None:
     stage.write(draws=DRAWS)
     sets = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
@@ -168,6 +169,7 @@ def run_ranks(stage: Stage, how: str, *options: str) -> dict[str, Any]:
     return stage.trial("command-ranks/trial_0.json")
 
 
+@pytest.mark.slow
 def test_ranks_are_started_by_torchrun(ranks: Stage) -> None:
     trial = run_ranks(ranks, "passes")
     assert (trial["exit_status"], trial["elastic"]["launcher"]) == ("ok", "torchrun")

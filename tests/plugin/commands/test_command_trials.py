@@ -156,6 +156,7 @@ def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: S
     stage.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_what_it_says_after_sigterm_is_in_its_log(stage: Stage) -> None:
     stage.write(
         saves="""
@@ -174,7 +175,7 @@ def test_what_it_says_after_sigterm_is_in_its_log(stage: Stage) -> None:
     assert (stage.results / "command-saves" / "trial_0" / "stdout.log").read_text() == "begins\nsaved\n"
 
 
-@pytest.mark.parametrize("isolation", ["spawn", "none"])
+@pytest.mark.parametrize("isolation", ["spawn", pytest.param("none", marks=pytest.mark.slow)])
 def test_any_isolation_runs_it(stage: Stage, isolation: str) -> None:
     stage.write(ends=ENDS)
     start = stage.run if isolation == "none" else stage.run_here
