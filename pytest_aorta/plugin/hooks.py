@@ -168,7 +168,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
         text = str(call.excinfo.value)
         shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
-        report.longrepr = longrepr_of(shown, item.path)
+        report.longrepr = longrepr_of(shown, *item.reportinfo()[:2])
     if report.skipped and call.excinfo is not None:
         from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip
 

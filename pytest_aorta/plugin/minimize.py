@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from pytest_aorta.plugin.marked_tests import in_a_process
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
+from pytest_aorta.plugin.unimported_module import ModuleOf, location_of
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
@@ -126,6 +128,10 @@ class MinimizeItem(GeneratedFunction):
         self._report()
         return facts
 
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Path and line of the workload's class, and the name."""
+        return *location_of(self, self.spec), self.name
+
     def _report(self) -> None:
         """Have what is over written now: the item's last report may be hours away, and never come."""
         payload = self.stash[PAYLOAD]
@@ -151,7 +157,7 @@ def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
     return list(found)
 
 
-def minimize_items(parent: pytest.Collector, plan: Plan, run: Run) -> Iterator[MinimizeItem]:
+def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
     """The items of a plan that has two cells per workload and environment: baseline and whole set.
 
     Raises:
@@ -175,7 +181,7 @@ def minimize_items(parent: pytest.Collector, plan: Plan, run: Run) -> Iterator[M
             )
         if not subsets.variables:
             raise PlanError(f"--aorta-minimize {name}: it has no variable with another value than in the baseline")
-        sibling = MinimizeItem.of(parent, name_of(whole), _use_fixtures, sibling)
+        sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
         sibling.subsets, sibling.spec = subsets, whole
         sibling.set_name = name
         sibling.add_marker(pytest.mark.aorta)

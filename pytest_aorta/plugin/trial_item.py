@@ -19,6 +19,7 @@ from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.plugin.stopping import round_of
+from pytest_aorta.plugin.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.user_code import installed_modules, user_code
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -154,19 +155,19 @@ class TrialItem(GeneratedFunction):
         return traceback.filter(lambda entry: Path(__file__).parents[1] not in Path(entry.path).parents) or traceback
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Path, its first line (pytest needs one for warnings), and the name."""
-        return self.path, 0, self.name
+        """Path and line of the workload's class, and the name."""
+        return *location_of(self, self.spec), self.name
 
 
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     """The test function of every trial: its argument is the fixture that every trial uses."""
 
 
-def items_of(parent: pytest.Collector, plan: Plan) -> Iterator[TrialItem]:
-    """The items of a plan, in its order."""
+def items_of(plan: Plan, module_of: ModuleOf) -> Iterator[TrialItem]:
+    """The items of a plan, in its order, each below its module."""
     sibling: TrialItem | None = None
     for spec in plan.trials:
-        sibling = item_of(TrialItem, parent, spec.item_name, spec, plan.paths(spec), sibling)
+        sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths(spec), sibling)
         yield sibling
 
 
@@ -178,7 +179,7 @@ def item_of(
     paths: TrialPaths,
     sibling: TrialItem | None,
 ) -> Item:
-    """One item; ``sibling`` is another one of the same parent."""
+    """One item; ``sibling`` is another one below the same collector."""
     item: Item = kind.of(parent, name, _use_fixtures, sibling)
     item.spec, item.paths, item.running = spec, paths, None
     item.add_marker(pytest.mark.aorta)
