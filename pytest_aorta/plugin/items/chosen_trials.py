@@ -30,7 +30,7 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
     decided = decisions_of_controller(config)
     paths: list[str] = []
     run.chosen = set()
-    if decided:
+    if "chosen" in decided:
         paths, run.chosen = decided["paths"], set(decided["chosen"])
     elif config.args_source is pytest.Config.ArgsSource.ARGS:
         paths, run.chosen = split_arguments(config, trials, root)

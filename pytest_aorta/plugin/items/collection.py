@@ -121,20 +121,6 @@ class WorkloadFile(UnimportedModule):
         return _items(self, plan, lambda spec: self)
 
 
-def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
-    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says.
-
-    Also for a file that has nothing but incomplete ones: to be asked for trials and to have none, with no word of why,
-    is what a newcomer meets first.
-    """
-    facts = workload_facts(path)
-    found = facts.workloads or (not with_tests and facts.incomplete)
-    if found and facts.has_tests == with_tests:
-        collector: WorkloadFile = WorkloadFile.of(parent, path)
-        return collector
-    return None
-
-
 def plans_of(run: Run, base: str) -> list[Plan]:
     """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
     if base == ROOT:

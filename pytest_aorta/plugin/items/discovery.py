@@ -46,6 +46,17 @@ def workload_facts(path: Path) -> FileFacts:
     return source.facts if source is not None and source.may_have_workloads else FileFacts()
 
 
+def has_workloads(path: Path, *, with_tests: bool) -> bool:
+    """Whether a file has workloads, and tests as ``with_tests`` says.
+
+    Also where it has nothing but incomplete ones: to be asked for trials and to have none, with no word of why, is what
+    a newcomer meets first.
+    """
+    facts = workload_facts(path)
+    found = facts.workloads or (not with_tests and facts.incomplete)
+    return bool(found) and facts.has_tests == with_tests
+
+
 def definition_line(path: Path, name: str) -> int:
     """The line, from 1, in which a file binds a name (``Class`` or ``Outer.Inner``); 0 when it does not."""
     source = _source(path)
