@@ -36,6 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
+    if any(argument.endswith("]") for argument in config.args):
+        from pytest_aorta.plugin.items.discovery import from_root
+
+        config.args = from_root(config.args, config.invocation_params.dir, config.rootpath)
     if is_mentioned(config):
         from pytest_aorta.plugin.trial_hooks import select
 

@@ -180,3 +180,16 @@ def _has_tests(module: ast.Module) -> bool:
         or (isinstance(node, ast.ClassDef) and node.name.startswith("Test"))
         for node in module.body
     )
+
+
+def from_root(arguments: list[str], here: Path, top: Path) -> list[str]:
+    """Command line arguments, those made absolute that name a trial of a file relative to ``top``, and not to ``here``.
+
+    As pytest writes node ids into reports, and into its cache, whatever directory it was started in.
+    """
+    found = []
+    for argument in arguments:
+        file, separator, name = argument.partition("::")
+        below = separator and name.endswith("]") and here != top and not (here / file).exists()
+        found.append(f"{top / file}::{name}" if below and workload_classes(top / file) else argument)
+    return found
