@@ -22,10 +22,10 @@ def import_target(target: str) -> Any:
 def target_file(target: str) -> Path | None:
     """The file that ``module:name`` or ``/path/file.py:name`` is in; ``None`` where it cannot be found."""
     where = target.rpartition(":")[0]
-    return Path(where) if where.endswith(".py") else _module_file(where)
+    return Path(where) if where.endswith(".py") else module_file(where)
 
 
-def _module_file(module: str) -> Path | None:
+def module_file(module: str) -> Path | None:
     """The file of a module. Nothing is imported, neither the module nor the packages around it."""
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None

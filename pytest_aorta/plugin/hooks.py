@@ -6,8 +6,6 @@ workload file, or a test that starts trials. So nothing heavy is imported here, 
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,34 +34,28 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    if any(argument.endswith("]") for argument in config.args):
-        from pytest_aorta.plugin.items.discovery import from_root
-
-        config.args = from_root(config.args, config.invocation_params.dir, config.rootpath)
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.trial_hooks import select
 
         register_hooks(config)
         if not config.option.help:
             select(config)
-    elif is_controller(config) or "RANK" in os.environ:
-        _look_for_trials(config)
-
-
-def _look_for_trials(config: pytest.Config) -> None:
-    """Register the hooks of trials in a process that needs them before it has collected a trial, or collects none."""
-    given = [Path(argument.partition("::")[0]) for argument in config.args]
-    files = [config.invocation_params.dir / path for path in given if path.suffix == ".py"]
-    if files:
-        from pytest_aorta.plugin.items.discovery import workload_classes
-
-        if any(map(workload_classes, files)):
-            register_hooks(config)
-            return
-    if is_controller(config):
+    elif is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.plugin.controller_hooks import ControllerHooks
 
         config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
+
+
+def _look_at_files(config: pytest.Config) -> None:
+    """Look for workloads in the Python files that were given as arguments: those are collected."""
+    if any(".py" in argument for argument in config.args) or config.option.pyargs:
+        from pytest_aorta.plugin.given_files import GivenFiles, given_files
+
+        if files := given_files(config):
+            config.pluginmanager.register(GivenFiles(files), "aorta_files")
+            register_hooks(config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -86,29 +78,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             given = checked_marker(metafunc)
             if takes_trial:
                 parametrize(metafunc, given)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """A file that was given as a path and has Workload classes but no tests is not imported here."""
-    return _workload_file(module_path, parent, with_tests=False)
-
-
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """The Workload classes of a test file that was given as a path; pytest collects its tests."""
-    return _workload_file(file_path, parent, with_tests=True) if file_path.suffix == ".py" else None
-
-
-def _workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> pytest.Module | None:
-    """A collector for the Workload classes of a given file, if it has some, and tests as ``with_tests`` says."""
-    if not parent.session.isinitpath(path):
-        return None
-    from pytest_aorta.plugin.items.discovery import has_workloads
-
-    if not has_workloads(path, with_tests=with_tests):
-        return None
-    from pytest_aorta.plugin.items.collection import WorkloadFile
-
-    register_hooks(parent.config, late=True)
-    found: pytest.Module = WorkloadFile.of(parent, path)
-    return found
