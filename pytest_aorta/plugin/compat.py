@@ -115,7 +115,8 @@ class GeneratedFunction(pytest.Function):
         if hasattr(item, "_id"):
             # pytest 9.2 compares structured ids, and does not take a name with brackets apart by itself: without this,
             # --lf and --ff would not know the item again.
-            item._id = type(item._id).parse(item.nodeid)
+            base, _, parameters = name.partition("[")
+            item._id = parent.id.child(base).with_params(parameters.removesuffix("]") if parameters else None)
         return item
 
     @property

@@ -141,6 +141,7 @@ class MinimizeItem(GeneratedFunction):
         payload.trials.clear()
 
 
+@pytest.mark.aorta
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     """The fixture that every trial uses."""
 
@@ -184,5 +185,4 @@ def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[Minimi
         sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
         sibling.subsets, sibling.spec = subsets, whole
         sibling.set_name = name
-        sibling.add_marker(pytest.mark.aorta)
         yield sibling

@@ -67,7 +67,7 @@ class Replays(pytest.Collector):
         sibling: ReplayItem | None = None
         for found in run.replays:
             if not run.chosen or found.name in run.chosen:
-                sibling = item_of(ReplayItem, modules.of(found.spec), found.name, found.spec, found.paths, sibling)
+                sibling = item_of(ReplayItem, modules.of(found.spec), found.name, found.spec, found.paths_of, sibling)
                 sibling.replay = found
                 yield sibling
 
