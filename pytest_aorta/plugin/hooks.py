@@ -69,12 +69,17 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
-    if "aorta_run" in metafunc.fixturenames or metafunc.definition.own_markers:
-        takes_trial = "aorta_trial" in metafunc.fixturenames
-        if takes_trial or metafunc.definition.get_closest_marker("aorta") is not None:
-            from pytest_aorta.plugin.ordinary_tests.marked_tests import checked_marker, parametrize
+    starts_trials = "aorta_run" in metafunc.fixturenames
+    # Called for every test function that is collected: most are through here.
+    if not starts_trials and not metafunc.definition.own_markers:
+        return
+    is_marked = metafunc.definition.get_closest_marker("aorta") is not None
+    if starts_trials or is_marked:
+        register_hooks(metafunc.config, late=True)
+    takes_trial = "aorta_trial" in metafunc.fixturenames
+    if takes_trial or is_marked:
+        from pytest_aorta.plugin.ordinary_tests.marked_tests import checked_marker, parametrize
 
-            register_hooks(metafunc.config, late=True)
-            given = checked_marker(metafunc)
-            if takes_trial:
-                parametrize(metafunc, given)
+        given = checked_marker(metafunc)
+        if takes_trial:
+            parametrize(metafunc, given)

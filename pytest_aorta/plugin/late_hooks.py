@@ -29,7 +29,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
 
         is_rank = is_further_rank(config)
         if is_rank or is_further_node(config):
-            manager.register(FurtherRankHooks(is_node=not is_rank), "aorta_further_rank")
+            manager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
             return
     if not is_worker(config):
         hooks = ReportHooks(config)

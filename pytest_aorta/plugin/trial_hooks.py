@@ -154,4 +154,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
     run = current_run(config)
     if run is not None:
+        from pytest_aorta.plugin.sigterm import ignore_from_now_on
+
+        ignore_from_now_on()
         run.close()
