@@ -17,6 +17,9 @@ from benchmarks.quiet import Quiet
 
 _TESTS, _FILES = 2_000, 80
 
+#: Starts in a round, whose median counts.
+_STARTS = 7
+
 #: Trials, and as many parametrized tests.
 _MANY = 10_000
 
@@ -24,8 +27,6 @@ _OURS = ("-p", "pytest_aorta.plugin.hooks")
 
 #: The most that is expected: seconds at the start, and parts of the time without the plugin.
 _START, _SHARE, _COLLECT = 0.005, 0.01, 1.0
-
-_PARTS = ("start", "collect", "run")
 
 Parts = dict[str, float]
 
@@ -39,6 +40,9 @@ class Suites:
         body = "\n".join(f"def test_{number}():\n    assert {number} == {number}\n" for number in range(_TESTS // 8))
         for number in range(8):
             (folder / f"test_tests_{number}.py").write_text(body)
+        alone = place.folder / "alone"
+        alone.mkdir()
+        (alone / "test_alone.py").write_text("def test_alone(): pass\n")
         small = "\n".join(f"def test_{number}():\n    assert {number} == {number}\n" for number in range(25))
         given = place.folder / "given"
         given.mkdir()
@@ -47,6 +51,11 @@ class Suites:
         many = f"import pytest\n@pytest.mark.parametrize('number', range({_MANY}))\ndef test_many(number): pass\n"
         (place.folder / "test_many.py").write_text(many)
         self._place = place
+
+    def start(self, *options: str, **environ: str) -> Parts:
+        """One test, several times: a start is short, and disturbed more easily."""
+        found = [self._parts("alone", *options, **environ) for _ in range(1 if environ else _STARTS)]
+        return {part: statistics.median(parts[part] for parts in found) for part in found[0]}
 
     def folder(self, *options: str, **environ: str) -> Parts:
         """2,000 tests in a folder."""
@@ -78,10 +87,13 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """Measure and print; all numbers, in CPU seconds and in calls."""
     suites = Suites(place)
     subjects = {
+        "start": (suites.start, lambda **environ: suites.start(*_OURS, **environ)),
         "folder": (suites.folder, lambda **environ: suites.folder(*_OURS, **environ)),
         "files": (suites.files, lambda **environ: suites.files(*_OURS, **environ)),
         "many": (suites.parametrized, suites.trials),
     }
+    for subject in (side for pair in subjects.values() for side in pair):
+        subject()  # compiles
     calls = {name: [subject(BENCHMARK_COUNT="1") for subject in pair] for name, pair in subjects.items()}
     seconds: dict[str, list[list[Parts]]] = {name: [] for name in subjects}
     for number in range(rounds):
@@ -101,25 +113,29 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
 
 def _print(seconds: dict[str, list[list[Parts]]], calls: dict[str, list[Parts]]) -> None:
     rows: list[tuple[str, ...]] = [("CPU time", "without", "with", "more", "expected", "", "calls")]
-    titles = {"folder": f"{_TESTS} tests", "files": f"{_FILES} files given"}
-    for name, title in titles.items():
-        for part in _PARTS if name == "folder" else ("collect",):
-            without, more = _spreads(seconds[name], part)
-            before, after = (sides[part] for sides in calls[name])
-            bound = _START if part == "start" else _SHARE * without.median
-            shown = f"+{duration(_START)}" if part == "start" else f"+{_SHARE:.0%}"
-            share = f"{more.median / without.median:+.1%}"
-            rows.append(
-                (
-                    f"{title}: {part}",
-                    duration(without.median),
-                    duration(without.median + more.median),
-                    f"{more.median * 1e3:+.2f} ms" if part == "start" else share,
-                    f"<= {shown}",
-                    "met" if more.median <= bound else "MISSED",
-                    f"{after - before:+.0f} ({(after - before) / before:+.2%})",
-                )
+    shown = {
+        "start": ("start", "start"),
+        "folder: collect": (f"{_TESTS} tests in a folder: collect", "collect"),
+        "folder: run": (f"{_TESTS} tests in a folder: run", "run"),
+        "files: collect": (f"{_TESTS} tests in {_FILES} files that are given: start and collect", "all"),
+    }
+    for key, (title, part) in shown.items():
+        pairs = seconds[key.partition(":")[0]]
+        without = Spread.of([_time(parts, part) for parts, _ in pairs])
+        more = Spread.of([_time(with_it, part) - _time(parts, part) for parts, with_it in pairs])
+        before, after = (_time(parts, part) for parts in calls[key.partition(":")[0]])
+        bound = _START if part == "start" else _SHARE * without.median
+        rows.append(
+            (
+                title,
+                duration(without.median),
+                duration(without.median + more.median),
+                f"{more.median * 1e3:+.2f} ms" if part == "start" else f"{more.median / without.median:+.1%}",
+                f"<= +{duration(_START)}" if part == "start" else f"<= +{_SHARE:.0%}",
+                "met" if more.median <= bound else "MISSED",
+                f"{after - before:+.0f} ({(after - before) / before:+.2%})",
             )
+        )
     ratio = Spread.of([trials["collect"] / tests["collect"] for tests, trials in seconds["many"]])
     tests, trials = (sides["collect"] for sides in calls["many"])
     medians = [statistics.median(pair[side]["collect"] for pair in seconds["many"]) for side in (0, 1)]
@@ -136,9 +152,6 @@ def _print(seconds: dict[str, list[list[Parts]]], calls: dict[str, list[Parts]])
     print("\n".join(table(rows)))
 
 
-def _spreads(pairs: list[list[Parts]], part: str) -> tuple[Spread, Spread]:
-    """Without the plugin, and what it adds, within each pair."""
-    return (
-        Spread.of([without[part] for without, _ in pairs]),
-        Spread.of([with_it[part] - without[part] for without, with_it in pairs]),
-    )
+def _time(parts: Parts, part: str) -> float:
+    """Of a part of a session; of ``all``, until the first test runs."""
+    return parts["start"] + parts["collect"] if part == "all" else parts[part]

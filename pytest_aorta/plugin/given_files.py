@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.import_target import module_file
-from pytest_aorta.plugin.items.discovery import from_root, has_workloads
+from pytest_aorta.plugin.items.discovery import from_root, has_tests, has_workloads
 
 
 class GivenFiles:
@@ -27,7 +27,7 @@ class GivenFiles:
         return self._workloads(file_path, parent, with_tests=True)
 
     def _workloads(self, path: Path, parent: pytest.Collector, *, with_tests: bool) -> pytest.Module | None:
-        if path not in self._files or not has_workloads(path, with_tests=with_tests):
+        if path not in self._files or has_tests(path) != with_tests:
             return None
         from pytest_aorta.plugin.items.collection import WorkloadFile
 
@@ -37,19 +37,16 @@ class GivenFiles:
 
 def given_files(config: pytest.Config) -> set[Path]:
     """The files with workloads among the arguments, which are made such that pytest finds them."""
-    here = config.invocation_params.dir
-    config.args = from_root(config.args, here, config.rootpath)
-    found = set()
-    for argument in config.args:
-        path = _path(argument.partition("::")[0], here, pyargs=config.option.pyargs)
-        if path is not None and (has_workloads(path, with_tests=False) or has_workloads(path, with_tests=True)):
-            found.add(path)
-    return found
+    here = str(config.invocation_params.dir)
+    config.args = from_root(config.args, config.invocation_params.dir, config.rootpath)
+    files = (_file(argument.partition("::")[0], here, pyargs=config.option.pyargs) for argument in config.args)
+    return {Path(file) for file in files if file is not None and has_workloads(Path(file))}
 
 
-def _path(argument: str, here: Path, *, pyargs: bool) -> Path | None:
-    """As pytest has the path of what it collects: absolute, without ``..``, and not resolved."""
-    path = Path(os.path.normpath(here / argument))
-    if pyargs and not path.exists():
-        return module_file(argument)
-    return path if path.suffix == ".py" else None
+def _file(argument: str, here: str, *, pyargs: bool) -> str | None:
+    """The path as pytest has it: absolute, without ``..``, and not resolved."""
+    path = os.path.normpath(os.path.join(here, argument))
+    if pyargs and not os.path.exists(path):
+        module = module_file(argument)
+        return None if module is None else str(module)
+    return path if path.endswith(".py") else None

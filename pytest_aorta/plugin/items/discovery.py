@@ -46,15 +46,19 @@ def workload_facts(path: Path) -> FileFacts:
     return source.facts if source is not None and source.may_have_workloads else FileFacts()
 
 
-def has_workloads(path: Path, *, with_tests: bool) -> bool:
-    """Whether a file has workloads, and tests as ``with_tests`` says.
+def has_workloads(path: Path) -> bool:
+    """Whether trials are to be collected from a file that was given.
 
-    Also where it has nothing but incomplete ones: to be asked for trials and to have none, with no word of why, is what
-    a newcomer meets first.
+    Also where it has nothing but incomplete workloads, and no tests: to be asked for trials and to have none, with no
+    word of why, is what a newcomer meets first.
     """
     facts = workload_facts(path)
-    found = facts.workloads or (not with_tests and facts.incomplete)
-    return bool(found) and facts.has_tests == with_tests
+    return bool(facts.workloads or (facts.incomplete and not facts.has_tests))
+
+
+def has_tests(path: Path) -> bool:
+    """Whether a file with workloads has tests as well."""
+    return workload_facts(path).has_tests
 
 
 def definition_line(path: Path, name: str) -> int:
@@ -189,7 +193,7 @@ def from_root(arguments: list[str], here: Path, top: Path) -> list[str]:
     """
     found = []
     for argument in arguments:
-        file, separator, name = argument.partition("::")
-        below = separator and name.endswith("]") and here != top and not (here / file).exists()
+        file, _, name = argument.partition("::") if argument.endswith("]") else (argument, "", "")
+        below = name and here != top and not (here / file).exists()
         found.append(f"{top / file}::{name}" if below and workload_classes(top / file) else argument)
     return found
