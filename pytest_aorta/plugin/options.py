@@ -10,9 +10,8 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
@@ -28,8 +27,7 @@ class OptionError(RequestError):
     """A value that an option cannot take; the message names value, source and what would be valid."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):  # faster to make than a dataclass, and pytest waits for it at every start
     """One option in its three spellings.
 
     ``repeat`` options take several values: repeated on the command line, lines in an ini file, ``;`` in a variable
@@ -231,6 +229,15 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
         or environ.get(option.variable)
         or config.getini(option.ini)
         for option in OPTIONS
+    )
+
+
+def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the workloads are of this run only, and not of every run with this ini file."""
+    return any(
+        getattr(config.option, option.ini, None) is not None or environ.get(option.variable)
+        for option in OPTIONS
+        if option.name in ("workload", "replay")
     )
 
 
