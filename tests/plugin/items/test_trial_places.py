@@ -114,6 +114,19 @@ def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Sta
     assert ide(mine, *chosen) == dict.fromkeys(chosen, "passed")
 
 
+@pytest.mark.parametrize(
+    ("argument", "trials"),
+    [(".", 4), ("mine", 4), ("tests", 0), ("tests/test_it.py::test_alone", 0), ("aorta::other[local-none-1]", 1)],
+)
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
+    mine: Stage, argument: str, trials: int, workers: tuple[str, ...]
+) -> None:
+    result = mine.run(argument, *workers, "-v")
+    result.assert_outcomes(passed=trials + {".": 3, "tests": 3, "tests/test_it.py::test_alone": 1}.get(argument, 0))
+    assert len(mine.files()) == trials
+
+
 def test_an_ide_finds_and_runs_workloads_that_are_installed_elsewhere(stage: Stage) -> None:
     stage.write_file("pytest.ini", "[pytest]\naorta_workload = gemm")
     stage.write_file("test_it.py", TESTS)
