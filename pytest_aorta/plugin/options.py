@@ -241,7 +241,7 @@ def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> 
     return RECALLED not in config.stash and any(
         getattr(config.option, option.ini, None) is not None or environ.get(option.variable)
         for option in OPTIONS
-        if option.name in ("workload", "replay")
+        if option.name in ("workload", "command", "replay")
     )
 
 
