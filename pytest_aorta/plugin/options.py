@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
 from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_aorta.plan import Selection
 
 
@@ -232,12 +232,16 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
     )
 
 
+#: Whether options are those of an earlier run, whose paths are those of this one.
+RECALLED = pytest.StashKey[bool]()
+
+
 def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the workloads are of this run only, and not of every run with this ini file."""
-    return any(
+    return RECALLED not in config.stash and any(
         getattr(config.option, option.ini, None) is not None or environ.get(option.variable)
         for option in OPTIONS
-        if option.name in ("workload", "replay")
+        if option.name in ("workload", "command", "replay")
     )
 
 

@@ -50,7 +50,7 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
-        "chosen": sorted(run.chosen or ()),
+        "chosen": None if run.chosen is None else sorted(run.chosen),
     }
 
 
