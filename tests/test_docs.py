@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.option_table import OPTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.common.terminal_text import printable as printable
 from pytest_aorta.common.traceback_text import own_frames, without_runner
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.failure_text import failure_text, rerun_line, tail_of
-from pytest_aorta.plugin.options import OPTIONS
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
