@@ -16,6 +16,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
@@ -95,6 +96,7 @@ class RunTrial:
         extra_env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         index: int = 0,
+        **unknown: NoReturn,
     ) -> TrialResult:
         """Run one trial in a separate process and wait for its end.
 
@@ -113,6 +115,7 @@ class RunTrial:
                 a ``RegistryError``.
         """
         __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_run", self.__call__, unknown)
         run = self.run
         steps = valid.taken(valid.optional(valid.positive_int), steps, "steps")
         timeout = valid.taken(valid.optional(valid.seconds), timeout, "timeout")
@@ -232,9 +235,11 @@ class MarkedTrial:
         steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         extra_env: Mapping[str, str] | None = None,
+        **unknown: NoReturn,
     ) -> TrialResult:
         """Run a workload in this trial's cell; arguments as of ``aorta_run``."""
         __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_trial", self.__call__, unknown)
         return self._run(
             workload,
             steps=steps,
