@@ -12,7 +12,7 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.failure_text import TrialFailed, failure_text
+from pytest_aorta.plugin.failure_text import TrialFailed, failure_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
@@ -117,7 +117,7 @@ class TrialItem(GeneratedFunction):
         if not got_through:
             record = running.finish()  # how it ended is known only when it has ended
             self.stash[PAYLOAD].exit_status = record.exit_status
-            raise TrialFailed(self._failure_text(record))
+            raise self._failure(record)
 
     def _finish(self) -> None:
         """Wait until the trial is over, and have its record reported with the teardown.
@@ -144,10 +144,10 @@ class TrialItem(GeneratedFunction):
         except pytest.PytestWarning as error:
             raise TrialFailed(f"a warning, turned into an error: {error}") from None
         if record.failure is not None and record.failure.phase == "cleanup":
-            raise TrialFailed(self._failure_text(record))
+            raise self._failure(record)
 
-    def _failure_text(self, record: TrialResult) -> str:
-        return failure_text(record, run_of(self.config).results, self.paths, self)
+    def _failure(self, record: TrialResult) -> TrialFailed:
+        return failure_of(record, run_of(self.config).results, self.paths, self)
 
     def visible_traceback(self, traceback: Any) -> Any:
         """Without isolation, a traceback begins with the workload and not with the callers of it."""

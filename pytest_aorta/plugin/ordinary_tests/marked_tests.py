@@ -139,6 +139,9 @@ class RunTrial:
         spec = replace(spec, trial_index=index, watched=tuple(watched))
         return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
 
+    def __repr__(self) -> str:
+        return "aorta_run"  # in assertions: what pytest shows of aorta_run(...)
+
     @property
     def run(self) -> Run:
         """The run that the test is part of."""
@@ -249,6 +252,9 @@ class MarkedTrial:
             extra_env=extra_env,
             index=self.index,
         )
+
+    def __repr__(self) -> str:
+        return "aorta_trial"
 
 
 def _without(node_id: str, label: str) -> str:
