@@ -18,7 +18,7 @@ from pytest_aorta.plugin.ordinary_tests.fixtures import (  # noqa: F401  (found 
     aorta_trial,
 )
 from pytest_aorta.plugin.report_hooks import ReportHooks
-from pytest_aorta.plugin.report_payload import PAYLOAD
+from pytest_aorta.plugin.report_payload import PAYLOAD, REFUSED
 from pytest_aorta.plugin.xdist_roles import is_worker
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.plugin.items.collection import select_trials
 
             select_trials(config, run)
+        elif not is_worker(config):
+            from pytest_aorta.plugin.refusals import refuse
+
+            refuse(run.check_names)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,6 +106,8 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Add the selected trials to what the session collects."""
     report = yield
+    if report.failed and REFUSED in collector.stash:
+        report.aorta_refused = True  # type: ignore[attr-defined]
     run = current_run(collector.config)
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
         return report

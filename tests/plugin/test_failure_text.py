@@ -144,16 +144,10 @@ def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, 
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (
-            {"kind": "signal", "message": "ended by SIGSEGV in run()"},
-            "ended by SIGSEGV in run() (workload_failed in run)",
-        ),
+        ({"kind": "signal", "message": "ended by SIGSEGV in run()"}, "ended by SIGSEGV in run()"),
         ({"kind": "exception", "type": "E", "message": "one\ntwo"}, "E: one"),
         ({"kind": "exception", "type": "AssertionError", "message": ""}, "AssertionError"),
-        (
-            {"kind": "exception", "type": "E", "message": "\x1b[2J"},
-            "E: \N{REPLACEMENT CHARACTER}[2J (workload_failed in run)",
-        ),
+        ({"kind": "exception", "type": "E", "message": "\x1b[2J"}, "E: \N{REPLACEMENT CHARACTER}[2J"),
     ],
 )
 def test_the_short_summary_begins_with_what_has_failed(failure: dict[str, str], reason: str) -> None:

@@ -34,7 +34,7 @@ def cut_reasons(terminal: pytest.TerminalReporter, width: int, environ: Mapping[
             if getattr(report, "aorta", None) is None or crash is None:
                 continue
             reason = crash.message.partition("\n")[0]
-            room = width - _BESIDES - terminal_width(terminal.config.cwd_relative_nodeid(report.nodeid))
+            room = width - _BESIDES - terminal_width(str(terminal.config.cwd_relative_nodeid(report.nodeid)))
             if room < min(_ENOUGH, terminal_width(reason)):
                 lines.append(f"{report.nodeid.rpartition('::')[2]}: {reason}")
     return lines

@@ -34,9 +34,7 @@ def test_a_reason_without_room_beside_the_id_has_a_line_of_its_own(breaks: Stage
 
 def test_a_reason_with_room_has_not(breaks: Stage) -> None:
     result = breaks.run("breaks.py", env={"COLUMNS": "80", "CI": ""})
-    result.stdout.fnmatch_lines(
-        ["FAILED breaks.py::Breaks[[]local-none-0[]] - ValueError: loss is nan at step 4 (w..."]
-    )
+    result.stdout.fnmatch_lines(["FAILED breaks.py::Breaks[[]local-none-0[]] - ValueError: loss is nan at step 4 *..."])
     result.stdout.no_fnmatch_line("Breaks[[]local-none-0[]]: *")
 
 
