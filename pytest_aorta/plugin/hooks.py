@@ -209,6 +209,15 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     return None
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    """Where nothing was collected, say what was nearly a workload, and what it lacks."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        from pytest_aorta.plugin.items.nearly_workloads import lacking_lines
+
+        for line in lacking_lines(config):
+            terminalreporter.write_line(line, red=True)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
     run = current_run(config)
