@@ -50,7 +50,12 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
 
 def failure_of(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> TrialFailed:
     """How a trial has failed, as the outcome of its item."""
-    return TrialFailed(failure_text(record, paths.file_in(results), item), short_reason(record))
+    text = failure_text(record, paths.file_in(results), item)
+    was_elsewhere = record.request is not None and record.request.isolation != "none" and not record.ranks
+    if was_elsewhere and getattr(item.config.option, "usepdb", False):
+        inside = f"{rerun_line(item)} --pdb --aorta-isolation none"
+        text += f"\nthe debugger is not in the trial, which was a process of its own. To debug inside: {inside}"
+    return TrialFailed(text, short_reason(record))
 
 
 def shown_failure(error: TrialFailed, item: pytest.Item) -> Any:
