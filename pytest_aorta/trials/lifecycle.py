@@ -133,7 +133,12 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> 
 
 def failure_of(error: BaseException, phase: Phase) -> FailureData:
     """The failure of a phase that has raised."""
-    failure = exit_failure(phase, None, describe_exception(error))
+    described = describe_exception(error)
+    if isinstance(error, AssertionError):
+        from pytest_aorta.trials.assertions import explained  # only here: most trials need no parser
+
+        described = explained(error, described)
+    failure = exit_failure(phase, None, described)
     failure["at"] = time.time()
     if isinstance(error, NotAResult):
         failure["kind"] = "result"
