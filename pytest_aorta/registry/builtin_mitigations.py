@@ -126,7 +126,7 @@ BUILTIN_MITIGATIONS: Final = (
     # is assembled at run time, so a search of the binaries does not find it.
     _mitigation("onednn_isa_sse41", {"ONEDNN_MAX_CPU_ISA": "SSE41"}, read_by="oneDNN"),
     # glibc: fresh memory is filled with 0x5a, freed memory with 0xa5 (165). torch.empty() showed 0x5a where it had
-    # shown zeros: what changes with it reads memory that nobody wrote.
+    # shown zeros: what changes with it reads uninitialized memory.
     _mitigation("malloc_perturb", {"MALLOC_PERTURB_": "165"}, read_by="glibc"),
     # glibc: a block of a page or more for which the heap must grow is a mapping of its own (59 of 60 were seen to be, 0
     # of 60 without), unmapped when it is freed: it starts as zeros, and touching it after it was freed is a crash

@@ -441,7 +441,7 @@ def test_those_without_patience_are_served_in_the_order_of_their_asking(folder: 
     assert order == [0, 1, 2, 3]
 
 
-def test_a_big_request_holds_up_nobody_who_needs_other_devices(folder: Path) -> None:
+def test_a_big_request_does_not_hold_up_requests_for_other_devices(folder: Path) -> None:
     pool = Leases((0, 1), folder, patience=0)
     first = pool.acquire(1)
     with in_thread(lambda: take(pool, 2).release()):
@@ -586,7 +586,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     ours.unlink()
     ours.mkdir()
     ours.chmod(0o777)
-    with pytest.raises(LeaseError, match="nobody else can write to"):
+    with pytest.raises(LeaseError, match="no other user can write to"):
         default_folder(tmp_path)
 
     ours.chmod(0o700)

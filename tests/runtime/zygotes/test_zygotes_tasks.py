@@ -477,7 +477,7 @@ def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
         task.poll_message()
 
 
-def test_a_message_that_is_never_sent_to_its_end_keeps_nobody_waiting(nursery: Nursery) -> None:
+def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
         import os, socket, time
