@@ -11,6 +11,7 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.returned import NotAResult, result_to_plain
+from pytest_aorta.trials.step_clock import StepClock
 from pytest_aorta.trials.steps import StepCounter
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
@@ -39,6 +40,7 @@ class Lifecycle:
         self.steps = steps
         self.before_setup = before_setup
         self.workload: Any = None
+        self.clock = StepClock()
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
 
@@ -69,14 +71,21 @@ class Lifecycle:
         def body() -> None:
             self.before_setup()
             self.workload = self.cls(self.config)
-            report_progress_to(self.workload, self.send, self.steps)
+            report_progress_to(self.workload, self.send, self.steps, self.clock)
             self.workload.setup()
 
         return self._phase("setup", body, reraise)
 
     def run(self, *, reraise: bool = False) -> bool:
         """Run it; the ``end`` event carries the result as plain data."""
-        return self._phase("run", lambda: result_to_plain(self.workload.run()), reraise)
+
+        def body() -> ResultData:
+            self.clock.start()
+            result = result_to_plain(self.workload.run())
+            result["step_times_ms"] = result["step_times_ms"] or self.clock.times_ms()
+            return result
+
+        return self._phase("run", body, reraise)
 
     def cleanup(self) -> bool:
         """Clean up, where the workload can."""
@@ -108,9 +117,10 @@ class Lifecycle:
             self.send(end)
 
 
-def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> None:
+def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clock: StepClock | None = None) -> None:
     """Replace ``progress`` on the instance by a method that writes every step to ``steps`` and sends some as events."""
     last = 0.0
+    report = StepClock().report if clock is None else clock.report
     count: Callable[[Any, Any], None] = (lambda step, total: None) if steps is None else StepCounter(steps).set
 
     def progress(step: int, total: int | None = None) -> None:
@@ -119,6 +129,7 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> 
         if type(step) is int or not getattr(step, "is_cuda", False):
             count(step, total)
         now = time.monotonic()
+        report(step, now)
         if now - last >= _PROGRESS_INTERVAL:
             last = now
             step, total = int(step), None if total is None else int(total)
