@@ -69,7 +69,8 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 def _section(kind: str, entries: list[dict[str, Any]]) -> str:
     """A heading, and one line for each name."""
     if not entries:
-        return f"{click.style(kind, bold=True)}\n  (none)"
+        none = "none is declared" if kind == OPTIONS else "none is registered"
+        return f"{click.style(kind, bold=True)}\n  ({none})"
     if kind == OPTIONS:
         return "\n".join([click.style(kind, bold=True), *(line for entry in entries for line in _option(entry))])
     lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry.get("problem")])]

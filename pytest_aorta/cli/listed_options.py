@@ -48,6 +48,8 @@ def options_of_workload(registry: Registry, name: str) -> list[Entry]:
     from pytest_aorta.trials.declared_options import declared_options
     from pytest_aorta.trials.loading import load_class
 
+    if name.endswith(".py"):
+        raise RequestError(f"--workload {name}: expected a registered name, or a file and a class, as in {name}:CLASS")
     file, _, cls = name.rpartition(":")
     if file.endswith(".py"):
         entry = WorkloadEntry(cls, f"{Path(file).absolute()}:{cls}", f"file:{Path(file).name}")

@@ -121,6 +121,7 @@ def test_a_registered_workload_is_asked_for_by_name(stage: Stage) -> None:
 def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
     stage.write(leaves="print('text'); raise SystemExit(0)")
     for arguments, said in [
+        (("--workload", "leaves.py"), "as in leaves.py:CLASS"),
         (("--workload", "gemn"), "did you mean 'gemm'?"),
         (("--workload", "leaves.py:Gone"), "cannot be imported: SystemExit: 0"),
         (("mitigations", "--workload", "gemm"), "the options of one workload, and no mitigations"),
