@@ -21,7 +21,7 @@ from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
-from pytest_aorta.registry import Registry
+from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from pytest_aorta.workspace.paths import TrialPaths
 
 RUN = pytest.StashKey["Run"]()
+
+#: Stands for the workloads that a file or a test has.
+_ANY = WorkloadEntry("any", "", "")
 
 #: Names of which the registry needs not be asked.
 _NO_AXES = (Selection().environments, Selection().mitigations)
@@ -80,7 +83,7 @@ class Run:
         """
         given = self.selection
         if given.registry_files or given.collect or (given.environments, given.mitigations) != _NO_AXES:
-            trials_of((), given, self.registry)
+            trials_of([_ANY], replace(given, trials=1), self.registry)
 
     @cached_property
     def plan(self) -> Plan:
