@@ -194,7 +194,9 @@ def _status_of(failure: FailureData) -> ExitStatus:
 
 def _failure(seen: Observed) -> FailureData | None:
     """The first of: a rank, a phase, the deadline, a cleanup, the process."""
-    if seen.rank_failure is not None and not seen.timed_out:
+    # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
+    hangs = seen.rank_failure is not None and seen.rank_failure["kind"] in ("timeout", "stall")
+    if seen.rank_failure is not None and (not seen.timed_out or (hangs and seen.failures)):
         return _with_location(seen.rank_failure, seen.location)
     if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure

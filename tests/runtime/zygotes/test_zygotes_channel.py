@@ -148,7 +148,7 @@ def test_a_descriptor_that_never_comes_is_none(ends: tuple[Channel, Channel]) ->
     assert right.receive_fd() is None
 
 
-def test_descriptors_follow_their_message_whoever_else_sends(ends: tuple[Channel, Channel]) -> None:
+def test_descriptors_follow_their_message_whichever_thread_sends(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     read, write = os.pipe()
 
@@ -174,7 +174,7 @@ def test_descriptors_follow_their_message_whoever_else_sends(ends: tuple[Channel
     os.close(write)
 
 
-def test_hanging_up_wakes_whoever_waits_on_either_side(ends: tuple[Channel, Channel]) -> None:
+def test_hanging_up_ends_the_waits_on_both_sides(ends: tuple[Channel, Channel]) -> None:
     left, _ = ends
     heard: list[object] = []
     threads = [threading.Thread(target=lambda end=end: heard.append(end.receive())) for end in ends]
