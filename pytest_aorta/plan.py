@@ -152,13 +152,18 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     collectors = tuple(registry.collector(name) for name in selection.collect)
+    # Of every environment, by the number of the mitigation set; all trials of a cell share one.
+    overlays = [
+        [overlay(environment, mitigations, selection.extra_env) for mitigations in sets] for environment in environments
+    ]
+    watched = tuple(sorted({name for row in overlays for variables in row for name in variables}))
     cells = [
         [
             TrialSpec(
                 workload=entry,
                 environment=environment,
-                mitigations=tuple(mitigation.name for mitigation in mitigations),
-                overlay=overlay(environment, mitigations, selection.extra_env),
+                mitigations=names,
+                overlay=overlays[environment_index][mitigation_index],
                 environment_index=environment_index,
                 mitigation_index=mitigation_index,
                 trial_index=index,
@@ -168,16 +173,16 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 limits=selection.limits,
                 collect=collectors,
                 resources=selection.resources,
+                watched=watched,
             )
             for index in range(selection.trials)
         ]
         for entry in entries
         for environment_index, environment in enumerate(environments)
-        for mitigation_index, mitigations in enumerate(sets)
+        for mitigation_index, names in enumerate(tuple(found.name for found in mitigations) for mitigations in sets)
     ]
     _check_labels(cells)
-    watched = tuple(sorted({name for cell in cells for name in cell[0].overlay}))
-    return [[replace(spec, watched=watched) for spec in cell] for cell in cells] if watched else cells
+    return cells
 
 
 def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:

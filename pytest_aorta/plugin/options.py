@@ -57,6 +57,15 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
     )
 
 
+def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the workloads are of this run only, and not of every run with this ini file."""
+    return any(
+        getattr(config.option, option.ini, None) is not None or environ.get(option.variable)
+        for option in OPTIONS
+        if option.name in ("workload", "replay")
+    )
+
+
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:
     """The Selection of a pytest run.
 

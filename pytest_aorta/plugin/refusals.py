@@ -11,6 +11,9 @@ from pytest_aorta.common.request_error import RequestError
 
 P = ParamSpec("P")
 
+#: What a refused marker is called, after the node id of its test; of a worker's report, xdist sends the text only.
+MARKER = "@pytest.mark.aorta"
+
 
 def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
     """Make a check, and what it refuses an error of the command line.
@@ -22,3 +25,10 @@ def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs)
         check(*arguments, **keywords)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def has_refused_marker(config: pytest.Config) -> bool:
+    """Whether a marker of ours was an error of the collection, here or in a worker of xdist."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    errors = [] if terminal is None else terminal.stats.get("error", [])
+    return any(isinstance(report, pytest.CollectReport) and f": {MARKER}" in str(report.longrepr) for report in errors)

@@ -31,8 +31,6 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
         self._folded: FoldedSummary | None = None
-        #: Whether a marker was wrong.
-        self.refused = False
         #: Path of the report that was written, as it was given.
         self._report = ""
 
@@ -74,10 +72,6 @@ class ReportHooks:
         if current_run(self.config) is not None and "selected" not in self.__dict__:
             self.selected = True
             self.writer.select(ids)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember a wrong marker, here or in a worker of xdist."""
-        self.refused = self.refused or hasattr(report, "aorta_refused")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
@@ -122,8 +116,6 @@ class ReportHooks:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what no report has brought. A run with a result that could not be written is no success."""
-        if self.refused and session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         run = current_run(self.config)
         if run is not None:
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"

@@ -104,6 +104,3 @@ def notes_in(payload: Mapping[str, Any]) -> list[str]:
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()
-
-#: Of a collector with a wrong marker, which ends the run as a wrong option does.
-REFUSED = pytest.StashKey[bool]()

@@ -80,7 +80,7 @@ def _load_file(path: Path) -> ModuleType:
 
     ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
     """
-    name, root = _module_name(path)
+    name, root = module_name(path)
     # As with `python file.py`, its neighbours can be imported.
     _put_first(path.parent)
     _put_first(root)
@@ -93,7 +93,7 @@ def _load_file(path: Path) -> ModuleType:
     return _load_under(f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}", path)
 
 
-def _module_name(path: Path) -> tuple[str, Path]:
+def module_name(path: Path) -> tuple[str, Path]:
     """The dotted name of a file, and the folder that has to be on ``sys.path`` for it: above its outermost package."""
     parts, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file():

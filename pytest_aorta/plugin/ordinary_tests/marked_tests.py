@@ -17,7 +17,8 @@ from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
-from pytest_aorta.plugin.report_payload import PAYLOAD, REFUSED, ReportPayload, RowKey
+from pytest_aorta.plugin.refusals import MARKER
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
@@ -300,10 +301,10 @@ def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
     for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
         problem = _problem(marker)
         if problem is not None:
-            _refuse(metafunc, f"@pytest.mark.aorta {problem}")
+            _refuse(metafunc, f"{MARKER} {problem}")
         problem = _name_problem(run, marker.kwargs, "trials=")
         if problem is not None:
-            _refuse(metafunc, f"@pytest.mark.aorta: {problem}")
+            _refuse(metafunc, f"{MARKER}: {problem}")
         given.update(marker.kwargs)
     if "trials" in given:
         given["trials"] = valid.positive_int(given["trials"])
@@ -329,8 +330,6 @@ def parametrize(metafunc: pytest.Metafunc, given: Mapping[str, Any]) -> None:
 
 def _refuse(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
     """As pytest does for wrong markers: one message, and no traceback through the plugin."""
-    assert metafunc.definition.parent is not None
-    metafunc.definition.parent.stash[REFUSED] = True
     pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
 
 

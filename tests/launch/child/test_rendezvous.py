@@ -44,7 +44,7 @@ def test_a_store_that_is_there_already_is_not_used() -> None:
         store = StoreProcess()
         asked = f"localhost:{store.port}"
         try:
-            rendezvous(elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": asked}), "trial")
+            rendezvous(elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": asked}), "trial", None)
         except OSError as error:
             print(str(error).replace(str(store.port), "PORT"))
         store.close()
