@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: 
         ("generated.txt", 0, "w"),
         {},
         "failed",
-        longrepr_of("first\nsecond", Path("w.py"), "first"),
+        longrepr_of("first\nsecond", "w.py", None, "first"),
         "call",
     )
 
@@ -95,7 +94,7 @@ def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pyt
     shown = io.StringIO()
     writer = pytester.parseconfigure().get_terminal_writer()
     writer._file = shown
-    found = with_lines(longrepr_of("first\nsecond", Path("w.py"), "first"), ["and 3 more"])
+    found = with_lines(longrepr_of("first\nsecond", "w.py", None, "first"), ["and 3 more"])
     found.toterminal(writer)
     with_lines("a text", ["and 4 more"]).toterminal(writer)
 
