@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.option_table import OPTIONS
+from pytest_aorta.plugin.items.discovery import is_abstract, last_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,19 +47,15 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
     if not wanted:
         return ""
     if classes:
-        return (
-            f"{', '.join(classes)} have neither setup() nor run()"
-            if len(classes) > 1
-            else (f"{next(iter(classes))} has neither setup() nor run()")
-        )
+        return f"{', '.join(classes)}: neither setup() nor run()"
     return f"it defines no class; a script runs as it is with --aorta-command 'python {path.name}'"
 
 
 def _lacks(node: ast.ClassDef, classes: dict[str, ast.ClassDef], imported: dict[str, str]) -> str:
     """What keeps a class from being a workload; empty where nothing suggests that it was meant to be one."""
     family = list(_family(node, classes, set()))
-    foreign = {name: imported[name] for each in family for name in map(_last_name, each.bases) if name in imported}
-    is_declared = any(_last_name(base) == "Workload" for each in family for base in each.bases)
+    foreign = {name: imported[name] for each in family for name in map(last_name, each.bases) if name in imported}
+    is_declared = any(last_name(base) == "Workload" for each in family for base in each.bases)
     own = {
         part.name: part
         for each in reversed(family)
@@ -70,7 +67,7 @@ def _lacks(node: ast.ClassDef, classes: dict[str, ast.ClassDef], imported: dict[
         return ""
     if node.name.startswith("_"):
         return f"{node.name} begins with an underscore, which keeps it private"
-    abstract = [f"{name}()" for name in _METHODS if name in own and _raises_not_implemented(own[name])]
+    abstract = [f"{name}()" for name in _METHODS if name in own and is_abstract(own[name])]
     if not missing or is_declared:
         lacking = abstract or (missing if is_declared else [])
         return f"{node.name} does not define {' and '.join(lacking)}" if lacking else ""
@@ -85,7 +82,7 @@ def _family(node: ast.ClassDef, classes: dict[str, ast.ClassDef], seen: set[str]
     if node.name not in seen:
         seen.add(node.name)
         yield node
-        for base in map(_last_name, node.bases):
+        for base in map(last_name, node.bases):
             if base in classes:
                 yield from _family(classes[base], classes, seen)
 
@@ -98,18 +95,3 @@ def _imported(module: ast.Module) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _raises_not_implemented(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Or is abstract by its decorator."""
-    if any(_last_name(mark) == "abstractmethod" for mark in function.decorator_list):
-        return True
-    last = function.body[-1]
-    raised = last.exc if isinstance(last, ast.Raise) else None
-    return raised is not None and _last_name(raised.func if isinstance(raised, ast.Call) else raised) == (
-        "NotImplementedError"
-    )

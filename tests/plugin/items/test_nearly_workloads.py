@@ -36,8 +36,8 @@ CASES = {
         "A does not define run()",
     ),
     "private": ("class _A:\n    def setup(self): pass\n    def run(self): pass", "_A begins with an underscore"),
-    "another class": ("class A:\n    def fit(self): pass", "A has neither setup() nor run()"),
-    "two other classes": ("class A: pass\nclass B: pass", "A, B have neither setup() nor run()"),
+    "another class": ("class A:\n    def fit(self): pass", "A: neither setup() nor run()"),
+    "two other classes": ("class A: pass\nclass B: pass", "A, B: neither setup() nor run()"),
     "a script": ("import sys\nprint(sys.argv)", "it defines no class; a script runs as it is with --aorta-command"),
     "circular": ("class A(B):\n    def run(self): pass\nclass B(A): pass", "A has no setup(); B has no setup()"),
 }
