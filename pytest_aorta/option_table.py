@@ -71,6 +71,39 @@ def _gate(text: str) -> Any:
 
 OPTIONS = (
     Option("workload", valid.name, "NAME", "run this registered workload; repeat for several", repeat=True),
+    Option(
+        "command",
+        valid.command,
+        "CMD",
+        "run this command as a workload, such as 'python train.py'; repeat for several",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "fail-on",
+        valid.regex,
+        "REGEX",
+        "a trial of a command fails when a line of its output matches; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "pass-on",
+        valid.regex,
+        "REGEX",
+        "a trial of a command passes when a line matches, and fails when none does; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "metric",
+        valid.metric,
+        "REGEX",
+        "named groups are metrics of a command, such as 'step (?P<step>\\d+) loss (?P<loss>\\S+)'; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option("fail-on-nonfinite", valid.switch, "", "a trial of a command fails when a metric is NaN or infinite"),
     Option("trials", valid.positive_int, "N", "trials per cell", default="1"),
     Option(
         "environment", valid.name, "NAME", "registered environment; repeat for an axis", repeat=True, default="local"
