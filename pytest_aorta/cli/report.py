@@ -28,7 +28,7 @@ def report(results: Path, output: Path, against: Path | None, baseline: str | No
 
     Without --baseline and --margin, cells are judged as in the run itself.
     """
-    from pytest_aorta.triage.earlier_matrix import settings_of
+    from pytest_aorta.triage.matrix.earlier import settings_of
     from pytest_aorta.triage.report import write_report
     from pytest_aorta.triage.settings import TriageSettings
 

@@ -16,7 +16,7 @@ def is_further_rank(config: pytest.Config) -> bool:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return False
     from pytest_aorta.launch.launch_mode import own_rank
-    from pytest_aorta.plugin.discovery import workload_classes
+    from pytest_aorta.plugin.items.discovery import workload_classes
 
     return own_rank() != 0 and (is_mentioned(config) or any(workload_classes(Path(path)) for path in config.args))
 

@@ -9,15 +9,15 @@ import pytest
 from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
+from pytest_aorta.plugin.further_rank import FurtherRankHooks, is_further_node, is_further_rank
+from pytest_aorta.plugin.options import add_options, is_mentioned
+from pytest_aorta.plugin.ordinary_tests.fixtures import (  # noqa: F401  (found by name)
     aorta_env,
     aorta_extra_env,
     aorta_run,
     aorta_torchrun,
     aorta_trial,
 )
-from pytest_aorta.plugin.further_rank import FurtherRankHooks, is_further_node, is_further_rank
-from pytest_aorta.plugin.options import add_options, is_mentioned
 from pytest_aorta.plugin.report_hooks import ReportHooks
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
@@ -52,11 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
             give_out_one_by_one(config)
         if run.selection.replays:
-            from pytest_aorta.plugin.replays import select_replays
+            from pytest_aorta.plugin.items.replays import select_replays
 
             select_replays(config, run)
         elif run.selection.workloads:
-            from pytest_aorta.plugin.collection import select_trials
+            from pytest_aorta.plugin.items.collection import select_trials
 
             select_trials(config, run)
 
@@ -81,7 +81,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     run = current_run(config)
     if run is None or run.chosen is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.terminal import header
+    from pytest_aorta.plugin.summary.terminal import header
 
     return header(run)
 
@@ -90,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
     takes_trial = "aorta_trial" in metafunc.fixturenames
     if takes_trial or metafunc.definition.get_closest_marker("aorta") is not None:
-        from pytest_aorta.plugin.marked_tests import checked_marker, parametrize
+        from pytest_aorta.plugin.ordinary_tests.marked_tests import checked_marker, parametrize
 
         given = checked_marker(metafunc)
         if takes_trial:
@@ -107,11 +107,11 @@ def pytest_make_collect_report(
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
         return report
     if run.selection.replays:
-        from pytest_aorta.plugin.replays import selected_replays
+        from pytest_aorta.plugin.items.replays import selected_replays
 
         report.result.append(selected_replays(collector, report.result))
     else:
-        from pytest_aorta.plugin.collection import selected_trials
+        from pytest_aorta.plugin.items.collection import selected_trials
 
         report.result.append(selected_trials(collector, report.result, run))
     return report
@@ -122,7 +122,7 @@ def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> p
     """A file that was given as a path and has Workload classes but no tests is not imported here."""
     if not parent.session.isinitpath(module_path):
         return None
-    from pytest_aorta.plugin.collection import workload_file
+    from pytest_aorta.plugin.items.collection import workload_file
 
     return workload_file(module_path, parent, with_tests=False)
 
@@ -131,7 +131,7 @@ def pytest_collect_file(file_path: Any, parent: pytest.Collector) -> pytest.Coll
     """The Workload classes of a test file that was given as a path; pytest collects its tests."""
     if file_path.suffix != ".py" or not parent.session.isinitpath(file_path):
         return None
-    from pytest_aorta.plugin.collection import workload_file
+    from pytest_aorta.plugin.items.collection import workload_file
 
     return workload_file(file_path, parent, with_tests=True)
 
@@ -154,7 +154,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     run = current_run(item.config)
     if run is None or run.stopping.rounds is None or run.has_result(item):
         return None
-    from pytest_aorta.plugin.stopping import omit
+    from pytest_aorta.plugin.stopping.early_end import omit
 
     return omit(item, nextitem, run.stopping.rounds) or None
 
@@ -170,7 +170,7 @@ def pytest_runtest_makereport(
         shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
         report.longrepr = longrepr_of(shown, item.path)
     if report.skipped and call.excinfo is not None:
-        from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip
+        from pytest_aorta.plugin.stopping.early_end import NotNeeded, longrepr_of_skip
 
         if isinstance(call.excinfo.value, NotNeeded):
             report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
@@ -184,7 +184,7 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     """TIMEOUT, and ERROR where the workload is not what failed."""
     if getattr(report, "aorta", None) is None:
         return None
-    from pytest_aorta.plugin.terminal import status_word
+    from pytest_aorta.plugin.summary.terminal import status_word
 
     return status_word(report)
 
@@ -193,8 +193,8 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.deadlines import TIMEOUT
-    from pytest_aorta.plugin.minimize import MinimizeItem
-    from pytest_aorta.plugin.trial_item import TrialItem
+    from pytest_aorta.plugin.items.minimize import MinimizeItem
+    from pytest_aorta.plugin.items.trial_item import TrialItem
 
     if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout

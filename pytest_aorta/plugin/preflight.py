@@ -11,14 +11,14 @@ import pytest
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.plan import Plan
-from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.discovery import workload_classes
+from pytest_aorta.plugin.items.collection import plan_of_file
+from pytest_aorta.plugin.items.discovery import workload_classes
+from pytest_aorta.plugin.items.trial_item import TrialItem
 from pytest_aorta.plugin.options import is_mentioned
-from pytest_aorta.plugin.report_option import check_report
+from pytest_aorta.plugin.outputs.report_option import check_report
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.triage.baselines import check_baseline
@@ -54,7 +54,8 @@ def check_trials(session: pytest.Session) -> None:
     if specs:
         refuse(check_writable, run.results, f"--aorta-results-dir {run.results}")
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
-    from pytest_aorta.plugin import terminal, writer  # noqa: F401
+    from pytest_aorta.plugin.outputs import writer  # noqa: F401
+    from pytest_aorta.plugin.summary import terminal  # noqa: F401
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)

@@ -11,15 +11,15 @@ import pytest
 
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import printable
-from pytest_aorta.plugin.folded_summary import FoldedSummary
+from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_aorta.plugin.gating import Gating
+    from pytest_aorta.plugin.outputs.gating import Gating
+    from pytest_aorta.plugin.outputs.writer import TrialWriter
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.plugin.writer import TrialWriter
 
 
 class ReportHooks:
@@ -36,15 +36,15 @@ class ReportHooks:
     @cached_property
     def writer(self) -> TrialWriter:
         """Made when there is something to write."""
+        from pytest_aorta.plugin.outputs.writer import TrialWriter
         from pytest_aorta.plugin.run import run_of
-        from pytest_aorta.plugin.writer import TrialWriter
 
         return TrialWriter(run_of(self.config))
 
     def pytest_sessionstart(self) -> None:
         """On a terminal, show the trials that run."""
         if sys.stdout.isatty():
-            from pytest_aorta.plugin.live_view import LiveView, wanted_file
+            from pytest_aorta.plugin.live.view import LiveView, wanted_file
 
             file = wanted_file(self.config, os.environ)
             if file is not None:
@@ -54,7 +54,7 @@ class ReportHooks:
     @cached_property
     def gating(self) -> Gating:
         """What decides the exit status, where gates were given."""
-        from pytest_aorta.plugin.gating import Gating
+        from pytest_aorta.plugin.outputs.gating import Gating
         from pytest_aorta.plugin.run import run_of
 
         return Gating(run_of(self.config).selection.gates)
@@ -158,7 +158,7 @@ class ReportHooks:
         if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
             self.writer.print_summary(terminalreporter)
             if self.config.get_verbosity() >= 0:
-                from pytest_aorta.plugin.stopping_text import stopping_lines
+                from pytest_aorta.plugin.summary.stopping_text import stopping_lines
 
                 writer = self.writer
                 selection = writer.run.selection
@@ -175,7 +175,7 @@ class ReportHooks:
     def _write_report(self, run: Run) -> None:
         """``--aorta-report``; not in a run that has ended before its first trial."""
         if any(cell.finished for cell in self.writer.triage.cells):
-            from pytest_aorta.plugin.report_option import write_run_report
+            from pytest_aorta.plugin.outputs.report_option import write_run_report
 
             problem = write_run_report(run, self.writer.settings_used)
             if problem:

@@ -12,13 +12,13 @@ import pytest
 
 from pytest_aorta.plan import Plan, Selection, make_plan
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.decided_cells import cell_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
 from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.stopping import Stopping, round_name, round_of
+from pytest_aorta.plugin.stopping.decided_cells import cell_of
+from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry

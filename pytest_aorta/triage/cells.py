@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, TrialFacts
-from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.proportions import wilson
 from pytest_aorta.triage.step_times import StepSummary, summary_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.statistics.interval import Interval
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p

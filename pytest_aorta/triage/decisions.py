@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellStatistics
+from pytest_aorta.triage.checks.mitigations import effects
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.mitigations import effects
 from pytest_aorta.triage.statistics.multiplicity import holm
 from pytest_aorta.triage.statistics.sequential import SequentialComparison
 from pytest_aorta.triage.table import Triage

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.triage.failures.signatures import Signature, signature_of
 from pytest_aorta.triage.step_times import TrialSteps, steady_steps
 from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from pytest_aorta.triage.baselines import Baselines, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
+from pytest_aorta.triage.checks.confounds import Confound, confound_of
+from pytest_aorta.triage.checks.drift import drift_warnings
+from pytest_aorta.triage.checks.mitigations import MitigationEffect, effects
 from pytest_aorta.triage.comparisons import Comparisons, SignatureComparison
-from pytest_aorta.triage.confounds import Confound, confound_of
-from pytest_aorta.triage.drift import drift_warnings
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.mitigations import MitigationEffect, effects
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.statistics.proportions import upper_bound
 from pytest_aorta.triage.statistics.sample_size import more_trials
 from pytest_aorta.triage.statistics.sequential import SequentialComparison, rate_upper_bound_sequential

@@ -12,8 +12,8 @@ from support.stage import Stage
 
 from pytest_aorta.triage.baselines import choose_baselines
 from pytest_aorta.triage.cells import CellTrials
+from pytest_aorta.triage.checks.mitigations import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.mitigations import MitigationEffect, effects
 
 READS = """
     import os

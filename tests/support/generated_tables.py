@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.step_times import steady_steps
 from pytest_aorta.triage.table import Table, triage_of
 

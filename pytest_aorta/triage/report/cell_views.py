@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, TrialFacts
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.report.material import Material
 from pytest_aorta.triage.report.safe_text import one_line
 from pytest_aorta.triage.report.trial_views import anchor_of
-from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.table import Row, Table
 from pytest_aorta.triage.verdicts import Comparison, Verdict
 from pytest_aorta.triage.wording import below

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.triage.baselines import choose_baselines
-from pytest_aorta.triage.differences import differences
+from pytest_aorta.triage.compare.differences import differences
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.report.material import Material
 from pytest_aorta.triage.report.safe_text import one_line

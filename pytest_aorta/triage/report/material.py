@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.triage.environments import Environments, Installed
+from pytest_aorta.triage.compare.environments import Environments, Installed
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.report.evidence import Evidence, evidence_of

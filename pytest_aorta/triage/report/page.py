@@ -11,13 +11,13 @@ from pathlib import Path
 from pytest_aorta._version import __version__
 from pytest_aorta.triage.conclusion import conclusions
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
+from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.report import charts
 from pytest_aorta.triage.report.cell_views import CellView, SignatureView, cell_views, signature_views
 from pytest_aorta.triage.report.environments import EnvironmentView, between_cells, from_other_run
 from pytest_aorta.triage.report.material import Material, labels_of
 from pytest_aorta.triage.report.safe_text import one_line
 from pytest_aorta.triage.report.trial_views import TrialView, trial_views
-from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.table import Table
 from pytest_aorta.triage.wording import counted, rate_with_interval
 

@@ -50,7 +50,7 @@ def write_report(
     """
     check_libraries()
     check_output(output)
-    from pytest_aorta.triage.earlier_matrix import settings_of
+    from pytest_aorta.triage.matrix.earlier import settings_of
     from pytest_aorta.triage.report.material import read_material
     from pytest_aorta.triage.report.page import page_of
 

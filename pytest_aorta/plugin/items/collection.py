@@ -1,0 +1,186 @@
+"""From plans to pytest items: trials of registered workloads, and of Workload classes in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plugin.items.discovery import has_tests, incomplete_classes, workload_classes
+from pytest_aorta.plugin.items.trial_item import items_of
+from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.plugin.xdist_roles import decisions_of_controller
+from pytest_aorta.registry import RegistryError, WorkloadEntry
+
+if TYPE_CHECKING:
+    from pytest_aorta.plan import Selection
+    from pytest_aorta.plugin.xdist_roles import decisions_of_controller
+from pytest_aorta.registry import Registry
+
+#: Node id of the collector of ``--aorta-workload``.
+ROOT = "aorta"
+
+
+class SelectedTrials(pytest.Collector):
+    """Collector of the trials that the options select."""
+
+    plan: Plan
+    chosen: set[str]
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """All trials, or those that were named on the command line."""
+        items = [item for item in _items(self, self.plan) if not self.chosen or item.name in self.chosen]
+        if not items:
+            names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
+            raise self.CollectError(f"no trial has the given name; there are {names}, ...")
+        return items
+
+
+def _items(collector: pytest.Collector, plan: Plan) -> list[pytest.Item]:
+    """The items of a plan: its trials, or what searches with them."""
+    run = run_of(collector.config)
+    if not run.selection.minimize:
+        return list(items_of(collector, plan))
+    from pytest_aorta.plugin.items.minimize import minimize_items
+
+    try:
+        return list(minimize_items(collector, plan, run))
+    except PlanError as error:
+        raise collector.CollectError(str(error)) from None
+
+
+def split_arguments(arguments: list[str], names: Iterable[str], root: str = ROOT) -> tuple[list[str], set[str]]:
+    """Command line arguments that are paths, and ``names`` of trials among them.
+
+    A trial may be named by its node id ``aorta::NAME``, as ``::NAME``, or by ``NAME`` alone.
+    """
+    beginnings = {name.partition("[")[0] for name in names}
+    paths, chosen = [], set()
+    for argument in arguments:
+        prefix, separator, name = argument.rpartition("::")
+        trial_like = name.partition("[")[0] in beginnings and name.endswith("]")
+        if prefix in (root, "") and (separator or trial_like) and not Path(argument).exists():
+            chosen.add(name)
+        else:
+            paths.append(argument)
+    return paths, chosen
+
+
+def select_trials(config: pytest.Config, run: Run) -> None:
+    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected.
+
+    Raises:
+        pytest.UsageError: no plan can be made, or it has no trial of a name on the command line.
+    """
+    try:
+        plan = run.plan
+    except (RegistryError, PlanError) as error:
+        raise pytest.UsageError(str(error)) from None
+    if run.selection.minimize:
+        from pytest_aorta.plugin.items.minimize import name_of, wholes_of
+
+        choose(config, run, [name_of(spec) for spec in wholes_of(plan, run.selection)])
+        return
+    choose(config, run, [spec.item_name for spec in plan.trials])
+
+
+def choose(config: pytest.Config, run: Run, names: list[str], root: str = ROOT) -> None:
+    """Find out which of the trials with these ``names`` are chosen; only they, and given paths, are collected.
+
+    Raises:
+        pytest.UsageError: there is no trial of a name on the command line.
+    """
+    decided = decisions_of_controller(config)
+    paths: list[str] = []
+    run.chosen = set()
+    if decided:
+        paths, run.chosen = decided["paths"], set(decided["chosen"])
+    elif config.args_source is pytest.Config.ArgsSource.ARGS:
+        paths, run.chosen = split_arguments(config.args, names, root)
+    unknown = run.chosen - set(names)
+    if unknown:
+        examples = ", ".join(names[:3])
+        raise pytest.UsageError(f"no such trial: {', '.join(sorted(unknown))}; the plan has {examples}, ...")
+    config.args = paths
+
+
+def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> SelectedTrials:
+    """The collector of the plan, placed in the directory that pytest was started in, so that its conftest applies."""
+    parent = directory_of(session, collected)
+    collector: SelectedTrials = SelectedTrials.from_parent(parent, name=ROOT, nodeid=ROOT)
+    collector.plan, collector.chosen = run.plan, run.chosen or set()
+    return collector
+
+
+def directory_of(session: pytest.Session, collected: list[Any]) -> pytest.Collector:
+    """The collector of the current directory: one that has been collected already, or a new chain down to it.
+
+    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
+    is collected; so an existing one must be found, and a new one be collected.
+    """
+    here, top = session.config.invocation_params.dir, session.config.rootpath
+    below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
+    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
+    final = {node for node in collected if isinstance(node, pytest.Directory)}
+    parent: Any = session
+    for path in reversed(below):
+        node = known.get(path)
+        if node is None:
+            node = parent.ihook.pytest_collect_directory(path=path, parent=parent)
+            if node is None:
+                return parent  # type: ignore[no-any-return]  # an ignored directory
+            node.ihook.pytest_make_collect_report(collector=node)
+        parent = node
+        if node in final:
+            continue  # will be collected before our collector is
+    return parent  # type: ignore[no-any-return]
+
+
+class WorkloadFile(pytest.File):
+    """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """The trials of all its classes."""
+        if not workload_classes(self.path):
+            lacking = ", ".join(f"{name} has no {method}()" for name, method in incomplete_classes(self.path).items())
+            raise self.CollectError(f"no workload in {self.path.name}: {lacking}; a Workload has setup() and run()")
+        run = run_of(self.config)
+        try:
+            plan = plan_of_file(self.path, run.selection, run.registry)
+            run.runner.add_plan(plan)
+        except (RegistryError, PlanError) as error:
+            raise self.CollectError(str(error)) from None
+        return _items(self, plan)
+
+
+def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
+    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says.
+
+    Also for a file that has nothing but incomplete ones: to be asked for trials and to have none, with no word of why,
+    is what a newcomer meets first.
+    """
+    found = workload_classes(path) or (not with_tests and incomplete_classes(path))
+    if found and has_tests(path) == with_tests:
+        collector: WorkloadFile = WorkloadFile.from_parent(parent, path=path)
+        return collector
+    return None
+
+
+def plans_of(run: Run, base: str) -> list[Plan]:
+    """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
+    if base == ROOT:
+        return [run.plan]
+    path = run.config.rootpath / base
+    return [plan_of_file(path, run.selection, run.registry)] if workload_classes(path) else []
+
+
+def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
+    """The trials of all Workload classes of a file."""
+    entries = [
+        WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
+        for name, cls in workload_classes(path)
+    ]
+    return planned(entries, selection, registry)

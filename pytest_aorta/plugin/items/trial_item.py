@@ -1,0 +1,211 @@
+"""The pytest item of a trial: setup, run and cleanup of the workload are setup, call and teardown of the item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.plan import Plan, PlanError, check_variables
+from pytest_aorta.plugin.compat import GeneratedFunction
+from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.failure_text import TrialFailed, failure_text
+from pytest_aorta.plugin.items.user_code import installed_modules, user_code
+from pytest_aorta.plugin.prefetch import QueuedTrial
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
+from pytest_aorta.plugin.run import Run, run_of, warn
+from pytest_aorta.plugin.sigterm import reason_of
+from pytest_aorta.plugin.stopping.decided_cells import cell_of
+from pytest_aorta.plugin.stopping.early_end import round_of
+from pytest_aorta.plugin.xdist_roles import is_worker
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.paths import TrialPaths
+
+Item = TypeVar("Item", bound="TrialItem")
+
+
+class TrialItem(GeneratedFunction):
+    """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
+
+    spec: TrialSpec
+    paths: TrialPaths
+    running: RunningTrial | None
+
+    def setup(self) -> None:
+        """Set the fixtures up, start the trial, and wait until the workload is set up."""
+        run = run_of(self.config)
+        self.stash[PAYLOAD] = ReportPayload()
+        if not run.has_result(self) and not run.prefetcher.is_running(self.nodeid):
+            run.stopping.check(cell_of(self.spec), round_of(self) or "")
+        try:
+            super().setup()
+            extra_env: Any = self.funcargs["aorta_extra_env"]
+            if self.config.getoption("setuponly", False):  # --setup-plan runs no fixture
+                return
+            try:
+                check_variables("the fixture aorta_extra_env", extra_env)
+            except PlanError as error:
+                raise TrialFailed(str(error)) from None
+        except (pytest.skip.Exception, pytest.exit.Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._keep_unstarted(run, error, "a fixture failed: ")
+            raise
+        # Registered after the fixtures, so the trial is over before they are torn down.
+        self.addfinalizer(self._finish)
+        try:
+            self.running = self.launch(run, extra_env)
+        except Exception as error:
+            if not self.stash[PAYLOAD].trials:
+                self._keep_unstarted(run, error)
+            raise
+        self._wait("setup")
+
+    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+        """Start the trial, and ahead of their items those that may be."""
+        prefetch(self.session, run)
+        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec))
+
+    def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
+        """Record a trial that has no process: its fixtures failed, or it cannot be started."""
+        from pytest_aorta.launch.record import lost_record
+        from pytest_aorta.trials.outcome import exit_failure
+
+        text = describe_exception(error)
+        lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
+        if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
+            run.runner.store.retire(self.paths)
+        self.stash[PAYLOAD] = ReportPayload()
+        run.keep(self, self.paths, self.completed(lost_record(self.spec, lost)))
+
+    def completed(self, record: TrialResult) -> TrialResult:
+        """The record of a trial that could not be started, with all that this item knows of it."""
+        return record
+
+    def runtest(self) -> None:
+        """Wait for the end of ``run()``."""
+        self._wait("run")
+
+    def _wait(self, phase: str) -> None:
+        """Wait for the end of a phase.
+
+        Raises:
+            TrialFailed: the trial did not get through it.
+        """
+        running = self.running
+        assert running is not None
+        try:
+            got_through = running.wait(phase)
+            warn(self, running.take_warnings())
+        except pytest.PytestWarning:  # the user has warnings turned into errors
+            running.interrupt("a warning was raised as an error")
+            raise
+        except KeyboardInterrupt as error:
+            run_of(self.config).interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
+            raise
+        except BaseException as error:  # of the workload itself, which runs in this process
+            self.stash[PAYLOAD].exit_status = getattr(error, "aorta_exit_status", None)
+            raise
+        if not got_through:
+            record = running.finish()  # how it ended is known only when it has ended
+            self.stash[PAYLOAD].exit_status = record.exit_status
+            raise TrialFailed(self._failure_text(record))
+
+    def _finish(self) -> None:
+        """Wait until the trial is over, and have its record reported with the teardown.
+
+        Raises:
+            TrialFailed: the cleanup failed, or a warning is an error.
+        """
+        running, self.running = self.running, None
+        if running is None:
+            return
+        run = run_of(self.config)
+        if not running.got_through("run") and not running.failed():
+            running.interrupt(run.interrupted or "the item ended before its trial")
+        try:
+            record = running.finish()
+        except KeyboardInterrupt as error:
+            run.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
+            run.keep(self, self.paths, running.finish(), running.resumed)  # with the result, if there is one already
+            raise
+        run.keep(self, self.paths, record, running.resumed)
+        try:
+            warn(self, record.warnings)
+        except pytest.PytestWarning as error:
+            raise TrialFailed(f"a warning, turned into an error: {error}") from None
+        if record.failure is not None and record.failure.phase == "cleanup":
+            raise TrialFailed(self._failure_text(record))
+
+    def _failure_text(self, record: TrialResult) -> str:
+        return failure_text(record, run_of(self.config).results, self.paths, self)
+
+    def visible_traceback(self, traceback: Any) -> Any:
+        """Without isolation, a traceback begins with the workload and not with the callers of it."""
+        return traceback.filter(lambda entry: Path(__file__).parents[2] not in Path(entry.path).parents) or traceback
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Path, its first line (pytest needs one for warnings), and the name."""
+        return self.path, 0, self.name
+
+
+def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
+    """The test function of every trial: its argument is the fixture that every trial uses."""
+
+
+def items_of(parent: pytest.Collector, plan: Plan) -> Iterator[TrialItem]:
+    """The items of a plan, in its order."""
+    sibling: TrialItem | None = None
+    for spec in plan.trials:
+        sibling = item_of(TrialItem, parent, spec.item_name, spec, plan.paths(spec), sibling)
+        yield sibling
+
+
+def item_of(
+    kind: type[Item],
+    parent: pytest.Collector,
+    name: str,
+    spec: TrialSpec,
+    paths: TrialPaths,
+    sibling: TrialItem | None,
+) -> Item:
+    """One item; ``sibling`` is another one of the same parent."""
+    item: Item = kind.of(parent, name, _use_fixtures, sibling)
+    item.spec, item.paths, item.running = spec, paths, None
+    item.add_marker(pytest.mark.aorta)
+    item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
+    # At construction, so that even the report of a crashed worker's last item says which trial it was.
+    item.user_properties += [
+        ("aorta_trial_id", spec.trial_id),
+        ("aorta_workload", spec.workload.name),
+        ("aorta_environment", spec.environment.name),
+        ("aorta_mitigations", "+".join(spec.mitigations)),
+    ]
+    return item
+
+
+def prefetch(session: pytest.Session, run: Run) -> None:
+    """Start, in the order of their items, all trials that do not depend on what runs before their items."""
+    prefetcher = run.prefetcher
+    if prefetcher.launched or run.selection.resources.total_slots < 2 or is_worker(session.config):
+        return
+    installed = installed_modules(session.config)
+    queued = []
+    for item in session.items:
+        if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none" or item.spec.origin is not None:
+            continue
+        code = next(user_code(item, installed), None)
+        if code is not None:
+            run.held_by.setdefault(code, item.nodeid)
+        elif not any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail")):
+            queued.append(QueuedTrial(item.nodeid, item.spec, item.paths, deadline_of(item, item.spec)))
+    prefetcher.launch(queued)

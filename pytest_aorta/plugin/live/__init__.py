@@ -1,0 +1,1 @@
+"""The live view: lines below what pytest writes, while trials run."""

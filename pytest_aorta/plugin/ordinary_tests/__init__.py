@@ -1,0 +1,1 @@
+"""Trials and scripts inside ordinary tests."""

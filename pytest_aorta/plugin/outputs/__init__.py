@@ -1,0 +1,1 @@
+"""What a run leaves: trial files, matrix, report, step summary, exit status."""

@@ -1,0 +1,1 @@
+"""What ends trials before their number does."""

@@ -1,0 +1,1 @@
+"""What the terminal says of trials: status words, failures, table, summary."""

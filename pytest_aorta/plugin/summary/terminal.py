@@ -1,0 +1,184 @@
+"""What pytest's terminal shows of trials: the header, the words of their statuses, the summary."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.summary.replay_text import replay_lines
+from pytest_aorta.plugin.summary.side_by_side import SideBySideLines, counted
+from pytest_aorta.plugin.summary.verdict_table import table_lines
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.table import Table
+    from pytest_aorta.trials.execution import Resources
+
+#: Columns of a terminal that is narrower, or none, as pytest has it.
+_NARROWEST = 80
+
+#: Reasons that are shown for a result that was not kept.
+_MOST_REASONS = 6
+
+#: Different warnings that the summary shows; all are in the trial files.
+_WARNINGS = 20
+
+
+@dataclass
+class CellSummary:
+    """What the lines below the table say of one cell."""
+
+    trials: int = 0
+    #: How many trials are ok only because their ranks were started again.
+    restarted: int = 0
+    #: How many trials did not run in their environment, and what the first of them has found.
+    elsewhere: int = 0
+    found_there: str = ""
+    #: How many trials have each.
+    warnings: Counter[str] = field(default_factory=Counter)
+
+
+class Summary:
+    """The table of cells, and what concerns the run as a whole."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
+        self._beside = SideBySideLines(run.selection.resources)
+        #: Earlier records that were removed from the history.
+        self.pruned = 0
+        #: How many trials had a result already.
+        self._resumed = 0
+        self._replays: list[str] = []
+        #: Why other earlier results were not kept, and how many.
+        self._not_kept: Counter[str] = Counter()
+
+    def add(self, trial: FinishedTrial) -> None:
+        """Count a trial."""
+        result = trial.result
+        self._resumed += trial.resumed
+        if result.get("replay_of"):
+            self._replays += replay_lines(result, self._run.config.invocation_params.dir)
+        if trial.not_kept:
+            self._not_kept[_listed(trial.not_kept)] += 1
+        if not trial.resumed:
+            self._beside.add(result)
+        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
+        cell.trials += 1
+        cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        place = result["execution_env"]
+        if place.get("verified") is False:
+            cell.elsewhere += 1
+            wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
+            cell.found_there = cell.found_there or "; ".join(wrong)
+        cell.warnings.update(set(result.get("warnings", ())))
+
+    def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
+        """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
+        if not self._cells:
+            return
+        terminal.write_sep("=", "trials")
+        for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
+            for piece in pieces:
+                terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
+            terminal.write_line("")
+        for line in table.warnings:
+            terminal.write_line(printable(f"warning: {line}"), yellow=True)
+        for line in self._warnings():
+            terminal.write_line(line, yellow=True)
+        for line in self._replays:
+            terminal.write_line(line)
+        if restarted := sum(cell.restarted for cell in self._cells.values()):
+            where = ", ".join(
+                " ".join(filter(None, (f"{found.restarted} of", row.test, workload, cell, row.options)))
+                for (row, workload, cell), found in self._cells.items()
+                if found.restarted
+            )
+            terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
+        for (_, workload, cell), found in self._cells.items():
+            if found.elsewhere:
+                what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
+                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
+        if self._run.selection.resume:
+            total = sum(cell.trials for cell in self._cells.values())
+            terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
+            for why, number in self._not_kept.items():
+                terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
+        for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
+            terminal.write_line(line)
+        if self._run.held_by:
+            code = ", ".join(self._run.held_by)
+            terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
+        if self.pruned:
+            kept = self._run.selection.history
+            gone = counted(self.pruned, "earlier record")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (--aorta-history)")
+        for error in errors:
+            terminal.write_line(f"not written: {error}", red=True)
+        terminal.write_line(f"results: {_shown(self._run)}")
+
+    def _warnings(self) -> list[str]:
+        lines = [
+            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
+            for (_, workload, cell), found in self._cells.items()
+            for text, number in sorted(found.warnings.items())
+        ]
+        more = len(lines) - _WARNINGS
+        return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
+
+
+def _listed(reasons: list[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
+
+
+def header(run: Run) -> str:
+    """The one line of the header."""
+    if run.replays:
+        return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
+    cells = sum(len(labels) for labels in run.plan.cells.values())
+    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
+    return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def _shown(run: Run) -> Path:
+    """The results directory, relative to where pytest was started if it lies below."""
+    start = run.config.invocation_params.dir
+    return run.results.relative_to(start) if run.results.is_relative_to(start) else run.results
+
+
+def _resources(resources: Resources) -> str:
+    """Where trials run, if that is not one after the other on this host."""
+    found = [f"{resources.slots} slots"] if resources.slots > 1 else []
+    if resources.hosts:
+        from pytest_aorta.runtime.hosts.specs import without_values
+
+        hosts = ", ".join(map(without_values, resources.hosts))
+        found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]
+    if resources.devices:
+        from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
+
+        names = not resources.hosts and are_named_only(find_devices())
+        found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
+    return "".join(f", {text}" for text in found)
+
+
+def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Category, letter and word where they differ from pytest's own."""
+    payload = getattr(report, "aorta", None)
+    # A test that starts trials itself fails for its own reasons.
+    if not payload or not report.failed or "aorta_trial_id" not in dict(report.user_properties):
+        return None
+    if payload["exit_status"] == "timeout" and report.when != "teardown":
+        return ("failed" if report.when == "call" else "error", "T", "TIMEOUT")
+    if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
+        return "error", "E", "ERROR"
+    return None

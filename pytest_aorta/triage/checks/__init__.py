@@ -1,0 +1,1 @@
+"""What could make a verdict wrong: drift, speed, variables that nothing reads."""

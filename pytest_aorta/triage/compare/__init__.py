@@ -1,0 +1,1 @@
+"""Two runs, cell by cell, and what differs around them."""

@@ -1,0 +1,1 @@
+"""Which failing trials have failed alike."""

@@ -1,0 +1,1 @@
+"""The matrix: the table of a triage as data and as Markdown."""

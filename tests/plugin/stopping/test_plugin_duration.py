@@ -1,0 +1,128 @@
+"""``--aorta-duration``: whole rounds over all cells until the time is over."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.stage import Stage, counts
+
+from pytest_aorta.plugin.stopping.rounds import Rounds
+
+WORKLOAD = """
+import time
+
+class Short:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        time.sleep(0.02)
+        return {"passed": True}
+"""
+
+FOR_A_SECOND = (
+    *(
+        "--aorta-workload",
+        "short",
+        "--aorta-registry-file",
+        "registry.json",
+        "--aorta-duration",
+        "1s",
+        "--aorta-trials",
+        "300",
+    ),
+    *("--aorta-mitigations", "none", "--aorta-mitigations", "a", "--aorta-mitigations", "b"),
+)
+
+
+@pytest.fixture
+def short(stage: Stage) -> Stage:
+    stage.write(short=WORKLOAD)
+    stage.register(short="short:Short")
+    stage.write_registry(mitigations={"a": {"A": "1"}, "b": {"B": "1"}})
+    return stage
+
+
+def rounds(stage: Stage) -> int:
+    """How many rounds there are, all of them complete."""
+    (number,) = set(Counter(path.split("/")[1] for path in stage.files()).values())
+    return number
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        (),
+        pytest.param(("--aorta-slots", "2"), marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), marks=pytest.mark.slow),
+        pytest.param(("-n", "2", "--dist", "worksteal"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_rounds_are_complete_and_what_does_not_begin_is_not_reported(short: Stage, how: tuple[str, ...]) -> None:
+    done = short.run(*FOR_A_SECOND, *how)
+    number = rounds(short)
+    assert done.ret == 0
+    assert counts(done) == {"passed": 3 * number}
+    line = re.search(r"^(\d+) rounds? in 1s \(--aorta-duration\)$", done.stdout.str(), re.MULTILINE)
+    assert line is not None
+    assert int(line[1]) == number
+
+
+@pytest.mark.slow
+def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None:
+    short.run(*FOR_A_SECOND)
+    before = rounds(short)
+    done = short.run(*FOR_A_SECOND, "--aorta-resume")
+    assert rounds(short) > before
+    done.stdout.fnmatch_lines([f"{3 * before} of * trials had a result already (--aorta-resume)"])
+
+
+@pytest.mark.slow
+def test_more_rounds_than_trials_are_a_matter_of_the_option(short: Stage) -> None:
+    done = short.run(*FOR_A_SECOND, "--aorta-duration", "1h", "--aorta-trials", "2")
+    assert rounds(short) == 2
+    done.stdout.fnmatch_lines(["2 rounds in 1h (--aorta-duration); there were no more: --aorta-trials gives more"])
+
+
+@pytest.mark.slow
+def test_tests_that_follow_find_their_fixtures_in_order(short: Stage) -> None:
+    """What is not run is torn down before as if it had been."""
+    short.write(
+        more="class First:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
+        "    def run(self): return {'passed': True}\n",
+        test_more="def test_it(): pass\n",
+    )
+    done = short.run("more.py", "test_more.py", "--aorta-duration", "0.2s")
+    assert done.ret == 0
+    assert counts(done) == {"passed": len(short.files()) + 1}
+
+
+@pytest.fixture(params=["alone", "shared"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path if request.param == "shared" else None
+
+
+def test_a_round_that_has_begun_goes_on_and_none_begins_late(folder: Path | None) -> None:
+    found = Rounds(0.2, folder)
+    assert found.begin("gemm 0")
+    time.sleep(0.25)
+    assert found.begin("gemm 0")
+    assert not found.begin("gemm 1")
+
+
+def test_the_time_begins_with_the_first_round(folder: Path | None) -> None:
+    found = Rounds(0.2, folder)
+    time.sleep(0.25)
+    assert found.begin("gemm 0")
+
+
+def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:
+    one, other = Rounds(0.2, tmp_path), Rounds(0.2, tmp_path)
+    assert one.begin("gemm 0")
+    time.sleep(0.25)
+    assert other.begin("gemm 0")
+    assert not other.begin("gemm 1")

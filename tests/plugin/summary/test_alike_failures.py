@@ -1,0 +1,138 @@
+"""Of trials that have failed alike, one or two are shown; the others are counted, and named by their numbers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.triage_facts import CRASH, NAN, trials
+
+from pytest_aorta.plugin.summary.alike_failures import AlikeFailures, Fold, ranges
+from pytest_aorta.triage.facts import TrialFacts
+
+
+def nodeid(facts: TrialFacts) -> str:
+    return f"aorta::{facts.key.workload}[{facts.key.cell}-{facts.index}]"
+
+
+def folded(*cells: list[TrialFacts]) -> tuple[list[str], dict[str, list[Fold]]]:
+    """Of cells whose trials are interleaved: the names of the items that are shown, and what is said below each."""
+    alike = AlikeFailures()
+    order = [facts for row in itertools.zip_longest(*cells) for facts in row if facts is not None]
+    for facts in order:
+        alike.add(nodeid(facts), facts)
+    failed = [nodeid(facts) for facts in order if facts.signature is not None]
+    return alike.fold(failed, str)
+
+
+def lines(folds: dict[str, list[Fold]]) -> list[str]:
+    return [fold.line for found in folds.values() for fold in found]
+
+
+def test_three_are_all_shown() -> None:
+    shown, folds = folded(trials("none", "F.F.F"))
+    assert len(shown) == 3
+    assert folds == {}
+
+
+def test_of_more_the_first_two_are_shown_and_the_others_are_counted() -> None:
+    shown, folds = folded(trials("none", "FF.FFFF.F"))
+    assert shown == ["aorta::gemm[local-none-0]", "aorta::gemm[local-none-1]"]
+    assert list(folds) == ["aorta::gemm[local-none-1]"]
+    assert lines(folds) == ["... and 5 more like this in local-none: trials 3-6, 8 (each has its file)"]
+    (fold,) = folds["aorta::gemm[local-none-1]"]
+    assert fold.short_line == "... and 5 more like gemm[local-none-0]: trials 3-6, 8"
+
+
+def test_cells_and_ways_to_fail_are_apart() -> None:
+    shown, folds = folded(
+        trials("none", "FFFFFCCCC", signatures={"C": CRASH}), trials("omp_1", "FFFF"), trials("xnack", "F")
+    )
+    assert len(shown) == 2 + 2 + 2 + 1
+    assert sorted(lines(folds)) == [
+        "... and 2 more like this in local-none: trials 7-8 (each has its file)",
+        "... and 2 more like this in local-omp_1: trials 2-3 (each has its file)",
+        "... and 3 more like this in local-none: trials 2-4 (each has its file)",
+    ]
+
+
+def test_workloads_are_named_where_there_are_several() -> None:
+    _, folds = folded(trials("none", "FFFF"), trials("none", "FFFF", workload="fsdp"))
+    assert [line.partition(":")[0] for line in lines(folds)] == [
+        "... and 2 more like this in gemm local-none",
+        "... and 2 more like this in fsdp local-none",
+    ]
+
+
+def test_of_many_cells_twenty_trials_are_shown_and_of_each_way_to_fail_a_line() -> None:
+    shown, folds = folded(*(trials(f"m{n}", "F" * 100 + "C" * 100, signatures={"C": CRASH}) for n in range(50)))
+    assert len(shown) == 20
+    found = lines(folds)
+    assert found[0] == "... and 98 more like this in local-m0: trials 2-99 (each has its file)"
+    assert found[4] == "... and 98 more like this in local-m4: trials 2-99 (each has its file)"
+    assert found[5] == "... and 98 more like this in local-m0: trials 102-199 (each has its file)"
+    assert found[10:] == [
+        "... and 4500 in local-m5 and 44 other cells: loss is nan (each has its file)",
+        "... and 4500 in local-m5 and 44 other cells: SIGSEGV in run() (each has its file)",
+    ]
+
+
+def test_each_way_to_fail_is_shown_before_the_same_way_in_further_cells() -> None:
+    ways = {letter: replace(NAN, message=f"way {letter}") for letter in "ABCDEGHIJ"}
+    shown, _ = folded(*(trials(f"m{number}", "".join(ways) * 5, signatures=ways) for number in range(3)))
+    assert {name for name in shown if "m0" in name} == {f"aorta::gemm[local-m0-{index}]" for index in range(18)}
+
+
+def test_a_thousand_different_failures_are_not_a_thousand_lines() -> None:
+    ways = {chr(0x4E00 + number): replace(NAN, message=f"way {number}") for number in range(1000)}
+    shown, folds = folded(trials("none", "".join(ways), signatures=ways))
+    found = lines(folds)
+    assert len(shown) == 20
+    assert len(found) == 50
+    assert found[0] == "... and 1 in local-none: way 20: trial 20 (each has its file)"
+    assert found[-1] == "... and 931 in local-none: failed in 931 other ways: trials 69-999 (each has its file)"
+
+
+def test_what_a_trial_has_said_does_nothing_to_the_terminal() -> None:
+    hostile = replace(NAN, message="\x1b[2J" + "x" * 500 + "\nsecond")
+    _, folds = folded(*(trials(f"m{n}", "H", signatures={"H": hostile}) for n in range(21)))
+    (line,) = lines(folds)
+    assert line.isprintable()
+    assert len(line) < 140
+
+
+def test_what_is_no_trial_is_shown() -> None:
+    alike = AlikeFailures()
+    names = [f"test_it.py::test_{number}" for number in range(30)]
+    assert alike.fold(names, str) == (names, {})
+
+
+@given(st.lists(st.text("F.TC", max_size=40), max_size=8))
+def test_every_failure_is_shown_or_counted_once(cells: list[str]) -> None:
+    facts = [trials(f"m{n}", outcomes, signatures={"C": CRASH}) for n, outcomes in enumerate(cells)]
+    shown, folds = folded(*facts)
+    counted = [
+        f"aorta::gemm[{cell}-{index}]"
+        for row in folds.values()
+        for fold in row
+        for cell, numbers in fold.trials.items()
+        for index in numbers
+    ]
+    failed = {nodeid(each) for cell in facts for each in cell if each.signature is not None}
+    assert sorted([*shown, *counted]) == sorted(failed)
+    assert set(folds) <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([3], "3"),
+        ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8"),
+        (list(range(0, 40, 2)), "0, 2, 4, 6, 8, 10, ..."),
+    ],
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

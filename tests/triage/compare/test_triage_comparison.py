@@ -1,0 +1,154 @@
+"""Two runs are compared cell by cell, with the statistics of the table, and so are their environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.environments import env
+from support.results import write_cell
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.triage.compare.comparison import CellChange, RunComparison, compare_runs
+from pytest_aorta.triage.statistics.multiplicity import holm
+from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> Path:
+    return tmp_path / "b"
+
+
+def by_cell(comparison: RunComparison) -> dict[str, CellChange]:
+    return {change.label: change for change in comparison.cells}
+
+
+def test_every_kind_of_change(a: Path, b: Path) -> None:
+    cells = {
+        "worse": ("." * 18 + "FF", "F" * 14 + "." * 6),
+        "better": ("F" * 14 + "." * 6, "." * 20),
+        "same": ("F" * 10 + "." * 390, "F" * 10 + "." * 390),
+        "few": ("F...", "...."),
+        "never": ("F" * 10, "-" * 10),
+    }
+    for place, (name, (before, after)) in enumerate(cells.items()):
+        write_cell(a, before, mitigations=name, place=place)
+        write_cell(b, after, mitigations=name, place=place)
+    changes = compare_runs(a, b).cells
+
+    assert [(change.b.key.cell, change.kind) for change in changes] == [
+        ("local-worse", "worse"),
+        ("local-better", "better"),
+        ("local-same", "no change"),
+        ("local-few", "undecided"),
+        ("local-never", "not compared"),
+    ]
+    p = [
+        difference_p(14, 20, 2, 20),
+        difference_p(0, 20, 14, 20),
+        difference_p(10, 400, 10, 400),
+        difference_p(0, 4, 1, 4),
+    ]
+    assert [change.rate.p for change in changes if change.rate] == p
+    assert [change.rate.p_adjusted for change in changes if change.rate] == holm(p)
+    assert changes[0].rate is not None
+    assert changes[0].rate.interval == difference_interval(14, 20, 2, 20)
+    assert changes[0].rate.difference == pytest.approx(0.6)
+    assert changes[3].more_trials is not None
+    assert changes[4].rate is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ([10.0, 10.1], [13.0, 13.1], "slower"),
+        ([13.0, 13.1], [10.0, 10.1], "faster"),
+        ([10.0, 10.1], [10.5, 10.6], "similar"),
+        ([10.0, 10.1], [5.0, 20.0], "undecided"),
+        ([], [10.0], "n/a"),
+    ],
+)
+def test_speed_has_changed_when_the_interval_of_the_ratio_says_so(
+    a: Path, b: Path, before: list[float], after: list[float], kind: str
+) -> None:
+    write_cell(a, "." * 8, step_ms=before)
+    write_cell(b, "." * 8, step_ms=after)
+    (change,) = compare_runs(a, b).cells
+    assert change.speed.kind == kind
+
+
+def test_ways_to_fail_that_are_new_and_those_that_are_gone(a: Path, b: Path) -> None:
+    write_cell(a, "FFT...")
+    write_cell(b, "FS....")
+    (change,) = compare_runs(a, b).cells
+    assert [(each.signature.kind, len(each.trials)) for each in change.new_signatures] == [("signal", 1)]
+    assert [(each.signature.kind, len(each.trials)) for each in change.gone_signatures] == [("timeout", 1)]
+
+
+def test_cells_that_only_one_run_has_are_listed(a: Path, b: Path) -> None:
+    for folder, names in ((a, ("none", "x")), (b, ("none", "y", "z"))):
+        for place, name in enumerate(names):
+            write_cell(folder, "...", mitigations=name, place=place)
+    comparison = compare_runs(a, b)
+    assert list(by_cell(comparison)) == ["gemm local-none"]
+    assert [cell.key.cell for cell in comparison.only_a] == ["local-x"]
+    assert [cell.key.cell for cell in comparison.only_b] == ["local-y", "local-z"]
+
+
+def test_of_two_machines_with_one_environment_each_the_names_of_those_do_not_matter(a: Path, b: Path) -> None:
+    for name in ("none", "x"):
+        write_cell(a, "...", environment="rocm6", mitigations=name)
+        write_cell(b, "...", environment="rocm7", mitigations=name)
+    comparison = compare_runs(a, b)
+    assert comparison.matched_across_environments
+    assert list(by_cell(comparison)) == ["gemm rocm6-none -> rocm7-none", "gemm rocm6-x -> rocm7-x"]
+
+
+def test_cells_of_a_test_are_matched_wherever_its_file_is(a: Path, b: Path) -> None:
+    def test(digest: str) -> dict[str, str]:
+        return {"node_id": "test_it.py::test_one", "options": "X", "digest": digest}
+
+    write_cell(a, "F...", test=test("at /home/a"))
+    write_cell(b, "FF..", test=test("at /home/b"))
+    assert list(by_cell(compare_runs(a, b))) == ["test_it.py::test_one gemm local-none X"]
+
+
+def test_what_differs_around_all_cells_is_said_once(a: Path, b: Path) -> None:
+    for place, name in enumerate(("none", "x")):
+        write_cell(a, "...", mitigations=name, place=place)
+    write_cell(b, "...", env=env(torch__version="2.13.0", env_vars__OMP_NUM_THREADS="1"))
+    write_cell(b, "...", mitigations="x", place=1, env=env(torch__version="2.13.0"))
+    comparison = compare_runs(a, b)
+    assert list(map(str, comparison.shared)) == ["torch 2.12.0 -> 2.13.0"]
+    (particular,) = comparison.particular
+    assert particular.cells == ("gemm local-none",)
+    assert list(map(str, particular.differences)) == ["OMP_NUM_THREADS 8 -> 1"]
+
+
+def test_an_earlier_run_of_the_same_directory_can_be_compared_with_it(a: Path) -> None:
+    write_cell(a, "F...")
+    write_cell(a / ".history" / "20260101", "....")
+    assert [change.a.total for change in compare_runs(a / ".history" / "20260101", a).cells] == [4]
+
+
+def test_what_cannot_be_compared_is_one_clear_message(a: Path, b: Path, tmp_path: Path) -> None:
+    write_cell(a, "...", workload="gemm")
+    write_cell(b, "...", workload="fsdp")
+    with pytest.raises(RequestError, match=r"no cell in common: no workload is the same \(gemm in A, fsdp in B\)"):
+        compare_runs(a, b)
+    write_cell(b, "...", environment="rocm", mitigations="x")
+    with pytest.raises(RequestError, match=r"no environment is the same|no mitigation set is the same"):
+        compare_runs(a, b / "gemm")
+    (tmp_path / "link").symlink_to(a)
+    with pytest.raises(RequestError, match="are the same"):
+        compare_runs(a, tmp_path / "link")
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        compare_runs(a, tmp_path / "round")
+    with pytest.raises(RequestError, match="lies in"):
+        compare_runs(a / "gemm", a)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.triage.failures.message_words import LONGEST, words_of
+
+CASES = {
+    # numbers
+    "loss is nan": "loss is nan",
+    "loss is 3.25e-07 at step 17": "loss is # at step #",
+    "loss is -1": "loss is #",
+    "took 3 of 10 s.": "took # of # s.",
+    "Mismatched elements: 1 / 3 (33.3%)": "Mismatched elements: # / # (#%)",
+    "code -11; 1_000 times": "code #; # times",
+    "CUDA out of memory. Tried to allocate 20.00 MiB": "CUDA out of memory. Tried to allocate #",
+    "CUDA out of memory. Tried to allocate 2 GiB": "CUDA out of memory. Tried to allocate #",
+    # shapes, lists, as long as they are
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)": "mat1 and mat2 shapes cannot be multiplied (# and #)",
+    "shape '[2, 3]' is invalid for torch.Size([4, 5, 6])": "shape '[#]' is invalid for torch.Size([#])",
+    "bad shape (3,)": "bad shape (#)",
+    "bad shape (3, 4)": "bad shape (#)",
+    "[1., 2.] differs": "[#.] differs",
+    # addresses and reprs
+    "<torch.nn.Linear object at 0x7f2a81b3c5d0>": "<torch.nn.Linear object at #>",
+    # ids
+    "job 550e8400-e29b-41d4-a716-446655440000 lost": "job # lost",
+    "digest 9f86d081884c7d65 differs": "digest # differs",
+    "no file tmpa8x_2kd1": "no file #",
+    # paths
+    "No such file or directory: '/tmp/pytest-of-me/data.bin'": "No such file or directory: '<path>'",
+    "cannot read ../data/shard-00012.tar": "cannot read <path>",
+    "cannot read data/shard-00012.tar": "cannot read <path>",
+    "cannot read C:\\data\\shard.tar": "cannot read <path>",
+    "at https://example.org/a?b=1, try again": "at <url>, try again",
+    "tcp://10.0.0.3:29500 refused": "<url> refused",
+    # hosts, ports, ranks, devices, times
+    "[/src/gloo/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242": (
+        "[<path>:#] Connection closed by peer [#]:#"
+    ),
+    "peer [fe80::1]:7 gone": "peer [#]:# gone",
+    "rank 3 failed, rank3 too": "rank # failed, rank# too",
+    "tensors on cuda:0 and cuda:1": "tensors on cuda:# and cuda:#",
+    "stopped at 2026-01-31T09:12:44.123Z": "stopped at #Z",
+    "stopped at 2026-01-31 09:12:44": "stopped at #",
+    "pid 4711: killed": "pid #: killed",
+    # what stays
+    "'a'": "'a'",
+    "expected scalar type Float but found Half": "expected scalar type Float but found Half",
+    "expected float16, not float32": "expected float16, not float32",
+    "no kernel for conv3d on gfx90a": "no kernel for conv3d on gfx90a",
+    "n/a and/or tokens/s": "n/a and/or tokens/s",
+    "c10::Error in at::native::mm": "c10::Error in at::native::mm",
+    "HSA_STATUS_ERROR_OUT_OF_RESOURCES": "HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+    # which line
+    "": "",
+    "\n\n  Not equal to tolerance rtol=1e-07, atol=0\n\nx": "Not equal to tolerance rtol=#, atol=#",
+    "CUDA error: an illegal memory access\nCompile with ...": "CUDA error: an illegal memory access",
+    "Caught KeyError in worker 0.\nOriginal Traceback (most recent call last):\n  ...\nKeyError: 'a'": "KeyError: 'a'",
+    # hostile
+    "\x1b[31mred\x1b[0m \x1b]0;title\x07\ttext \udcff\x00": "red text \ufffd\ufffd",
+}
+
+
+@pytest.mark.parametrize(("message", "words"), CASES.items())
+def test_what_stays_of_a_message(message: str, words: str) -> None:
+    assert words_of(message) == words
+
+
+WORDS = st.lists(
+    st.from_regex(r"[A-Za-z]{3,8}", fullmatch=True).filter(lambda word: not re.fullmatch("tmp.*|[a-fA-F]*", word)),
+    min_size=1,
+    max_size=5,
+)
+HEX = "0123456789abcdef"
+VOLATILE = st.one_of(
+    st.integers().map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(str),
+    st.integers(min_value=0).map(hex),
+    st.lists(st.integers(), min_size=1).map(str),
+    st.lists(st.integers(min_value=0), min_size=1).map(lambda sizes: "x".join(map(str, sizes))),
+)
+PATHS = st.lists(st.from_regex(r"[\w.-]{1,12}", fullmatch=True), min_size=1, max_size=4).map(
+    lambda parts: "/" + "/".join(parts)
+)
+IDS = st.one_of(
+    st.uuids().map(str),
+    st.text(HEX, min_size=12, max_size=40).filter(lambda text: not text.isdecimal() and not text.isalpha()),
+)
+
+
+NUMBERS = st.one_of(st.integers().map(str), st.floats(allow_nan=False, allow_infinity=False).map(str))
+ADDRESSES = st.integers(min_value=0).map(hex)
+
+
+@pytest.mark.parametrize("kind", [NUMBERS, ADDRESSES, PATHS, IDS], ids=["numbers", "addresses", "paths", "ids"])
+@given(st.data(), WORDS, st.sampled_from(["{}", "'{}'", "({})", "<{}>", "{}: "]))
+def test_one_in_place_of_another_changes_nothing(
+    kind: st.SearchStrategy[str], data: st.DataObject, words: list[str], around: str
+) -> None:
+    def message() -> str:
+        return " ".join(f"{word} {around.format(data.draw(kind))}" for word in words)
+
+    assert words_of(message()) == words_of(message())
+
+
+@given(
+    st.lists(st.one_of(WORDS.map(" ".join), VOLATILE, PATHS, IDS, st.sampled_from(" ,;:=()[]<>'\"/.-")), max_size=20)
+)
+def test_what_stays_has_nothing_more_to_take_out(parts: list[str]) -> None:
+    for joined in ("".join(parts), " ".join(parts)):
+        words = words_of(joined)
+        if not words.endswith("\N{HORIZONTAL ELLIPSIS}"):
+            assert words_of(words) == words
+
+
+@given(st.text(max_size=300))
+def test_any_text_becomes_one_short_printable_line(text: str) -> None:
+    words = words_of(text)
+    assert words.isprintable()
+    assert len(words) <= LONGEST
+    assert words_of(words) == words or words.endswith("\N{HORIZONTAL ELLIPSIS}")
+
+
+@given(WORDS, WORDS)
+def test_different_words_stay_different(some: list[str], others: list[str]) -> None:
+    assert (words_of(" ".join(some)) == words_of(" ".join(others))) == (some == others)

@@ -1,0 +1,259 @@
+"""Signatures of records, without running trials; test_triage_real_failures.py has those of real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.records import record
+
+from pytest_aorta.triage.failures.signatures import Signature, signature_of
+
+RUNNER = '  File "/venv/lib/python3.11/site-packages/pytest_aorta/trials/lifecycle.py", line 79, in run\n'
+STEP = '  File "/home/me/train.py", line 88, in step\n    loss.backward()\n'
+TORCH = '  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 522, in backward\n'
+HEADING = "Traceback (most recent call last):\n"
+
+CRASH = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/home/me/loader.py", line 5 in work
+
+Current thread 0x00007f0000000000 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 20 in linear
+  File "/home/me/train.py", line 88 in step
+  File "/venv/lib/python3.11/site-packages/pytest_aorta/trials/lifecycle.py", line 79 in run
+  File "/home/me/.local/bin/pytest", line 8 in <module>
+
+"""
+
+NATIVE = """\
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/lib/libpython3.14.so", at _Py_DumpStack+0x1f [0x7f1]
+  Binary file "/usr/lib/libc.so.6", at +0x3c050 [0x7f2]
+  Binary file "/opt/rocm/lib/libhipblaslt.so.0", at hipblasLtMatmul+0x2a [0x7f3]
+"""
+
+
+def failed(kind: str = "exception", phase: str = "run", status: str = "workload_failed", **more: Any) -> dict[str, Any]:
+    failure = {"kind": kind, "phase": phase, **more}
+    return record(exit_status=status, failure=failure, request={"workload": {"target": "/home/me/train.py:Train"}})
+
+
+def signature(*arguments: Any, **more: Any) -> Signature:
+    found = signature_of(failed(*arguments, **more))
+    assert found is not None
+    return found
+
+
+def raised(type_: str, message: str, frames: str = RUNNER + STEP + TORCH, **more: Any) -> Signature:
+    return signature(type=type_, message=message, traceback=f"{HEADING}{frames}{type_}: {message}\n", **more)
+
+
+def test_a_trial_that_is_ok_has_none() -> None:
+    assert signature_of(record()) is None
+    assert signature_of(failed(phase="cleanup", status="ok")) is None
+
+
+def test_an_exception_is_placed_in_the_users_code() -> None:
+    found = raised("RuntimeError", "loss is nan at step 17")
+    assert found == Signature("exception", "run", "RuntimeError", "", "train.py:88 in step", "loss is nan at step #")
+    assert found.text == "loss is nan at step # (train.py:88 in step)"
+
+
+def test_the_type_is_shown_where_the_message_alone_says_less() -> None:
+    assert raised("KeyError", "'a'").text == "KeyError: 'a' (train.py:88 in step)"
+    assert raised("KeyError", "'a'") != raised("KeyError", "'b'")
+    assert raised("KeyError", "").text == "KeyError (train.py:88 in step)"
+
+
+def test_the_caller_of_a_helper_in_another_file_is_a_part_of_the_place() -> None:
+    helper = '  File "/home/me/checks.py", line 5, in finite\n'
+    one, other = (raised("ValueError", "nan", RUNNER + STEP.replace("88", line) + helper) for line in ("88", "90"))
+    assert one.where == "checks.py:5 in finite, from train.py:88 in step"
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("file", "target", "is_own"),
+    [
+        ("/home/me/train.py", "", True),
+        ("/home/me/pytest_aorta/train.py", "", True),
+        ("/usr/lib/python3.11/json/decoder.py", "/home/me/train.py:Train", False),
+        ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "train:Train", False),
+        ("/usr/lib/python3/dist-packages/yaml/reader.py", "train:Train", False),
+        ("<frozen importlib._bootstrap>", "train:Train", False),
+        ("/venv/lib/python3.11/site-packages/mine/loops/train.py", "mine.cli:Train", True),
+        ("/venv/lib/python3.11/site-packages/mine.py", "mine:Train", True),
+        ("/venv/lib/python3.11/site-packages/mine_other/train.py", "mine.cli:Train", False),
+        ("/venv/lib/python3.11/site-packages/train.py", "/venv/lib/python3.11/site-packages/train.py:Train", True),
+    ],
+)
+def test_which_code_is_the_users(file: str, target: str, is_own: bool) -> None:
+    trial = failed(type="E", traceback=f'{HEADING}{RUNNER}  File "{file}", line 3, in f\nE\n')
+    trial["request"]["workload"]["target"] = target
+    found = signature_of(trial)
+    assert found is not None
+    assert bool(found.where) == is_own
+
+
+def test_the_name_of_a_package_stands_for_its_init_file() -> None:
+    frames = '  File "/home/me/mine/__init__.py", line 3, in <module>\n'
+    assert raised("ImportError", "no module", frames, phase="import").where == "mine/__init__.py:3"
+
+
+def test_an_exception_says_with_which_it_began() -> None:
+    first = f"{HEADING}{RUNNER}{STEP.replace('88', '80')}ZeroDivisionError: division by zero\n"
+    for link in (
+        "The above exception was the direct cause of the following exception:",
+        "During handling of the above exception, another exception occurred:",
+    ):
+        text = f"{first}\n{link}\n\n{HEADING}{RUNNER}{STEP}mine.StepError: step 7\n"
+        found = signature(type="StepError", message="step 7", traceback=text)
+        assert found.cause == "ZeroDivisionError: division by zero (train.py:80 in step)"
+        assert found.text == f"StepError: step # (train.py:88 in step) after {found.cause}"
+
+
+def test_how_a_process_has_ended_itself() -> None:
+    assert signature("exit_code", exit_code=3, message="the process ended itself with exit code 3").text == (
+        "exit code 3 in run()"
+    )
+    assert signature("exit_code", exit_code=3) != signature("exit_code", exit_code=4)
+    three, text = (raised("SystemExit", f"sys.exit({code!r})", exit_code=code) for code in (3, "no 3"))
+    assert three.text == "sys.exit(3) (train.py:88 in step)"
+    assert text.text == "sys.exit('no #') (train.py:88 in step)"
+
+
+def test_a_crash_is_placed_in_the_thread_that_has_crashed() -> None:
+    found = signature("signal", signal="SIGSEGV", message="ended by SIGSEGV in run(), after step 7", traceback=CRASH)
+    assert found == Signature("signal", "run", "SIGSEGV", "", "train.py:88 in step", "linear")
+    assert found.text == "SIGSEGV in linear (train.py:88 in step)"
+
+
+def test_a_crash_in_c_is_in_the_innermost_function_that_is_known() -> None:
+    found = signature("signal", signal="SIGSEGV", traceback=CRASH + NATIVE)
+    assert found.text == "SIGSEGV in hipblasLtMatmul (train.py:88 in step)"
+
+
+def test_a_crash_without_stacks_says_in_which_phase() -> None:
+    assert signature("signal", signal="SIGKILL", message="ended by SIGKILL in run()").text == "SIGKILL in run()"
+    assert signature("signal", "launch", signal="SIGKILL", message="...").text == "SIGKILL in launch"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error 700", "CUDA error #"),
+        ("terminate called without an active exception", "terminate called without an active exception"),
+        ("double free or corruption (out)", "double free or corruption (out)"),
+        ("*** stack smashing detected ***: terminated", "*** stack smashing detected ***"),
+        ("a.out: x.c:12: main: Assertion `n > 0' failed.", "Assertion `n > #' failed"),
+        (
+            "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f. Reason: Unknown.",
+            "Memory access fault by GPU node-# (Agent handle: #) on address #. Reason: Unknown.",
+        ),
+    ],
+)
+def test_an_abort_says_what_the_process_has_said(said: str, message: str) -> None:
+    found = signature("signal", signal="SIGABRT", traceback=f"{said}\n{CRASH}")
+    assert found.message == message
+    assert found.text == f"SIGABRT: {message} (train.py:88 in step)"
+
+
+def test_an_interruption_is_no_crash() -> None:
+    found = signature("signal", status="infrastructure_failed", message="interrupted: SIGTERM")
+    assert found.text == "interrupted: SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("location", "text"),
+    [
+        ("", "timeout in run()"),
+        ("; step() at train.py line 88", "timeout (train.py:88 in step)"),
+        ("; all_reduce in step() at train.py line 88", "timeout in all_reduce (train.py:88 in step)"),
+        ("; train.py line 3", "timeout (train.py:3)"),
+    ],
+)
+def test_a_hang_says_where_it_was(location: str, text: str) -> None:
+    message = f"the deadline of 8 s passed in run(), after step 3 of 10{location}"
+    assert signature("timeout", status="timeout", message=message).text == text
+    stalled = signature("stall", status="timeout", message=f"no progress for 5 s in run(){location}")
+    assert stalled.text == text.replace("timeout", "stall")
+
+
+@pytest.mark.parametrize(("blamed", "where"), [(1, "train.py:12 in load"), (None, "train.py:88 in step")])
+def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for(blamed: int | None, where: str) -> None:
+    message = "the deadline of 8 s passed in run(); {} (last: gloo:all_reduce number 5)"
+    places = ("all_reduce in step() at train.py line 88", "load() at train.py line 12")
+    trial = failed("timeout", status="timeout", rank=blamed, message=f"...; rank 0: {places[0]}; rank 1: {places[1]}")
+    trial["ranks"] = [
+        {"rank": rank, "failure": {"kind": "timeout", "message": message.format(place)}}
+        for rank, place in enumerate(places)
+    ]
+    found = signature_of(trial)
+    assert found is not None
+    assert (found.where, found.role) == (where, "rank")
+
+
+@pytest.mark.parametrize(
+    ("details", "text"),
+    [
+        ([], "passed=False"),
+        ([{"iteration": 3, "max_abs_diff": 0.5}], "passed=False"),
+        ([{"note": "12 bytes were cut"}], "passed=False"),
+        ([{"iteration": 3, "operation": "matmul", "kind": "non_finite"}], "non_finite, operation matmul"),
+        ([{"kind": "rank_lost", "rank": 3, "error": "OSError: pid 4711"}], "rank_lost, OSError: pid #"),
+    ],
+)
+def test_a_failed_result_has_the_words_of_its_first_detail(details: list[dict[str, Any]], text: str) -> None:
+    message = "run() returned passed=False, 3 failure(s), first at iteration 7"
+    trial = {**failed("result", message=message), "result": {"passed": False, "failure_details": details}}
+    assert getattr(signature_of(trial), "text", None) == text
+
+
+def test_a_failed_result_of_a_rank_has_its_own_details() -> None:
+    trial = failed("result", rank=1, message="rank 1: run() returned passed=False, 3 failure(s)")
+    details = [[{"kind": "late"}], [{"kind": "non_finite"}]]
+    trial["ranks"] = [{"rank": rank, "result": {"failure_details": details[rank]}} for rank in (0, 1)]
+    assert getattr(signature_of(trial), "message", None) == "non_finite"
+
+
+def test_which_rank_has_failed_does_not_matter() -> None:
+    text = f"{HEADING}{RUNNER}{STEP}ValueError: loss is nan\n"
+    one, other = (
+        signature(type="ValueError", message=f"rank {rank}: loss is nan", traceback=text, rank=rank) for rank in (0, 3)
+    )
+    assert one == other
+    assert (one.role, one.message) == ("rank", "loss is nan")
+    assert signature("signal", signal="SIGKILL", rank=2).text == "SIGKILL in run() of a rank"
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ("workload_failed", "non_finite"),
+        ("timeout", "timeout in run()"),
+        ("infrastructure_failed", "exception"),
+    ],
+)
+def test_a_record_of_aortas_own_has_the_words_of_its_result(status: str, text: str) -> None:
+    trial = record(exit_status=status, result={"passed": False, "failure_details": [{"kind": "non_finite"}]})
+    found = signature_of(trial)
+    assert found is not None
+    assert found.text == text
+
+
+@given(st.text(max_size=400), st.text(max_size=400), st.sampled_from(["exception", "signal", "timeout", "result"]))
+def test_a_signature_is_one_short_line_whatever_a_trial_writes(message: str, text: str, kind: str) -> None:
+    frames = (
+        f'{HEADING}  File "{text}", line 3, in {message}\n{message}\nCurrent thread 0x1 (most recent call first):\n'
+    )
+    details = [{"kind": message, text: text}]
+    trial = failed(kind, type=message, message=message, traceback=frames + text, signal=text)
+    found = signature_of({**trial, "result": {"passed": False, "failure_details": details}})
+    assert found is not None
+    assert found.text.isprintable()
+    assert len(found.text) <= 200
