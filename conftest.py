@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pytester", "support.browser", "support.fixtures", "support.workloads"]
+pytest_plugins = ["pytester", "support.browser", "support.fixtures", "support.slurm_steps", "support.workloads"]
 
 # Without bytecode, each of hundreds of processes that tests start would rewrite the assertions of all plugins anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

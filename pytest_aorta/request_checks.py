@@ -10,6 +10,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes.slurm_step import check_step
 from pytest_aorta.plan import Selection
 
 #: How the user has spelled an option and its value: ``--aorta-slots 2``.
@@ -31,6 +32,8 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     _check_slots(selection, spell, parallel)
     _check_devices(selection, spell)
     if is_multi_node(selection.execution.elastic):
+        if not selection.resources.hosts:
+            check_step(selection.execution.elastic)
         for given, option in ((parallel, "-n"), (selection.resources.slots > 1, _alone(spell, "slots"))):
             if given:
                 raise RequestError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
+from pytest_aorta.plan import PlanError, check_variables
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.execution import Execution
 
@@ -92,3 +95,28 @@ def test_etcd_needs_its_package_and_a_place(monkeypatch: pytest.MonkeyPatch, bac
 def test_a_port_is_one(text: str) -> None:
     with pytest.raises(ValueError, match="a port from 1 to 65535"):
         elastic_options({"master_port": text})
+
+
+def torch_source(path: str) -> str:
+    """Source files of torch's agents, without an import of torch."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    root = Path(found.submodule_search_locations[0])
+    return "\n".join(file.read_text() for file in root.glob(path))
+
+
+def test_what_torchs_agent_sets_for_ranks_is_refused_as_a_variable_and_what_it_reads_is_not() -> None:
+    agent = torch_source("distributed/elastic/agent/server/local_elastic_agent.py")
+    given = re.search(r"worker_env = \{(.*?)\n {12}\}", agent, re.DOTALL)
+    assert given is not None
+    of_ranks = set(re.findall(r'"((?:TORCHELASTIC_)?[A-Z_]+)":', given[1])) | {"TORCHELASTIC_ERROR_FILE"}
+    of_ranks -= {"ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}  # whose other values break no rendezvous
+    assert {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} < of_ranks
+    read = set(re.findall(r"TORCHELASTIC_[A-Z_]+", torch_source("distributed/elastic/**/*.py"))) - of_ranks
+    assert {"TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT"} < read
+
+    for name in of_ranks:
+        with pytest.raises(PlanError, match=f"{name} is set by the launcher of the ranks"):
+            check_variables("--aorta-extra-env", {name: "1"})
+    check_variables("--aorta-extra-env", dict.fromkeys(read, "1"))

@@ -15,64 +15,15 @@ from typing import Any, cast, get_args
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.plans import cell_of, entry, environment, grid, grids, mitigation
 
-from pytest_aorta.plan import WARM_CELLS, Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
-from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, WorkloadEntry
+from pytest_aorta.plan import Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
+from pytest_aorta.registry import Registry, RegistryError, WorkloadEntry
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)
-
-
-def environment(name: str = "here", **variables: str) -> Environment:
-    return Environment(name, env=variables, source_package="test")
-
-
-def mitigation(name: str, **variables: str) -> Mitigation:
-    return Mitigation(name, variables, "test")
-
-
-def entry(name: str = "w") -> WorkloadEntry:
-    return WorkloadEntry(name, f"module:{name.title()}", "test")
-
-
-def cell_of(
-    workload: str = "w",
-    environment_name: str = "local",
-    mitigations: tuple[str, ...] = ("none",),
-    *,
-    trials: int = 1,
-    indices: tuple[int, int] = (0, 0),
-    **fields: Any,
-) -> list[TrialSpec]:
-    """The trials of one cell."""
-    return [
-        TrialSpec(
-            workload=entry(workload),
-            environment=environment(environment_name),
-            mitigations=mitigations,
-            overlay={},
-            environment_index=indices[0],
-            mitigation_index=indices[1],
-            trial_index=index,
-            **fields,
-        )
-        for index in range(trials)
-    ]
-
-
-def grid(workloads: int, environments: int, sets: int, trials: int) -> list[list[TrialSpec]]:
-    """The cells of a plan with so many of everything."""
-    return [
-        cell_of(f"w{w}", f"e{e}", (f"m{m}",), trials=trials, indices=(e, m))
-        for w in range(workloads)
-        for e in range(environments)
-        for m in range(sets)
-    ]
-
-
-grids = st.builds(grid, st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
 
 
 def names(trials: Any) -> list[str]:
@@ -219,84 +170,6 @@ def test_an_unknown_name_is_refused_with_those_that_exist(
 
     with pytest.raises(RegistryError, match=rf"^unknown {kind} 'no_such_thing'; available: "):
         make_plan(selection, registry)
-
-
-# in which order
-
-
-def test_interleaved_runs_the_first_trial_of_every_cell_before_the_second_of_any() -> None:
-    trials = ordered(grid(1, 1, 3, 2), "interleaved")
-
-    assert [(spec.mitigation_index, spec.trial_index) for spec in trials] == [
-        *((0, 0), (1, 0), (2, 0)),
-        *((0, 1), (1, 1), (2, 1)),
-    ]
-
-
-def test_grouped_runs_cell_after_cell() -> None:
-    trials = ordered(grid(1, 1, 3, 2), "grouped")
-
-    assert [(spec.mitigation_index, spec.trial_index) for spec in trials] == [
-        *((0, 0), (0, 1)),
-        *((1, 0), (1, 1)),
-        *((2, 0), (2, 1)),
-    ]
-
-
-def test_beyond_the_bound_of_warm_cells_blocks_of_cells_are_interleaved() -> None:
-    count = 2 * WARM_CELLS + 1
-    trials = ordered(grid(1, 1, count, 2), "interleaved")
-
-    first, second, last = trials[: 2 * WARM_CELLS], trials[2 * WARM_CELLS : 4 * WARM_CELLS], trials[4 * WARM_CELLS :]
-    assert [spec.mitigation_index for spec in first] == [*range(WARM_CELLS), *range(WARM_CELLS)]
-    assert [spec.mitigation_index for spec in second] == [*range(WARM_CELLS, 2 * WARM_CELLS)] * 2
-    assert [(spec.mitigation_index, spec.trial_index) for spec in last] == [(count - 1, 0), (count - 1, 1)]
-
-
-def test_where_a_run_may_end_early_blocks_of_cells_take_turns() -> None:
-    cells = grid(1, 1, WARM_CELLS + 1, 2 * WARM_CELLS)
-    for selection, turns in ((Selection(until_decided=True), WARM_CELLS), (Selection(duration=1.0), 1)):
-        found = [(spec.mitigation_index, spec.trial_index) for spec in ordered(cells, "interleaved", selection.turns)]
-        expected = [
-            (cell, index)
-            for first in range(0, 2 * WARM_CELLS, turns)
-            for block in (range(WARM_CELLS), [WARM_CELLS])
-            for index in range(first, first + turns)
-            for cell in block
-        ]
-        assert found == expected
-
-
-def test_random_is_another_order() -> None:
-    cells = grid(2, 2, 2, 4)
-
-    assert names(ordered(cells, "random")) != names(ordered(cells, "interleaved"))
-
-
-def test_random_is_another_order_for_another_request() -> None:
-    cells = grid(2, 2, 2, 4)
-    changed = [[replace(spec, overrides={"size": 1}) for spec in cell] for cell in cells]
-
-    assert names(ordered(cells, "random")) != names(ordered(changed, "random"))
-
-
-@given(grids, st.sampled_from(ORDERS))
-def test_every_order_has_every_trial_once_and_is_always_the_same(cells: list[list[TrialSpec]], order: Order) -> None:
-    trials = ordered(cells, order)
-
-    assert sorted(names(trials)) == sorted(spec.item_name for cell in cells for spec in cell)
-    assert ordered(cells, order) == trials
-    assert Plan(trials).digest == Plan(ordered(cells, order)).digest
-
-
-@given(grids)
-def test_interleaved_needs_at_most_the_bound_of_cells_at_a_time(cells: list[list[TrialSpec]]) -> None:
-    trials = ordered(cells, "interleaved")
-    labels = [(spec.workload.name, spec.cell) for spec in trials]
-
-    for label in set(labels):
-        first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
-        assert len(set(labels[first : last + 1])) <= WARM_CELLS
 
 
 _SCRIPT = """

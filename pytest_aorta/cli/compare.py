@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.triage.compare.comparison import CellChange, RunComparison
 
-#: What a comparison may be told to fail on.
+#: What ``--fail-on`` takes.
 CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
 
 

@@ -20,7 +20,7 @@ from pytest_aorta.launch.request import request_of
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.trials.events import FailureData, Phase
-from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
+from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -197,6 +197,12 @@ class SlotTrial:
 
 def _lost(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
     """The ``failure`` of a trial whose job gave no record."""
+    lost = _lost_otherwise(settled, why, phase)
+    # A batch system sends its signals to all processes of a job.
+    return interruption(lost["phase"], why) if why is not None and was_terminated(lost) else lost
+
+
+def _lost_otherwise(settled: TaskRecord, why: str | None, phase: Phase) -> FailureData:
     failure = settled.failure
     if settled.outcome is Outcome.CANCELLED or failure is None:
         return interruption(phase, why or "not wanted any more")

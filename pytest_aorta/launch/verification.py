@@ -10,7 +10,7 @@ from typing import Any
 from pytest_aorta.registry import Environment
 from pytest_aorta.trials.result import Claim
 
-#: Whether a claim is true, where that can be told, and what was found.
+#: Whether a claim is true, where that can be checked, and what was found.
 Finding = tuple[bool | None, str]
 
 

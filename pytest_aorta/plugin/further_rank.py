@@ -10,6 +10,9 @@ import pytest
 
 from pytest_aorta.plugin.options import is_mentioned
 
+#: Seconds that node 0 may take to report, once the other nodes are done.
+_PATIENCE = 60.0
+
 
 def is_further_rank(config: pytest.Config) -> bool:
     """Whether pytest was asked for trials as a rank other than 0 (``torchrun -m pytest``)."""
@@ -39,9 +42,11 @@ class FurtherRankHooks:
     status of a node is for the user, or for srun.
     """
 
-    def __init__(self, *, is_node: bool) -> None:
+    def __init__(self, config: pytest.Config, *, is_node: bool) -> None:
+        self._config = config
         self._stdout = sys.stdout
         self._is_node = is_node
+        self._failed = False
 
     def pytest_configure(self) -> None:
         """Have pytest's terminal reporter, which is made after this, write to nowhere."""
@@ -55,5 +60,16 @@ class FurtherRankHooks:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Leave failed tests of ranks to rank 0."""
-        if not self._is_node and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        self._failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        if self._failed and not self._is_node:
             session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
+        if self._is_node and self._failed:
+            from pytest_aorta.launch.nodes.addressing import endpoint
+            from pytest_aorta.launch.nodes.store import wait_for_end
+            from pytest_aorta.plugin.run import run_of
+
+            wait_for_end(*endpoint(run_of(self._config).selection.execution.elastic), _PATIENCE)

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     is_rank = is_further_rank(config)
     if is_rank or is_further_node(config):
-        config.pluginmanager.register(FurtherRankHooks(is_node=not is_rank), "aorta_further_rank")
+        config.pluginmanager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
     elif not is_worker(config):
         config.pluginmanager.register(ReportHooks(config), "aorta_reports")
     if is_mentioned(config) and not config.option.help:
@@ -206,4 +206,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
     run = current_run(config)
     if run is not None:
+        from pytest_aorta.plugin.sigterm import ignore_from_now_on
+
+        ignore_from_now_on()
         run.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import NoReturn
@@ -47,6 +48,13 @@ def end_in_order_when_terminated(config: pytest.Config) -> None:
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # pytest is ending already
     raise Terminated("SIGTERM")
+
+
+def ignore_from_now_on() -> None:
+    """At the end of pytest, when all is reported: end in order, with the exit status of the run."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.stdout.flush()
 
 
 def _restore() -> None:

@@ -198,7 +198,7 @@ RULES = (
     Rule(r"git\..*", ""),
     Rule(r"host\.hostname", "host"),
     Rule(r"process\..*", ""),
-    # Of later versions: better a name that nobody would choose than a difference that is not seen.
+    # Keys of later versions: a difference is better shown under a raw name than missed.
     Rule(r"(.+)", r"\1"),
 )
 

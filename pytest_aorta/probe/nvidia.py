@@ -76,7 +76,7 @@ def _lines(output: str) -> list[str]:
 
 
 def _device(row: dict[str, str]) -> Facts:
-    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot tell in brackets.
+    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
     device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
     mib = device.pop("memory_total_mib")
     device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None

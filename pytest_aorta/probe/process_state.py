@@ -110,7 +110,7 @@ def _cpu_affinity() -> str | None:
 
 
 def _pressure(what: str) -> float | None:
-    """``None`` where the kernel does not tell: before Linux 4.20, or with ``psi=0``."""
+    """``None`` where the kernel does not count it: before Linux 4.20, or with ``psi=0``."""
     try:
         descriptor = os.open(f"{_PRESSURE}/{what}", os.O_RDONLY)
     except OSError:

@@ -65,7 +65,7 @@ def cache_key(*parts: object) -> str:
 
 
 def open_cache() -> SearchCache | None:
-    """The one of this user; ``None`` where no folder can be written that nobody else can write."""
+    """The one of this user; ``None`` where the user has no writable folder that is closed to other users."""
     for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """The mitigations that come with the package.
 
-Each comment says who reads the variable, since a variable that nobody reads makes a second baseline under another
+Each comment says what reads the variable, since a variable that nothing reads makes a second baseline under another
 name. The CPU ones were tried, and say what was seen, with torch 2.13 (MKL 2024.2, oneDNN 3.12, libgomp) and glibc 2.36
 on an AMD EPYC with AVX-512; OMP_DYNAMIC=FALSE was tried too and left out, as libgomp's default is already that. The
 GPU ones are taken from the sources and the documentation of the libraries named, not from a run on such a machine.
@@ -110,7 +110,7 @@ BUILTIN_MITIGATIONS: Final[Mapping[str, Mapping[str, str]]] = {
     # is assembled at run time, so a search of the binaries does not find it.
     "onednn_isa_sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     # glibc: fresh memory is filled with 0x5a, freed memory with 0xa5 (165). torch.empty() showed 0x5a where it had
-    # shown zeros: what changes with it reads memory that nobody wrote.
+    # shown zeros: what changes with it reads uninitialized memory.
     "malloc_perturb": {"MALLOC_PERTURB_": "165"},
     # glibc: a block of a page or more for which the heap must grow is a mapping of its own (59 of 60 were seen to be, 0
     # of 60 without), unmapped when it is freed: it starts as zeros, and touching it after it was freed is a crash

@@ -14,7 +14,7 @@ from pytest_aorta.triage.statistics.proportions import difference_interval, diff
 from pytest_aorta.triage.statistics.sequential import SequentialComparison, SequentialTest, sequential_comparison
 from pytest_aorta.triage.verdicts import LEVEL, Comparison, Method
 
-#: Ways to fail that are judged one by one; more than so many are told from each other by accident.
+#: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _SIGNATURES = 5
 
 

@@ -205,4 +205,5 @@ def _conditions(record: Mapping[str, Any]) -> HostConditions:
 
 def _iterations(result: Mapping[str, Any]) -> int | None:
     executed = result.get("executed_iterations")
-    return executed if executed is not None else result.get("total_iterations")
+    # A total of 0 is the default of workloads that do not count their iterations.
+    return executed if executed is not None else result.get("total_iterations") or None

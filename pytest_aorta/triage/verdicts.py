@@ -57,7 +57,7 @@ class Verdict:
 
     Attributes:
         kind: in a word or two.
-        reason: why there is no more to say, in words; empty where the numbers tell.
+        reason: why there is no more to say; empty where the numbers say it.
         more_trials: about how many more trials of the cell would decide; ``None`` for not known.
         rate_below: of ``fixes``: the failure rate is below this, 95 %.
     """

@@ -174,7 +174,7 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
     if seen.result is not None:
         if seen.rank_failure is not None:
             # Also where rank 0 has passed.
-            return _status_of(seen.rank_failure), seen.rank_failure
+            return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
         if not seen.result["passed"]:
             return "workload_failed", unpassed_failure(seen.result)
         return "ok", failure
@@ -195,7 +195,7 @@ def _status_of(failure: FailureData) -> ExitStatus:
 def _failure(seen: Observed) -> FailureData | None:
     """The first of: a rank, a phase, the deadline, a cleanup, the process."""
     if seen.rank_failure is not None and not seen.timed_out:
-        return seen.rank_failure
+        return _with_location(seen.rank_failure, seen.location)
     if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure
     if seen.timed_out:
@@ -209,6 +209,13 @@ def _failure(seen: Observed) -> FailureData | None:
     if seen.returncode not in (0, None) or not seen.finished:
         return _ended_early(seen)
     return None
+
+
+def _with_location(failure: FailureData, location: str | None) -> FailureData:
+    """Of a rank that a limit has ended, and not the process that was watched for the trial."""
+    if location is None or failure["kind"] not in ("timeout", "stall"):
+        return failure
+    return {**failure, "message": f"{failure['message']}; {location}"}
 
 
 def place(phase: Phase) -> str:
@@ -285,6 +292,13 @@ def unpassed_failure(result: ResultData) -> FailureData:
 def interruption(phase: Phase, why: str) -> FailureData:
     """The failure of a trial that was ended in ``phase`` on request."""
     return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
+
+
+def was_terminated(failure: FailureData | None) -> bool:
+    """Whether something may have asked all processes of a run to end, and a process of this trial has."""
+    if failure is None:
+        return False
+    return failure.get("signal") in ("SIGTERM", "SIGINT", "SIGHUP") or failure.get("type") == "KeyboardInterrupt"
 
 
 def signal_name(number: int) -> str:

@@ -292,7 +292,7 @@ class StartedBy(_Record):
 
 
 class ReplayOf(_Record):
-    """The record that a trial was run again from: its file, how that trial ended, and in words what differs now."""
+    """The record that a trial was run again from: its file, how that trial ended, and what differs now."""
 
     file: str
     started_at: str | None

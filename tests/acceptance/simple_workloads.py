@@ -45,7 +45,7 @@ class Tells(_Base):
 
 
 def fresh_memory() -> bytes:
-    """Some bytes in the middle of a block that nobody has written to."""
+    """Some bytes in the middle of a block that was never written to."""
     malloc = ctypes.CDLL(None).malloc
     malloc.restype = ctypes.c_void_p
     block = malloc(ctypes.c_size_t(100_000))

@@ -10,38 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import wait_until
+from support.processes import free_port, wait_until
 from support.stage import Stage
+from support.workloads import GLOO
 
-WORKLOAD = """
-import os
-import time
+WORKLOAD = (
+    GLOO
+    + """
 
-import torch
-import torch.distributed as dist
-
-
-class Sums:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config):
-        pass
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Sums(Gloo):
     def run(self):
-        total = torch.full((1,), dist.get_rank() + 1.0)
-        dist.all_reduce(total)
         names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
-        return {"passed": float(total) == 3.0, "metrics": {name: os.environ.get(name) for name in names}}
-
-    def cleanup(self):
-        dist.destroy_process_group()
+        return {"passed": self.sum_of_ranks() == 3.0, "metrics": {name: os.environ.get(name) for name in names}}
 
 
-class Expires(Sums):
+class Expires(Gloo):
     def setup(self):
         pass
 
@@ -56,6 +39,7 @@ class Expires(Sums):
 
     cleanup = setup
 """
+)
 
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
@@ -68,12 +52,6 @@ def sums(stage: Stage) -> Stage:
 
 def given(**options: object) -> list[str]:
     return [text for name, value in options.items() for text in ("--aorta-elastic", f"{name}={value}")]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def found(stage: Stage, *options: str) -> dict[str, str]:

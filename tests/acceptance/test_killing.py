@@ -1,4 +1,4 @@
-"""What is left when somebody kills: a worker, a zygote, pytest itself. And what trials leave behind on their own."""
+"""What is left after a kill of: a worker, a zygote, pytest itself. And what trials leave behind on their own."""
 
 from __future__ import annotations
 

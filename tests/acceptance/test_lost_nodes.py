@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import free_port
 from support.stage import Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Nodes:
@@ -34,6 +29,11 @@ class Nodes:
         elastic = ("nnodes=2", f"node_rank={node}", f"rdzv_endpoint={self.where}", *more)
         options = (text for each in elastic for text in ("--aorta-elastic", each))
         return self.stage.start(*self.arguments, *self.options, *options)
+
+    def run(self, *more: str) -> tuple[int, int]:
+        """The exit statuses of both, of node 0 first."""
+        other, first = self.start(1, *more), self.start(0, *more)
+        return finish(first), finish(other)
 
     def trial(self) -> dict[str, Any]:
         """The record."""
@@ -106,9 +106,8 @@ def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
 @pytest.mark.long
 def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_sleeps", "--aorta-timeout", "25")
-    other, first = nodes.start(1), nodes.start(0)
 
-    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert nodes.run() == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
     trial = nodes.trial()
     hung = ranks_of(trial, 1)[0]
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", hung["rank"])
@@ -120,9 +119,8 @@ def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
 @pytest.mark.long
 def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
     nodes = Nodes(faults, "raises", "--aorta-config", "at=second_node")
-    other, first = nodes.start(1), nodes.start(0)
 
-    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert nodes.run() == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
     trial = nodes.trial()
     raised = ranks_of(trial, 1)[1]
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", raised["rank"])
@@ -135,9 +133,8 @@ def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
 @pytest.mark.long
 def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: Stage) -> None:
     nodes = Nodes(faults, "gives_up", "--aorta-config", "at=second_node", "--aorta-timeout", "25")
-    other, first = nodes.start(1), nodes.start(0)
 
-    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert nodes.run() == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
     trial = nodes.trial()
     missing = ranks_of(trial, 1)[1]
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", missing["rank"])
@@ -151,10 +148,8 @@ def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: St
 @pytest.mark.long
 def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stage) -> None:
     nodes = Nodes(faults, "second_node_lingers", "--aorta-timeout", "25")
-    barrier = "exit_barrier_timeout=2"
-    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
 
-    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert nodes.run("exit_barrier_timeout=2") == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
     trial = nodes.trial()
     busy = ranks_of(trial, 1)
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("infrastructure_failed", busy[0]["rank"])
@@ -167,10 +162,8 @@ def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stag
 @pytest.mark.long
 def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stage) -> None:
     nodes = Nodes(faults, "first_node_lingers", "--aorta-timeout", "25")
-    barrier = "exit_barrier_timeout=2"
-    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
 
-    assert (finish(first), finish(other)) == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK)
+    assert nodes.run("exit_barrier_timeout=2") == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK)
     trial = nodes.trial()
     assert trial["exit_status"] == "timeout"
     assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 1)] == [(True, None)] * 2

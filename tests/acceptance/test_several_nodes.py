@@ -4,49 +4,33 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from support.processes import free_port
 from support.stage import Stage
+from support.workloads import GLOO
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-WORKLOAD = """
-import os
-import time
+WORKLOAD = (
+    GLOO
+    + """
 
-import torch
-import torch.distributed as dist
-
-
-class Sums:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config):
-        pass
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Sums(Gloo):
     def run(self):
-        total = torch.full((1,), dist.get_rank() + 1.0)
-        dist.all_reduce(total)
+        total = self.sum_of_ranks()
         self.work()
-        metrics = {"total": float(total), "rank": dist.get_rank(), "size": dist.get_world_size()}
+        metrics = {"total": total, "rank": dist.get_rank(), "size": dist.get_world_size()}
         return {"passed": True, "metrics": metrics}
 
     def work(self):
         pass
-
-    def cleanup(self):
-        dist.destroy_process_group()
 
 
 class WaitsForFour(Sums):
@@ -65,18 +49,13 @@ class WaitsWhileThereAreFour(Sums):
                 open("together", "w").close()
             time.sleep(0.02)
 """
+)
 
 
 @pytest.fixture
 def sums(stage: Stage) -> Stage:
     stage.write(sums=WORKLOAD)
     return stage
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
@@ -238,26 +217,6 @@ def test_two_nodes_with_a_network_between_them(sums: Stage, network: str) -> Non
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
     assert [rank["rank"] for rank in trial["ranks"]] == [0, 1]
     assert sums.left_running() == []
-
-
-def idle_nodes() -> int:
-    """Of the SLURM cluster that this host belongs to; 0 without one."""
-    if shutil.which("srun") is None:
-        return 0
-    counts = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True).stdout.split()
-    return max(map(int, counts), default=0)
-
-
-@pytest.mark.skipif(idle_nodes() < 2, reason="this host belongs to no SLURM cluster with two idle nodes")
-def test_srun_says_who_is_who(sums: Stage) -> None:
-    pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "sums.py::Sums")
-    options = ("--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50", "--aorta-trials", "2")
-    result = sums.command("srun", "-N", "2", "--ntasks-per-node", "1", *pytest_command, *options)
-    assert result.ret == 0
-    result.assert_outcomes(passed=2)
-    for trial in sums.trials().values():
-        assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
-    sums.wait_until(lambda: not sums.left_running())
 
 
 def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:

@@ -1,6 +1,6 @@
 """Every way in which a workload can misbehave, as a function; copied to where pytest runs. Needs nothing but Python.
 
-Those that hang are ended by whoever runs them.
+Those that hang are ended by the test that runs them.
 """
 
 from __future__ import annotations

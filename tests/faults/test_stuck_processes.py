@@ -1,4 +1,4 @@
-"""A process that nobody can end, as a stuck driver makes one: its trial is over, and its device is given to nobody.
+"""A process that cannot be ended, as a stuck driver makes one: its trial is over, and its device is not used again.
 
 The process is a double, for no machine here has such a driver: its zygote is made to send it no SIGKILL.
 """
@@ -58,7 +58,7 @@ def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
-def test_its_device_is_given_to_nobody(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_device_is_not_used_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
     stage.write(stuck=STUCK)
     stage.run(*OPTIONS, "--aorta-devices", "0-1").assert_outcomes(failed=1, passed=1)

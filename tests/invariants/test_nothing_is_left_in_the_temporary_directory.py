@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,4 +86,48 @@ def test_nothing_is_left(stage: Stage, monkeypatch: pytest.MonkeyPatch, killed: 
     else:
         status = {"the agent": "workload_failed", "the zygote": "infrastructure_failed"}.get(killed, "ok")
         assert stage.trial("Kills/trial_0.json")["exit_status"] == status
+    assert left_in(folder) == []
+
+
+WAITS = """
+import os
+import time
+
+class Waits:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        while not os.path.exists("next"):
+            time.sleep(0.05)
+        return {"passed": True}
+"""
+
+#: Ways of a run to have something in the temporary directory of its own: a launcher prefix whose zygote is not there
+#: yet, and the decisions that several processes share.
+SHARED = {
+    "prefix": ("--aorta-environment", "behind"),
+    "decisions": ("-n", "1", "--aorta-until-decided", "--aorta-trials", "40"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", SHARED)
+def test_the_next_run_removes_what_a_killed_one_has_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    folder = stage.path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    stage.write(waits=WAITS)
+    stage.write_file("wait.sh", '#!/bin/sh\ntouch waits; [ -e next ] || exec sleep 1000; exec "$@"').chmod(0o755)
+    behind = {"launcher": str(stage.path / "wait.sh")}
+    registry = stage.write_registry(environments={"behind": behind})
+    process = stage.start("waits.py", "--aorta-registry-file", registry, *SHARED[way])
+    stage.wait_until(lambda: len(left_in(folder)) > (way == "decisions"))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    stage.wait_until(lambda: not stage.left_running())
+
+    (stage.path / "next").touch()
+    stage.run("waits.py", "--aorta-trials", "1").assert_outcomes(passed=1)
     assert left_in(folder) == []

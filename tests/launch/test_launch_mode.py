@@ -99,7 +99,7 @@ def test_a_rank_has_a_number_and_a_world(environ: dict[str, str], under: bool) -
     assert under_launcher(environ) is under
 
 
-# Who starts the ranks, when nobody has.
+# What starts the ranks where no launcher has.
 
 
 @pytest.mark.parametrize(

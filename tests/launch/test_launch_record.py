@@ -60,7 +60,7 @@ rank_failures = st.builds(
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[Event]:
-    """What a trial's process says of itself in a life that nobody cuts short."""
+    """What a trial's process says of itself when it is not ended early."""
     progress = [{"type": "progress", "step": draw(st.integers(0, 9)), "total": draw(st.none() | st.just(9))}]
     said: list[Event] = []
     if draw(st.booleans()):  # a fresh interpreter

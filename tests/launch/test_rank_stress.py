@@ -12,33 +12,22 @@ from collections.abc import Iterator
 
 import pytest
 from support.stage import Stage
+from support.workloads import GLOO
 
 TRIALS = int(os.environ.get("AORTA_STRESS_TRIALS", "0"))
 
-MEET = """
-import os
+MEET = (
+    GLOO
+    + """
 
-import torch.distributed as dist
-
-from pytest_aorta import Workload, WorkloadResult
-
-
-class Meet(Workload):
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Meet(Gloo):
     def run(self):
         dist.barrier()
         if os.environ.get("FAIL_FIRST") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
             raise RuntimeError("once")
-        return WorkloadResult(passed=True)
-
-    def cleanup(self):
-        dist.destroy_process_group()
+        return {"passed": True}
 """
+)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from support.stage import Stage
 
 NEIGHBOURS = Path(__file__).with_name("neighbours.py")
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 
 def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
@@ -19,6 +20,20 @@ def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage.copy(NEIGHBOURS)
     names = ("tells", "meets", "stays", "fails", "waits", "holds", "keeps", "pair")
     stage.register(**{name: f"neighbours:{name.capitalize()}" for name in names})
+    return stage
+
+
+def offer_faulty(stage: Stage) -> Stage:
+    """Offer some of the workloads of ``faulty_workloads.py``."""
+    stage.copy(FAULTY)
+    stage.register(
+        passes="faulty_workloads:Passes",
+        raises="faulty_workloads:RaisesInRun",
+        crashes="faulty_workloads:SegfaultsInRun",
+        hangs="faulty_workloads:HangsPolitelyInRun",
+        unset="faulty_workloads:RaisesInSetup",
+        unclean="faulty_workloads:RaisesInCleanup",
+    )
     return stage
 
 

@@ -98,7 +98,7 @@ class Waits(_Base):
 
 
 class Holds(_Base):
-    """Passes when nobody else holds one of its devices."""
+    """Passes when no other trial holds one of its devices."""
 
     def setup(self) -> None:
         super().setup()
@@ -131,7 +131,7 @@ class Pair(_Base):
 
 
 def _take(file: Path) -> bool:
-    """Write our pid into a file that nobody else has; whoever was killed has none any more."""
+    """Write our pid into a file, unless it has that of a process that still runs."""
     try:
         with file.open("x") as mine:
             mine.write(f"{os.getpid()}")

@@ -120,7 +120,7 @@ sys.meta_path.insert(0, Finder())
 
 
 def test_an_interrupt_waits_for_the_end_of_the_engines_import(waits: Stage) -> None:
-    """Python would end with SIGINT's own status, as if nobody had caught it."""
+    """Python would end with SIGINT's own status, as if it had not been caught."""
     waits.write(conftest=INTERRUPTS_AN_IMPORT)
     waits.register(waits="waits:Waits")
     process = waits.start("--aorta-workload", "waits")

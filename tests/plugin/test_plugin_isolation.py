@@ -1,4 +1,4 @@
-"""What one trial does to its process, nobody else sees: not the next trial, and not pytest."""
+"""What one trial does to its process is seen neither by the next trial nor by pytest."""
 
 from __future__ import annotations
 

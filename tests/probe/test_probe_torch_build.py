@@ -63,7 +63,7 @@ static = collect_static()
 collect_env(static)
 after = me.num_threads()
 torch.set_num_interop_threads(3)  # refused once the pool is there
-os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, by whoever asks first
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
 print(json.dumps([before, after, len(me.children()), torch.get_num_interop_threads(), torch.cuda.is_initialized(),
                   torch.backends.cpu.get_cpu_capability()]))
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -17,6 +18,13 @@ MARK = "AORTA_TEST"
 PATIENCE = 120.0
 
 T = TypeVar("T")
+
+
+def free_port() -> int:
+    """A port of TCP that no program of this host has, on any of its addresses."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], object], what: str = "what it waits for", seconds: float = PATIENCE) -> None:

@@ -1,7 +1,7 @@
 """A workload of ranks in which something goes wrong between them; copied to where pytest runs.
 
 ``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault, or
-``second_node`` for the second one of that node.
+``second_node`` for the second one of that node. As a script, it takes the part as its argument.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RankFaults:
             time.sleep(FOREVER)
         if self.part == "no_group":
             return
-        patience = 3 if self.part.startswith("gives_up") else 60
+        patience = 3 if self.part.startswith("gives_up") else 10 if self.part == "leaves_before_init" else 60
         dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
         self.pids = [None] * dist.get_world_size()
         dist.all_gather_object(self.pids, os.getpid())
@@ -77,10 +77,19 @@ class RankFaults:
         total = torch.ones(4)
         for _ in range(3):
             dist.all_reduce(total)
+        if self.part == "raises_late":  # when the others are done
+            if self.at_fault:
+                time.sleep(2)
+                raise ValueError("rank 1 has a late bug")
+            return {"passed": True}
         if self.part != "cleanup_raises":
             self.play()
         dist.all_reduce(total)
         if self.part == "second_node_lingers" and self.second_node:
+            open("lingers", "w").close()
+            time.sleep(FOREVER)
+        if self.part == "lingers" and self.rank == 1:
+            time.sleep(1)  # by then, rank 0 has returned
             open("lingers", "w").close()
             time.sleep(FOREVER)
         if self.part == "first_node_lingers" and not self.second_node:
@@ -102,6 +111,10 @@ class RankFaults:
         if part == "second_node_sleeps" and self.second_node:
             open("sleeps", "w").close()
             time.sleep(FOREVER)
+        if part == "waits_for_a_file":
+            open("waits", "w").close()
+            while not os.path.exists("go_on"):
+                time.sleep(0.05)
         if part == "all_raise":
             raise ValueError("the same everywhere")
         if part == "deaf_waits":
@@ -139,6 +152,8 @@ class RankFaults:
             os.kill(os.getpid(), signal.SIGTERM)
         elif part == "leaves_once" and self.attempt == 0:
             os._exit(0)
+        elif part == "blocked_with_the_gil":
+            ctypes.PyDLL(None).sleep(FOREVER)
         elif part == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif part == "woken_from_c":
@@ -155,3 +170,10 @@ class RankFaults:
             time.sleep(FOREVER)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    faults = RankFaults({"script": sys.argv[1]})
+    faults.setup()
+    faults.run()
+    faults.cleanup()

@@ -33,6 +33,34 @@ class Waits:
         self.phase("cleanup")
 """
 
+#: What workloads of ranks have in common. Their classes follow it.
+GLOO = """
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Gloo:
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def __init__(self, config):
+        pass
+
+    def setup(self):
+        dist.init_process_group("gloo")
+
+    def sum_of_ranks(self):
+        total = torch.full((1,), dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        return float(total)
+
+    def cleanup(self):
+        dist.destroy_process_group()
+"""
+
 SIMPLE = """
 class Simple:
     def __init__(self, config): pass

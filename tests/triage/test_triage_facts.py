@@ -65,6 +65,22 @@ def test_only_a_run_that_came_to_its_end_has_step_times(trial: dict[str, Any], s
     assert (found and len(found.sorted_ms)) == steps
 
 
+@pytest.mark.parametrize(
+    ("result", "iterations"),
+    [
+        ({"total_iterations": 0, "executed_iterations": None}, None),
+        ({"total_iterations": None}, None),
+        ({"total_iterations": 50}, 50),
+        ({"total_iterations": 0, "executed_iterations": 3}, 3),
+        ({"total_iterations": 50, "executed_iterations": 0}, 0),
+    ],
+)
+def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed(
+    result: dict[str, Any], iterations: int | None
+) -> None:
+    assert facts_of(record(result={"passed": True, **result}), "trial_0.json").iterations == iterations
+
+
 def test_the_host_is_as_the_trial_has_found_it() -> None:
     process = {
         "load_average": [3.0, 1.0, 0.5],

@@ -371,3 +371,18 @@ def test_whatever_was_seen_there_is_a_verdict(
         assert seen.result["passed"]
     else:
         assert failure is not None
+
+
+@pytest.mark.parametrize("passed", [True, None])
+def test_where_the_ranks_were_is_said_also_when_the_limit_was_that_of_another_rank(passed: bool | None) -> None:
+    message = "rank 1: the deadline passed in run()"
+    overdue: FailureData = {"phase": "run", "kind": "timeout", "message": message, "rank": 1}
+    seen = Observed(rank_failure=overdue, location="rank 1: nap() at it.py line 9", hung_rank=1)
+    seen.result = None if passed is None else {"passed": passed}
+
+    status, failure = conclude(seen)
+
+    assert failure is not None
+    assert status == "timeout"
+    assert failure["message"] == f"{message}; rank 1: nap() at it.py line 9"
+    assert seen.rank_failure == overdue

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, count_tasks, multiply, shares, spans
 from pydantic import ValidationError
 from support.processes import PATIENCE
-from support.stage import Stage
 
 from pytest_aorta.runtime import SlotArgs, TaskError
 
@@ -312,94 +309,3 @@ def test_hosts_are_one_place_for_all_or_one_for_each() -> None:
     assert Pipeline.Config(hosts=2).places == [None, None]
     assert Pipeline.Config(hosts=2, host="popen").places == ["popen", "popen"]
     assert Pipeline.Config(hosts=2, host="ssh=one, ssh=two").places == ["ssh=one", "ssh=two"]
-
-
-# As trials
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [(), pytest.param(("--aorta-slots", "2"), marks=SLOW), pytest.param(("--aorta-isolation", "spawn"), marks=SLOW)],
-    ids=" ".join,
-)
-def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
-    result = stage.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
-
-    result.assert_outcomes(passed=2)
-    assert set(stage.statuses().values()) == {"ok"}
-    assert stage.left_running() == []
-
-
-FAULTY = """
-import os, time
-from aorta_workloads.pipeline import Pipeline
-
-def raises(args):
-    raise ArithmeticError("no product today")
-
-def hangs(args):
-    open(f"hanging_{os.getpid()}", "w").close()
-    time.sleep(1000)
-
-class Raises(Pipeline):
-    multiply = staticmethod(raises)
-
-class Hangs(Pipeline):
-    multiply = staticmethod(hangs)
-
-    def run(self):
-        with open("trial", "w") as file:
-            file.write(str(os.getpid()))
-        return super().run()
-"""
-
-
-@pytest.mark.slow
-def test_task_that_raises_is_the_failure_of_its_trial(stage: Stage) -> None:
-    stage.write(faulty=FAULTY)
-    stage.register(raises="faulty:Raises")
-
-    result = stage.run("--aorta-workload", "raises")
-
-    result.assert_outcomes(failed=1)
-    [trial] = stage.trials().values()
-    assert trial["exit_status"] == "workload_failed"
-    assert trial["failure"]["phase"] == "run"
-    assert trial["failure"]["type"] == "TaskError"
-    assert "ArithmeticError: no product today" in trial["failure"]["message"]
-    assert stage.left_running() == []
-
-
-@pytest.mark.parametrize(
-    "hosts",
-    [{}, pytest.param({"hosts": 2}, marks=SLOW), pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)],
-    ids=json.dumps,
-)
-@pytest.mark.slow
-def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
-    stage.write(faulty=FAULTY)
-    stage.register(hangs="faulty:Hangs")
-    config = [word for name, value in hosts.items() for word in ("--aorta-config", f"{name}={value}")]
-
-    running = stage.start("--aorta-workload", "hangs", *config)
-    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
-    os.kill(int((stage.path / "trial").read_text()), signal.SIGKILL)
-    running.communicate(timeout=PATIENCE)
-
-    [trial] = stage.trials().values()
-    assert trial["exit_status"] == "workload_failed"
-    assert trial["failure"]["signal"] == "SIGKILL"
-    assert stage.left_running() == []
-
-
-@pytest.mark.slow
-def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
-    stage.write(faulty=FAULTY)
-    stage.register(hangs="faulty:Hangs")
-
-    result = stage.run("--aorta-workload", "hangs", "--aorta-stall-timeout", "2")
-
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert set(stage.statuses().values()) == {"timeout"}
-    assert stage.left_running() == []

@@ -42,7 +42,7 @@ def test_a_result_is_kept_for_an_equal_request_only(tmp_path: Path) -> None:
     assert store.not_kept == {PATHS: ["steps 1 -> 2"]}
 
 
-def test_without_a_result_nobody_is_asked_for_the_request(tmp_path: Path) -> None:
+def test_without_a_result_the_request_is_not_computed(tmp_path: Path) -> None:
     def changes(record: TrialResult) -> list[str]:
         pytest.fail("asked")
 

@@ -24,16 +24,19 @@ from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
 from pytest_aorta.launch.child.rendezvous import rendezvous
-from pytest_aorta.launch.child.store_process import close_stores
+from pytest_aorta.launch.child.side_process import close_side_processes
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
-from pytest_aorta.launch.nodes.addressing import node_rank
+from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
 from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
+
+#: Where torch's agent would serve its health check, as its ``local_elastic_agent`` has it.
+HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 #: Seconds between two looks of the agent at its ranks.
 _MONITOR_INTERVAL = 0.01
@@ -78,6 +81,11 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
 
     error: dict[str, str] | None = None
     try:
+        health = None
+        if HEALTH_CHECK_PORT in os.environ:
+            from pytest_aorta.launch.child.health_server import HealthServer
+
+            health = HealthServer.at(os.environ[HEALTH_CHECK_PORT], everywhere=is_multi_node(options))
         agent = Agent(
             WorkerSpec(
                 role=options.role,
@@ -99,12 +107,13 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             before_restart=before_restart,
             before_look=before_look,
             before_stop=before_stop,
+            health=health,
         )
         error = reason_of(agent.run(options.role))
         agent.record_exits()
         forward_events()
     except SignalException as stop:
-        close_stores()
+        close_side_processes()
         # The trial is being ended, and its ranks have ended.
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
@@ -114,7 +123,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         error = describe_exception(raised)
         if logs.attempt >= 0:
             agent.record_exits()
-    close_stores()
+    close_side_processes()
     end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
     trial = evidence(end)
     if logs.attempt >= 0:

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_aorta.launch.child.event_log import event_log
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll
+from pytest_aorta.launch.child.torchrun import POLL_INTERVAL, local_rendezvous, poll, with_stores_apart
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.launch_mode import SCRIPT
@@ -108,7 +108,7 @@ def _start(payload: TrialPayload, folder: Path, meeting: list[str]) -> subproces
         *script["arguments"],
     ]
     # Not in the folder of the script: there may be files with the names of modules.
-    return subprocess.Popen(command, cwd=folder)
+    return subprocess.Popen(command, cwd=folder, env=with_stores_apart(script["max_restarts"]))
 
 
 def _send_ready(sec: float, send: Send) -> None:

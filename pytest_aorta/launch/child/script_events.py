@@ -6,6 +6,7 @@ A script sends no events, so the agent writes them in its place.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def record_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
     elif not end["stopped"]:
         files = {name: find_file(folder, attempt, rank, name) for name in ("error.json", "stderr.log")}
         failure = infer_exit_reason(end["exitcode"], read_error_file(files["error.json"]), files["stderr.log"])
+        if end["exitcode"] == -signal.SIGTERM:
+            failure["message"] += ", which its agent had not sent"
         # A rank writes why it fails before its exit is noticed.
         written = [files["error.json"], files["stderr.log"] if failure["kind"] == "exception" else None]
         failure["at"] = min([end["at"], *(path.stat().st_mtime for path in written if path is not None)])

@@ -6,18 +6,14 @@ forked from that process at such a moment would wait for the lock without end, s
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
+from pytest_aorta.launch.child.name_service import LOOPBACK, files_only
+from pytest_aorta.launch.child.side_process import SideProcess
 from pytest_aorta.launch.child.torch_compat.stores import serve_store
-from pytest_aorta.runtime.zygotes import process_tree
 
 
 class StoreProcess:
@@ -34,13 +30,8 @@ class StoreProcess:
         # torch itself would listen on all interfaces.
         listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)
         self.port = int(listening.getsockname()[1])
-        agent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            with _no_return():
-                _serve(agent, listening)
+        self._process = SideProcess(lambda: _serve(listening))
         listening.close()
-        _served.append(self)
 
     def connect(self) -> dist.TCPStore:  # type: ignore[name-defined]
         """A client of the store, which has no thread."""
@@ -49,45 +40,10 @@ class StoreProcess:
 
     def close(self) -> None:
         """End it; twice is harmless."""
-        if self not in _served:
-            return
-        _served.remove(self)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        self._process.close()
 
 
-#: Those that this process has started and not closed.
-_served: list[StoreProcess] = []
-
-
-def close_stores() -> None:
-    """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
-    for store in list(_served):
-        store.close()
-
-
-@contextlib.contextmanager
-def _no_return() -> Iterator[None]:
-    """End the process with the block, whatever happens in it."""
-    try:
-        yield
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def _serve(agent: int, listening: socket.socket) -> None:
-    process_tree.die_with_parent(agent)
-    # The ranks may need it until they have ended, and its stacks say nothing about them.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    faulthandler.unregister(process_tree.STACK_SIGNAL)
-    ask_files_only()
+def _serve(listening: socket.socket) -> None:
     store = serve_store(listening)
     while store is not None:
         signal.pause()

@@ -49,7 +49,8 @@ def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) ->
         *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
     ]
     relay, attempt, code = EventLogRelay(send), 0, 0
-    for returncode in poll(subprocess.Popen(command)):
+    variables = with_stores_apart(elastic_options(payload["elastic"]).max_restarts)
+    for returncode in poll(subprocess.Popen(command, env=variables)):
         relay.forward(folder / _STATES)
         relay.forward(event_log(attempt_folder(folder, attempt), 0))
         while attempt < last_attempt(folder):
@@ -101,6 +102,15 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=0", "--local-addr", LOOPBACK]
     finally:
         store.close()
+
+
+def with_stores_apart(max_restarts: int) -> dict[str, str]:
+    """The variables for a torchrun whose ranks have a store of their own in every attempt.
+
+    Otherwise the agent gives those of all attempts the same one, in which the ranks of a restart find the addresses of
+    dead ranks, and mostly connect to these until they give up (pytorch/pytorch#135712).
+    """
+    return {**({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if max_restarts else {}), **os.environ}
 
 
 def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:

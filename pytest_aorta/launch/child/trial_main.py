@@ -38,7 +38,7 @@ def orphaned() -> None:
     """Remove the temporary folders of runs that were killed."""
     import tempfile
 
-    from pytest_aorta.launch.used_folders import SHORT, sweep
+    from pytest_aorta.runtime.resources.used_folders import SHORT, sweep
 
     sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
     sweep(SHORT)  # links to the folders that are gone now

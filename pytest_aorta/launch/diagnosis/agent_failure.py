@@ -11,6 +11,10 @@ from pytest_aorta.trials.outcome import place, signal_name
 #: What an error of the agent says, and what helps.
 _HINTS = (
     (
+        r"TORCHELASTIC_HEALTH_CHECK_PORT=\d",
+        "give a free port; with --aorta-slots and -n, several trials would listen on it at the same time",
+    ),
+    (
         r"is not registered",
         "--aorta-elastic rdzv_backend= takes c10d, static, etcd or etcd-v2; etcd needs a server at rdzv_endpoint",
     ),

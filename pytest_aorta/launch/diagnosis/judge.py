@@ -1,6 +1,6 @@
 """Which rank is the cause of what a trial has come to, and which only follow: the one place where that is decided.
 
-Pure: all that counts is in the ``TrialEvidence``, whoever started the ranks and wherever they ran.
+Pure: all that counts is in the ``TrialEvidence``, under every launcher and on any number of nodes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def judge(trial: TrialEvidence) -> Judgement:
     first_failure = _first_failure(ranks.values())
     own = {number: own_failure(rank, trial, first_failure, leader=number == 0) for number, rank in ranks.items()}
     found = {number: failure for number, failure in own.items() if failure is not None}
-    missing = explain_wait(ranks, found) if _waits_count(found) else None
+    # A script, and a rank of an outer launcher, is looked at only when its deadline has passed.
+    asked = trial["launcher"] in ("elastic", "torchrun")
+    missing = explain_wait(ranks, found, asked=asked) if _waits_count(found) else None
     if missing is not None:
         for number in missing.waiting & found.keys():
             found[number] = replace(found[number], weight=ENDED_UNSEEN)
@@ -126,7 +128,7 @@ def _listed(ranks: list[int]) -> str:
 def _failure_of_missing(
     missing: Missing, found: Mapping[int, OwnFailure], ranks: Mapping[int, RankEvidence]
 ) -> FailureData:
-    """Of a rank for which a process group has waited in vain: as the first rank has told that gave up."""
+    """Of a rank for which a process group has waited until its timeout: the failure of the first rank that gave up."""
     assert missing.gave_up is not None
     assert missing.rank is not None
     failure: FailureData = {**found[missing.gave_up].failure, "rank": missing.rank, "message": missing.text}
@@ -188,8 +190,10 @@ def _record(
 
 def _blame(number: int, found: Mapping[int, OwnFailure], root: int | None, missing: Missing | None) -> Blame | None:
     own = found.get(number)
-    if own is not None and own.hung and missing is not None and missing.rank is None:
-        return "unknown"
+    if own is not None and missing is not None and missing.rank is None:
+        waited = own.weight == GAVE_UP and missing.gave_up is not None
+        if own.hung or waited or number in missing.unseen:
+            return "unknown"
     if number == root and (own is None or missing is not None or own.weight < GAVE_UP):
         return "cause"
     if own is None:

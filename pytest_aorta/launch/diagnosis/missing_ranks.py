@@ -22,15 +22,17 @@ class Missing:
             known.
         waiting: the ranks that waited for it.
         gave_up: the first rank whose process group has given up, where no limit has ended the trial.
+        unseen: the ranks that were ended then, and of which nothing says whether they waited.
     """
 
     text: str
     rank: int | None
     waiting: frozenset[int]
     gave_up: int | None
+    unseen: frozenset[int] = frozenset()
 
 
-def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailure]) -> Missing:
+def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailure], *, asked: bool = True) -> Missing:
     """Find the rank that the others waited for.
 
     Where no stack shows a collective, as when it waits in C++ only, the ranks are missing that have entered fewer than
@@ -40,6 +42,8 @@ def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailu
     Args:
         ranks: all, in their order.
         found: the failures of those that have one.
+        asked: whether ranks that still ran when a process group gave up were asked for their stacks. If not, one that
+            was ended then may have waited as well, and is not missing.
     """
     hung = {number for number, own in found.items() if own.hung}
     gave_up = None if hung else _first_to_give_up(found)
@@ -47,19 +51,23 @@ def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailu
     collectives = {number: last for number, rank in ranks.items() if (last := rank["collective"]) is not None}
     behind = _behind(ranks)
     missing = sorted(behind)
+    unseen = _unseen(ranks, found, asked=asked or gave_up is None)
     if waiting:
-        missing = [number for number in ranks if number not in waiting and not _has_entered(number, ranks, behind)]
+        others = (number for number in ranks if number not in waiting | unseen)
+        missing = [number for number in others if not _has_entered(number, ranks, behind)]
     texts = {
-        number: _where(ranks[number], found.get(number), hung=number in hung)
+        number: "where it was is not known"
+        if number in unseen
+        else _where(ranks[number], found.get(number), hung=number in hung)
         + (f" (last: {collective_text(collectives[number])})" if number in collectives else "")
         for number in ranks
     }
     parts = [f"rank {number} is missing: {texts[number]}" for number in ranks if number in missing]
     parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in missing]
     blamed = missing or (list(hung) if len(hung) == 1 else [])
-    others = (waiting or collectives.keys()) | {number for number in ranks if _has_entered(number, ranks, behind)}
-    kept = frozenset(others - set(missing)) if missing else frozenset[int]()
-    return Missing("; ".join(parts), blamed[0] if blamed else None, kept, gave_up)
+    present = (waiting or collectives.keys()) | {number for number in ranks if _has_entered(number, ranks, behind)}
+    kept = frozenset(present - set(missing)) if missing else frozenset[int]()
+    return Missing("; ".join(parts), blamed[0] if blamed else None, kept, gave_up, frozenset(unseen))
 
 
 def _first_to_give_up(found: Mapping[int, OwnFailure]) -> int | None:
@@ -75,6 +83,21 @@ def _waits(rank: RankEvidence, own: OwnFailure | None, *, by_stack: bool) -> boo
     ):
         return True
     return not by_stack and own is not None and own.weight in (GAVE_UP, PEER_LOST)
+
+
+def _unseen(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailure], *, asked: bool) -> set[int]:
+    """Ranks that were ended, or went on, before they could be asked where they were.
+
+    Where each rank has a limit of its own, one that has ended before its limit was not asked.
+    """
+    own_limits = any(rank["overdue"] is not None for rank in ranks.values())
+    return {
+        number
+        for number, own in found.items()
+        if ranks[number]["location"] is None
+        and ranks[number]["collective"] is None
+        and (own_limits and ranks[number]["overdue"] is None if own.hung else own.follows and not asked)
+    }
 
 
 def _has_entered(number: int, ranks: Mapping[int, RankEvidence], behind: set[int]) -> bool:

@@ -59,8 +59,13 @@ def is_heard_of(rank: RankEvidence) -> bool:
 
 
 def overdue_of(rank: RankEvidence, trial: TrialEvidence) -> float | None:
-    """When a limit passed for the rank, unless its exit was seen before."""
-    overdue = trial["overdue"] if rank["overdue"] is None else rank["overdue"]
+    """When a limit passed for the rank, unless its exit was seen before.
+
+    Where each rank has a limit of its own, the first of these counts for all: the signals that follow wake ranks, and
+    end them, and so change what the others do.
+    """
+    limits = [trial["overdue"], *(each["overdue"] for each in trial["ranks"])]
+    overdue = min((limit for limit in limits if limit is not None), default=None)
     end = rank["exit"]
     return None if overdue is None or (end is not None and end.get("at", overdue + 1) <= overdue) else overdue
 

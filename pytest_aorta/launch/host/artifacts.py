@@ -52,7 +52,7 @@ def stacks_to_read(seen: Observed, artifacts: dict[str, str]) -> str | None:
     """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
     rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.get("rank")
     for record in seen.ranks:
-        if record["rank"] == rank and record["stacks"] in artifacts.values():
+        if record["rank"] == rank and record["stacks"] is not None:
             return str(record["stacks"])
     return artifacts.get("stacks")
 

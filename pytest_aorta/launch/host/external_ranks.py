@@ -79,7 +79,9 @@ def gather_evidence(
 
     def log(rank: int, stream: str) -> str | None:
         path = rank_folder(folder, rank) / f"{stream}.log"
-        return path.relative_to(folder.parent).as_posix() if path.exists() else None
+        if not path.exists() or (stream == "stacks" and path.stat().st_size == 0):  # an empty one is cleared away
+            return None
+        return path.relative_to(folder.parent).as_posix()
 
     files = RankFiles(
         event_folder=lambda rank: rank_folder(folder, rank),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.launch.used_folders import UsedFolder, make_own
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.runtime.zygotes.server import child_task
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import Zygote

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
@@ -32,13 +34,16 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
-from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption
+from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
+
+#: Seconds that pytest may be behind with a signal that a batch system has sent to all processes of its job.
+BEHIND = 0.5
 
 #: Processes that are named when they outlive their trial.
 _NAMED = 10
@@ -73,6 +78,7 @@ class ProcessTrial:
         self._deadline: float | None = None
         #: When the stall limit will have passed.
         self._stalls_at: float | None = None
+        self._interrupted = threading.Event()
         #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
         self._logs = LogLimit(folder, spec.limits.log_limit)
@@ -233,11 +239,23 @@ class ProcessTrial:
 
     def interrupt(self, why: str) -> None:
         """End it now."""
-        self.seen.lost = interruption(self.seen.phase, why)
+        if not self._has_failed():
+            self.seen.lost = interruption(self.seen.phase, why)
+        self._interrupted.set()
         self._deadline = self._stalls_at = None
         task = self._task
         if task is not None and task.ended is None:
             task.kill(grace=min(self.spec.limits.grace, 1.0))
+
+    def _has_failed(self) -> bool:
+        """Whether it has failed otherwise than by a signal that has interrupted all that runs."""
+        if self._cell is None or is_multi_node(
+            self.spec.execution.elastic
+        ):  # another node is perhaps interrupted first
+            return False
+        single = self._cell.plan.mode == "single"
+        failure = self.seen.failures.get("setup") or self.seen.failures.get("run") if single else self.seen.rank_failure
+        return failure is not None and not was_terminated(failure)
 
     def wait(self, phase: str) -> None:
         """Block until ``phase`` has ended, or the trial has, or its deadline has passed."""
@@ -253,12 +271,22 @@ class ProcessTrial:
         if self._record is None:
             while self._task is not None and self._advance():
                 pass
+            failure = conclude(self.seen)[1]
+            if failure is not None and (was_terminated(failure) or is_multi_node(self.spec.execution.elastic)):
+                self._interrupted.wait(BEHIND)
+            if self.seen.lost is not None and self._cell is not None and self._cell.plan.mode != "single":
+                self._forget_rank_0()
             if self._server is not None:
                 server, self._server = self._server, None
                 self._zygotes.learn_imports(server, self.seen, forked=self._is_forked())
                 self._zygotes.release(server)
             self._record = self._build()
         return self._record
+
+    def _forget_rank_0(self) -> None:
+        """Where a trial was ended before its ranks were judged: its result is not that of the trial."""
+        if not self.seen.ranks:
+            self.seen.result = None
 
     def _advance(self) -> bool:
         """Take in one event, or look after the trial; ``False`` once it is over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
-from pytest_aorta.launch.host.process_trial import ProcessTrial
+from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.job_messages import (
     BrokenCell,
@@ -25,9 +26,10 @@ from pytest_aorta.launch.job_messages import (
 )
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.launch.used_folders import UsedFolder, make_own
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
+from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources
 
@@ -131,6 +133,8 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
     """
     service: HostService = job.service
     spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
+    cancelled = threading.Event()
+    job.on_cancel(lambda why: cancelled.set())
     try:
         with service.allocator.allocate(job, 1) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
@@ -141,6 +145,8 @@ def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         service.ranks[spec.workload.name] = cell.plan.nproc
         cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
     except Exception as error:
+        if isinstance(error, ZygoteError) and -(error.returncode or 0) in process_tree.TERMINATIONS:
+            cancelled.wait(BEHIND)
         raise CellBroken(error) from error
     return cell.to_plain()
 

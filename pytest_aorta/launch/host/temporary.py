@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_aorta.launch.host.spare_folders import SpareFolders
-from pytest_aorta.launch.used_folders import KEPT, PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
+from pytest_aorta.runtime.resources.used_folders import PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
+from pytest_aorta.runtime.resources.used_folders import keep as keep_folder
+from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 #: Folders with sockets that processes leave in TMPDIR when they are killed.
 _OF_MULTIPROCESSING = "pymp-*"
@@ -113,7 +115,7 @@ class TemporaryFolders:
             path.rmdir()
         if keep and path.is_dir():
             with contextlib.suppress(OSError):
-                path.with_name(path.name + KEPT).touch()
+                keep_folder(path, KEPT_DAYS * 24 * 3600)
             return True
         shutil.rmtree(path, ignore_errors=True)
         return False

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
+from pytest_aorta.launch.nodes.slurm_step import port_offset
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: Range of the ports for SLURM jobs.
@@ -47,7 +48,7 @@ def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Li
 
 
 def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port of the rendezvous: as given, else the first node of the SLURM job, and a port by its number.
+    """Host and port of the rendezvous: as given, else the first node of the step of SLURM, and a port by its number.
 
     Raises:
         LaunchModeError: there is neither.
@@ -56,21 +57,23 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
         host, _, port = options.rdzv_endpoint.rpartition(":")
         return host, int(port)
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    job = environ.get("SLURM_JOB_ID", "")
-    if not nodes or not job.isdecimal():
+    offset = port_offset(environ)
+    if not nodes or offset is None:
         raise LaunchModeError(
             f"nnodes={options.nnodes[0]}:{options.nnodes[1]}: the nodes have to know where they meet; run pytest with "
             "srun, or give --aorta-elastic rdzv_endpoint=HOST:PORT, a free port of node 0, on every node"
         )
-    return _first_of(nodes), _FIRST_PORT + int(job) % _PORTS
+    return _first_of(nodes), _FIRST_PORT + offset % _PORTS
 
 
 def _first_of(nodes: str) -> str:
     """The first of ``node[1-3],other``."""
+    if "[" not in nodes:
+        return nodes.split(",")[0]
     if shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", nodes]
         listed = subprocess.run(command, capture_output=True, text=True).stdout.split()
         if listed:
             return listed[0]
-    name, bracket, rest = nodes.partition("[")
-    return name + rest.replace("]", ",").replace("-", ",").split(",")[0] if bracket else nodes.split(",")[0]
+    name, _, rest = nodes.partition("[")
+    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]

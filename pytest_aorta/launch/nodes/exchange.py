@@ -23,7 +23,7 @@ _LOOK_INTERVAL = 0.5
 
 
 class NodeExchange:
-    """What the nodes of one trial tell each other; for one node, nothing."""
+    """Messages between the nodes of one trial; of a single node, none."""
 
     def __init__(self, options: ElasticOptions, trial_id: str) -> None:
         self._options = options
@@ -71,7 +71,7 @@ class NodeExchange:
         try:
             self._store().set(f"{group}/{node_rank(self._options)}", json.dumps(own_ranks(trial)["ranks"]))
         except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the evidence
-            print(f"node 0 cannot be told of the ranks of this node: {error}", file=sys.stderr)
+            print(f"the results of the ranks of this node cannot be sent to node 0: {error}", file=sys.stderr)
 
     def _store(self) -> Any:
         if self._connected is None:

@@ -6,14 +6,19 @@ on node 0, and the next trial needs no other port.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
+
+#: Seconds that a process takes to end after it has closed its store.
+_LAST = 1.0
 
 
 class NodeStore:
@@ -46,9 +51,21 @@ class NodeStore:
             self._process.wait()
 
 
+def wait_for_end(host: str, port: int, patience: float) -> None:
+    """Block until a store has gone, or cannot be reached; at most ``patience`` seconds, and a little longer.
+
+    It goes when the pytest of node 0 ends, which has reported everything then.
+    """
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
+        connection.settimeout(patience)
+        connection.recv(1)
+        time.sleep(_LAST)
+
+
 def main(port: int) -> None:
     """Serve a store until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a batch system: its pytest ends it
+        signal.signal(number, signal.SIG_IGN)
     import torch.distributed as dist
 
     ended = threading.Event()

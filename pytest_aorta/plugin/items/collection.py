@@ -17,8 +17,7 @@ from pytest_aorta.registry import RegistryError, WorkloadEntry
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.xdist_roles import decisions_of_controller
-from pytest_aorta.registry import Registry
+    from pytest_aorta.registry import Registry
 
 #: Node id of the collector of ``--aorta-workload``.
 ROOT = "aorta"

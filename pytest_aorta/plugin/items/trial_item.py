@@ -104,6 +104,7 @@ class TrialItem(GeneratedFunction):
         try:
             got_through = running.wait(phase)
             warn(self, running.take_warnings())
+            record = None if got_through else running.finish()  # how it ended is known only when it has ended
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
             raise
@@ -114,8 +115,7 @@ class TrialItem(GeneratedFunction):
         except BaseException as error:  # of the workload itself, which runs in this process
             self.stash[PAYLOAD].exit_status = getattr(error, "aorta_exit_status", None)
             raise
-        if not got_through:
-            record = running.finish()  # how it ended is known only when it has ended
+        if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
             raise TrialFailed(self._failure_text(record))
 
@@ -129,8 +129,11 @@ class TrialItem(GeneratedFunction):
         if running is None:
             return
         run = run_of(self.config)
-        if not running.got_through("run") and not running.failed():
-            running.interrupt(run.interrupted or "the item ended before its trial")
+        if not running.got_through("run"):
+            if run.interrupted is not None:
+                running.interrupt(run.interrupted)
+            elif not running.failed():
+                running.interrupt("the item ended before its trial")
         try:
             record = running.finish()
         except KeyboardInterrupt as error:
@@ -143,7 +146,8 @@ class TrialItem(GeneratedFunction):
             warn(self, record.warnings)
         except pytest.PytestWarning as error:
             raise TrialFailed(f"a warning, turned into an error: {error}") from None
-        if record.failure is not None and record.failure.phase == "cleanup":
+        # After an interruption there is no report that could show it, and pytest's own end must not fail with it.
+        if record.failure is not None and record.failure.phase == "cleanup" and run.interrupted is None:
             raise TrialFailed(self._failure_text(record))
 
     def _failure_text(self, record: TrialResult) -> str:

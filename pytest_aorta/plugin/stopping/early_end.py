@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from pytest_aorta.plugin.compat import SkippedItem, tear_down_before
 from pytest_aorta.plugin.stopping.decided_cells import DecidedCells
 from pytest_aorta.plugin.stopping.rounds import Rounds
 from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_controller
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
@@ -38,12 +37,16 @@ class Stopping:
         self._selection = selection
 
     @cached_property
+    def _used(self) -> UsedFolder:
+        return UsedFolder(make_own)
+
+    @cached_property
     def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
         if not self._selection.may_end_early:
             return None
         if is_controller(self._config):
-            return Path(tempfile.mkdtemp(prefix="pytest-aorta-run-"))
+            return self._used.path
         shared = decisions_of_controller(self._config).get("folder")
         return Path(shared) if shared and Path(shared).is_dir() else None
 
@@ -73,8 +76,9 @@ class Stopping:
 
     def close(self) -> None:
         """Remove the folder, in the process that has made it."""
-        if is_controller(self._config) and self.__dict__.get("folder") is not None:
-            shutil.rmtree(self.folder or "", ignore_errors=True)
+        used: UsedFolder | None = self.__dict__.get("_used")
+        if used is not None:
+            used.close()
 
 
 def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, str]:

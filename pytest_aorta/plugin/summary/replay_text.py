@@ -25,7 +25,7 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
     yield f"replay of {shown} ({then['started_at'][:19]}): {ended}"
     differences = then["differences"]
     if not differences:
-        yield "  the same request, seeds and surroundings, as far as records tell"
+        yield "  the same request, seeds and surroundings, as far as the records say"
     for line in differences[:_MOST]:
         yield f"  differs now: {line}"
     if len(differences) > _MOST:

@@ -272,8 +272,8 @@ def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
         )
     for text, way in judged.items():
         if way.verdict.kind != row.verdict.kind and text not in dict(texts):
-            told = f"0x {text}, {way.base_failures}x in the baseline: {way.verdict.kind}"
-            lines.append(Piece(told, _COLOURS[way.verdict.kind]))
+            line = f"0x {text}, {way.base_failures}x in the baseline: {way.verdict.kind}"
+            lines.append(Piece(line, _COLOURS[way.verdict.kind]))
     yield from lines[:_MOST_WAYS]
     if len(lines) > _MOST_WAYS:
         yield Piece(f"{counted(len(lines) - _MOST_WAYS, 'more way')} to fail")

@@ -50,7 +50,7 @@ class ZygoteLink:
                 self._loop.unwatch(fd)
             self._watched = descriptors
             for number, fd in enumerate(descriptors):
-                # The child's own channel comes first, as long as it is open; the other one tells of its end.
+                # The child's own channel comes first, as long as it is open; the other one reports its end.
                 childs = number == 0 and len(descriptors) > 1
                 self._loop.watch(fd, self._hear if childs else self._look)
 
@@ -95,7 +95,7 @@ class ZygoteLink:
             return
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
-            # It can neither hear nor tell anything any more, but may live on.
+            # Its channel is closed in both directions, but it may live on.
             self._loop.call_at(time.monotonic() + MUTE, self._end_mute)
 
     def _end_mute(self) -> None:

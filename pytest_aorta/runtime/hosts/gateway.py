@@ -50,7 +50,7 @@ class HostGateway:
         return self._gateway
 
     def hang_up(self) -> None:
-        """Tell the other end that it is needed no more. Does not wait."""
+        """Ask the other end to exit. Does not wait."""
         with self._lock:
             if self._gateway is None or self._hung_up:
                 return

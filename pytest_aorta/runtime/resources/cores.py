@@ -75,5 +75,5 @@ def _siblings(cpu: int, root: Path) -> frozenset[int]:
     file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
         return frozenset(chain(*parse_ranges(file.read_text(encoding="ascii"))))
-    except (OSError, ValueError):  # a container, or a kernel, that does not tell
+    except (OSError, ValueError):  # a container, or a kernel, without this information
         return frozenset((cpu,))

@@ -1,4 +1,4 @@
-"""Which GPUs a host has, which of them may be used, and how a process is told its own.
+"""Which GPUs a host has, which of them may be used, and which variables restrict a process to its own.
 
 A device is an integer: its place among all GPUs that this host shows to this process's container, counted as the
 vendor's lowest layer counts them. Variables that hide devices renumber what a program sees, never what is meant here:
@@ -38,7 +38,7 @@ class Devices:
 
     ``present`` holds all ids, ``hidden`` those that the variables in ``hidden_by`` (``NAME=value``) take away.
     ``unmapped`` holds entries of these variables that name no device found here, such as a MIG instance: what they
-    would show is not counted as visible, so nobody gets a lease on it.
+    would show is not counted as visible, so it is never leased.
     """
 
     vendor: Vendor

@@ -200,7 +200,7 @@ def default_folder(base: Path = Path("/tmp")) -> Path:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o022:
         # Others that could write there could keep devices, or give one to two processes.
         raise LeaseError(
-            f"{ours} must be a folder that belongs to user {os.getuid()} and that nobody else can write to; "
+            f"{ours} must be a folder that belongs to user {os.getuid()} and that no other user can write to; "
             "remove it, or name another one in PYTEST_AORTA_LEASES_DIR"
         )
     host = re.sub(r"[^A-Za-z0-9.-]", "_", platform.node()) or "host"

@@ -11,9 +11,8 @@ import os
 import signal
 import socket
 import struct
-import tempfile
-from pathlib import Path
 
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 #: In the words of a command: replaced by the tag of the zygote.
@@ -43,10 +42,10 @@ class PrefixSocket:
         self._tag = tag
         #: The process that has connected, as a descriptor; ``None`` before, and where this host does not show it.
         self._process: int | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="pytest-aorta-")
+        self._folder = UsedFolder(make_own)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            folder = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
+            folder = os.open(self._folder.path, os.O_PATH | os.O_DIRECTORY)
             try:  # an address has 107 bytes at most, which the path of a temporary directory may exceed
                 self._listener.bind(f"/proc/self/fd/{folder}/{_NAME}")
             finally:
@@ -64,7 +63,7 @@ class PrefixSocket:
     def arguments(self) -> list[str]:
         """What ``prefix_entry`` needs: the descriptor, by which it can be recognised, the socket, the tag."""
         fd = self._far.fileno()
-        return [str(fd), str(os.fstat(fd).st_ino), str(Path(self._folder.name, _NAME)), self._tag]
+        return [str(fd), str(os.fstat(fd).st_ino), str(self._folder.path / _NAME), self._tag]
 
     def admit(self) -> None:
         """Hand the descriptor to what has connected, if that is the zygote."""
@@ -94,8 +93,7 @@ class PrefixSocket:
         """Let nothing connect any more, and let the end of the zygote be the end of the channel."""
         self._listener.close()
         self._far.close()
-        with contextlib.suppress(OSError):
-            self._folder.cleanup()
+        self._folder.close()
 
     def close(self) -> None:
         """Free everything; twice is harmless."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +18,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 #: Asks a process for its Python stacks. A real-time signal, because training code uses the classic ones itself.
 STACK_SIGNAL = signal.SIGRTMAX - 3
+
+#: Ask a process to end. A batch system sends one to every process of a job, and leaves it to them what to make of it.
+TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: Seconds that a process has for its stacks before the next one is asked, and that all of them have together.
 _DUMP_TURN, _DUMP_TURNS = 0.05, 2.0
@@ -34,6 +38,15 @@ def die_with_parent(parent: int | None) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def disregard(numbers: Iterable[int]) -> dict[int, Any]:
+    """Do nothing at these signals, and execute programs with the default; what was done before."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    known = {number: handler for number, handler in before.items() if handler is not None}  # else set by C code
+    for number in known:
+        signal.signal(number, lambda *_: None)
+    return known
 
 
 def children_of_self() -> list[int]:
@@ -107,24 +120,33 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has installed a handler for a signal (an uncaught real-time signal would kill it)."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """What the kernel says of a process; empty when it has gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
     """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
 
-    One after the other: they write to the same file, each dump in many small pieces. A stopped process gives none: it
-    would have to be woken for that, and would go on.
+    One after the other: they write to the same file, each dump in many small pieces. The signal may wake a process from
+    a system call, and what it does then may wake others, so all are stopped first, and go on each with its own dump.
+    A process that was stopped before gives none: it would have to be woken for that, and would go on.
     """
-    listening = [pid for pid in pids if catches(pid, STACK_SIGNAL)]
+    listening = [
+        pid for pid in pids if catches(pid, STACK_SIGNAL) and _status(pid).get("State", "")[:1] not in ("T", "t")
+    ]
     turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
+    send_signal(listening, signal.SIGSTOP)
     for pid in listening:
         send_signal([pid], STACK_SIGNAL)
+        send_signal([pid], signal.SIGCONT)
         time.sleep(turn if pid != listening[-1] else settle)
 
 

@@ -43,6 +43,7 @@ class TaskServer:
         self.patience = math.inf
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.handlers = process_tree.disregard(process_tree.TERMINATIONS)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -166,6 +167,8 @@ class TaskServer:
         """In a fork: give up what is the parent's own."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         os.close(self.wake_read)
         os.close(self.wake_write)
         self.control.close()

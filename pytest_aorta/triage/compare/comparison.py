@@ -227,7 +227,7 @@ def _environment(
             found.setdefault(difference.key, (difference, []))[1].append(cell)
     everywhere = {difference for difference, cells in found.values() if len(cells) == len(pairs)}
     names = {difference.fact for difference in everywhere}
-    # Told once, with the numbers of all trials.
+    # Said once, with the numbers of all trials.
     shared = tuple(each for each in differences(before, after, installed) if each.fact in names)
     by_cells: dict[tuple[str, ...], list[Difference]] = {}
     for difference, cells in sorted(found.values(), key=lambda item: item[0].fact):

@@ -39,7 +39,7 @@ _LEGEND: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Column:
-    """``always``: also where no row has a text for it."""
+    """``always``: also where no row has a text for it, or only ``-``."""
 
     title: str
     text: Callable[[Row], str]
@@ -51,7 +51,7 @@ def markdown(table: Table, state: RunState) -> str:
     """The table of cells with its conclusions; columns and legend only for what appears."""
     rows = table.rows
     parts = [_title(table), *(f"**{text_of(sentence)}**" for sentence in conclusions(table)), _run(table, state)]
-    columns = [column for column in _columns(state) if column.always or any(map(column.text, rows))]
+    columns = [column for column in _columns(state) if column.always or {column.text(row) for row in rows} - {"", "-"}]
     if not any(map(has_verdict, rows)):
         columns = [column for column in columns if column.title != "Verdict"]
     parts.append(_table(columns, rows))
@@ -143,7 +143,7 @@ def _columns(state: RunState) -> list[_Column]:
         _Column("Top failure", _top_failure),
         _Column("Top warning", _top_warning),
         _Column("First failure", lambda row: _range(row.cell.first_failure_iterations), right=True),
-        _Column("Iters", lambda row: _range(row.cell.iterations), right=True),
+        _Column("Iters", lambda row: _range(row.cell.iterations) or "-", right=True),
         _Column(
             "Mean step (ms)",
             lambda row: step_ms(row.cell.steps.mean_ms if row.cell.steps else None),

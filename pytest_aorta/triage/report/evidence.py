@@ -1,4 +1,4 @@
-"""What a record tells of a trial that is not ok: why, with what it was started, and what it has left."""
+"""What a record says of a trial that is not ok: why, with what it was started, and what it has left."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def evidence_of(record: Mapping[str, Any], file: str) -> Evidence:
     try:
         return _evidence(record, file)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        told = f"this record cannot be shown: {type(error).__name__}: {error}"
-        return Evidence(str(record.get("exit_status")), "", one_line(told), "", "", "", (), "", "", {}, (), False)
+        note = f"this record cannot be shown: {type(error).__name__}: {error}"
+        return Evidence(str(record.get("exit_status")), "", one_line(note), "", "", "", (), "", "", {}, (), False)
 
 
 def _evidence(record: Mapping[str, Any], file: str) -> Evidence:

@@ -44,7 +44,7 @@ def one_line(text: str, longest: int = _LINE) -> str:
 
 
 def bounded(text: str, most_bytes: int = TAIL_BYTES, most_lines: int = TAIL_LINES) -> str:
-    """The end of a text, with a first line that tells how much is left out."""
+    """The end of a text, with a first line that says how much is left out."""
     lines = plain(text).rstrip().split("\n")
     kept = "\n".join(lines[-most_lines:])
     kept = kept.encode()[-most_bytes:].decode(errors="ignore")

@@ -13,29 +13,19 @@ from pathlib import Path
 
 import pytest
 from support.stage import Stage
+from support.workloads import GLOO
 
 from pytest_aorta.launch.child import name_service
 
-MEET = """
-import torch.distributed as dist
+MEET = (
+    GLOO
+    + """
 
-from pytest_aorta import Workload, WorkloadResult
-
-
-class Meet(Workload):
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Meet(Gloo):
     def run(self):
-        dist.barrier()
-        return WorkloadResult(passed=True)
-
-    def cleanup(self):
-        dist.destroy_process_group()
+        return {"passed": self.sum_of_ranks() == 6.0}
 """
+)
 
 ADDRESS = "127.0.0.77"
 
@@ -112,7 +102,7 @@ def test_a_workload_can_ask_before_and_after(stage: Stage, queries: list[bytes])
 
     with files_only():
         ask()
-    print("asked nobody", flush=True)
+    print("asked no server", flush=True)
     ask()
     """
     stage.write(ask=script)

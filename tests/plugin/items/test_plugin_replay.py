@@ -41,7 +41,7 @@ def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
             [
                 "aorta: 1 replay, results in results",
                 "replay of results/Sees/trial_0.json (*): ok, as it was",
-                "  the same request, seeds and surroundings, as far as records tell",
+                "  the same request, seeds and surroundings, as far as the records say",
             ]
         )
     assert (sees.path / FILE).read_bytes() == before

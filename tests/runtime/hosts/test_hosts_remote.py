@@ -150,7 +150,7 @@ def test_an_interpreter_that_is_missing_behind_ssh_is_told(bench: HostBench, ssh
         host.link.start()
 
 
-# A socket server, as somebody would start it.
+# A socket server, as a user would start it.
 
 
 @pytest.fixture

@@ -5,101 +5,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import platform
 import random
 import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from lease_users import FOR_EVER, Processes, end, in_thread, is_refused, line_of, take, waiting
 from support.processes import wait_until
 
-from pytest_aorta.runtime.resources import tickets
-from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases, default_folder
-
-#: Seconds after which a wait is given up as a hang; nothing is measured.
-HANG = 60.0
-#: So patient that the test is over before.
-FOR_EVER = 3600.0
-
-
-def hung() -> Callable[[], bool]:
-    """For ``cancelled``: true when something hangs."""
-    give_up = time.monotonic() + HANG
-    return lambda: time.monotonic() > give_up
-
-
-def looks(times: int) -> Callable[[], bool]:
-    """For ``cancelled``: true after so many looks at the devices."""
-    left = iter(range(times))
-    return lambda: next(left, None) is None
-
-
-def take(pool: Leases, count: int, prefer: Sequence[int] = ()) -> Lease:
-    """Devices that have to be there sooner or later."""
-    return pool.acquire(count, cancelled=hung(), prefer=prefer)
-
-
-def is_refused(pool: Leases, count: int) -> bool:
-    """Whether several looks do not bring the devices."""
-    try:
-        pool.acquire(count, cancelled=looks(5)).release()
-    except LeaseCancelled:
-        return True
-    return False
-
-
-def waiting(folder: Path, number: int) -> None:
-    """Return when so many requests wait."""
-    wait_until(lambda: len(list(folder.glob("*.ticket"))) == number, f"{number} tickets")
+from pytest_aorta.runtime.resources.leases import Leases
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
-
-
-class Processes:
-    """Python processes that import ``Leases``; their source knows ``folder`` and ``say`` and ends with its input."""
-
-    HEAD = (
-        "import os, subprocess, sys\n"
-        "from pathlib import Path\n"
-        "from pytest_aorta.runtime.resources.leases import Leases\n"
-        "folder = Path(sys.argv[1])\n"
-        "def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())\n"
-    )
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, source: str, *arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", self.HEAD + source, str(self.folder), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=HANG)
-    assert process.returncode == 0
 
 
 @pytest.fixture
@@ -109,26 +32,6 @@ def processes(folder: Path) -> Iterator[Processes]:
     for process in processes.started:
         process.kill()
         process.communicate()
-
-
-@contextlib.contextmanager
-def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Run ``work`` beside the block; its error is the test's."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield thread
-    thread.join(HANG)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 # One holder at a time.
@@ -369,149 +272,6 @@ def test_a_forked_child_neither_keeps_nor_ends_the_leases_of_its_parent(processe
     end(parent)
 
 
-# Waiting.
-
-
-def test_a_wait_can_be_cancelled(folder: Path) -> None:
-    pool = Leases((0, 1), folder)
-    with pool.acquire(1):
-        with pytest.raises(LeaseCancelled, match="gave up waiting for 2 of the devices 0,1"):
-            pool.acquire(2, cancelled=looks(3))
-        assert not list(folder.glob("*.ticket"))
-        with pytest.raises(LeaseCancelled):
-            pool.acquire(1, cancelled=lambda: True)
-        assert list(pool.holders()) == [0]
-
-
-def test_an_error_of_cancelled_ends_the_wait(folder: Path) -> None:
-    pool = Leases((0,), folder)
-
-    def fails() -> bool:
-        raise KeyboardInterrupt
-
-    with pool.acquire(1):
-        with pytest.raises(KeyboardInterrupt):
-            pool.acquire(1, cancelled=fails)
-        assert not list(folder.glob("*.ticket"))
-
-
-def test_a_small_request_passes_a_patient_big_one(folder: Path) -> None:
-    patient = Leases((0, 1), folder, patience=FOR_EVER)
-    first = patient.acquire(1)
-    with in_thread(lambda: take(patient, 2).release()):
-        waiting(folder, 1)
-        take(patient, 1).release()
-        first.release()
-
-
-def test_no_request_passes_a_big_one_that_has_lost_its_patience(folder: Path) -> None:
-    order: list[str] = []
-    patient = Leases((0, 1), folder, patience=FOR_EVER)
-    first = patient.acquire(1)
-
-    def ask(name: str, pool: Leases, count: int) -> None:
-        with take(pool, count):
-            order.append(name)
-
-    with in_thread(lambda: ask("big", Leases((0, 1), folder, patience=0), 2)):
-        waiting(folder, 1)
-        assert is_refused(patient, 1)
-        with in_thread(lambda: ask("small", patient, 1)):
-            waiting(folder, 2)
-            first.release()
-
-    assert order == ["big", "small"]
-
-
-def test_those_without_patience_are_served_in_the_order_of_their_asking(folder: Path) -> None:
-    order: list[int] = []
-    pool = Leases((0, 1), folder, patience=0)
-    first = pool.acquire(1)
-
-    def ask(number: int) -> None:
-        with take(pool, 2):
-            order.append(number)
-
-    with contextlib.ExitStack() as stack:
-        for number in range(4):
-            stack.enter_context(in_thread(partial(ask, number)))
-            waiting(folder, number + 1)
-        first.release()
-
-    assert order == [0, 1, 2, 3]
-
-
-def test_a_big_request_holds_up_nobody_who_needs_other_devices(folder: Path) -> None:
-    pool = Leases((0, 1), folder, patience=0)
-    first = pool.acquire(1)
-    with in_thread(lambda: take(pool, 2).release()):
-        waiting(folder, 1)
-        assert Leases((2, 3), folder).acquire(2).devices == (2, 3)
-        assert Leases((1, 4), folder).acquire(1).devices == (4,)
-        assert is_refused(Leases((1, 2), folder), 1)
-        first.release()
-
-
-def test_a_waiter_that_no_longer_looks_reserves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "_AWAY", 0.05)
-    pool = Leases((0, 1), folder, patience=0)
-    awake = threading.Event()
-
-    def sleeps() -> bool:
-        if not list(folder.glob("*.ticket")):
-            return False  # before its first look
-        return not awake.wait(HANG)
-
-    first = pool.acquire(1)
-    with in_thread(lambda: pool.acquire(2, cancelled=sleeps).release()):
-        waiting(folder, 1)
-        take(Leases((0, 1), folder, patience=FOR_EVER), 1).release()
-        first.release()
-        awake.set()
-
-
-SMALL = """
-pool = Leases((0, 1), folder, patience=3600)
-say("ready")
-while not (folder / "served").exists():
-    pool.acquire(1).release()
-"""
-
-
-def test_a_stream_of_small_requests_does_not_starve_a_big_one(processes: Processes, folder: Path) -> None:
-    """From threads that never pause and from another process; each of them is served again when the big one is done."""
-    other = processes.start(SMALL)
-    assert line_of(other) == "ready"
-    served = threading.Event()
-    turns = Counter[int]()
-
-    def small(number: int) -> None:
-        pool = Leases((0, 1), folder, patience=FOR_EVER)
-        kept = take(pool, 1)
-        while not served.is_set() or turns[number] == 0:
-            # The next lease before the last is given back, as long as that is possible: no moment without one.
-            with contextlib.suppress(LeaseCancelled):
-                following = pool.acquire(1, cancelled=looks(2))
-                kept.release()
-                kept = following
-                turns[number] += 1
-                continue
-            kept.release()
-            kept = take(pool, 1)
-            turns[number] += 1
-        kept.release()
-
-    with contextlib.ExitStack() as stack:
-        for number in range(3):
-            stack.enter_context(in_thread(partial(small, number)))
-        for _ in range(5):
-            take(Leases((0, 1), folder, patience=0.02), 2).release()
-        served.set()
-        (folder / "served").touch()
-    end(other)
-    assert sorted(turns) == [0, 1, 2]
-
-
 # Who holds what.
 
 
@@ -537,69 +297,3 @@ def test_any_label_will_do(folder: Path, label: str) -> None:
         assert list(pool.holders()) == [0]
         assert pool.holders()[0].startswith(f"pid {os.getpid()} ({label[:50]}".replace("\udcff\n", "?"))
         assert "longer" not in pool.holders()[0]
-
-
-# The folder.
-
-
-def test_all_processes_of_a_user_agree_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-    monkeypatch.setattr(platform, "node", lambda: "node 7/../x")
-    folder = default_folder(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-
-    assert default_folder(tmp_path) == folder == tmp_path / f"pytest-aorta-{os.getuid()}/node_7_.._x/devices"
-    assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
-    with Leases((0,), folder).acquire(1):
-        assert is_refused(Leases((0,), default_folder(tmp_path)), 1)
-
-
-def test_hosts_that_share_the_folder_have_devices_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-    folders = set()
-    for name in ("one", "two"):
-        monkeypatch.setattr(platform, "node", lambda name=name: name)
-        folders.add(default_folder(tmp_path))
-
-    assert len(folders) == 2
-
-
-def test_a_variable_names_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path / "shared/by us"))
-
-    pool = Leases((0,))
-    with pool.acquire(1):
-        assert pool.folder == tmp_path / "shared/by us"
-        assert list(pool.folder.iterdir())
-
-
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-    user = os.getuid()
-    ours = tmp_path / f"pytest-aorta-{user}"
-
-    ours.symlink_to(tmp_path)
-    with pytest.raises(LeaseError, match=f"{ours} must be a folder that belongs to user {user}"):
-        default_folder(tmp_path)
-
-    ours.unlink()
-    ours.mkdir()
-    ours.chmod(0o777)
-    with pytest.raises(LeaseError, match="nobody else can write to"):
-        default_folder(tmp_path)
-
-    ours.chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
-    (tmp_path / f"pytest-aorta-{user + 1}").mkdir(mode=0o700)  # not theirs
-    with pytest.raises(LeaseError, match=f"belongs to user {user + 1}"):
-        default_folder(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-
-    with pytest.raises(LeaseError, match=f"{tmp_path}/none/pytest-aorta-.*the lock files of devices need a folder"):
-        default_folder(tmp_path / "none")

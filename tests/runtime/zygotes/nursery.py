@@ -170,3 +170,28 @@ def pool_of(limit: int) -> Iterator[ZygotePool]:
         yield pool
     finally:
         pool.close()
+
+
+#: Counts the processes that import it. Its task sends the id of its zygote, and waits for a file where it gets one.
+ECHO = """
+    import os
+    open("imports", "a").write("x")
+    def prepare(argument):
+        return {"pid": os.getpid()}
+    def run(payload, send):
+        send({"value": os.getppid()})
+        if payload:
+            open(payload).read()
+"""
+
+
+def touched(pool: ZygotePool, spec: ZygoteSpec) -> Server:
+    """Acquired and released."""
+    server = pool.acquire(spec)
+    pool.release(server)
+    return server
+
+
+def imports(nursery: Nursery) -> int:
+    """How many zygotes have imported."""
+    return len((nursery.path / "imports").read_text())

@@ -128,7 +128,7 @@ def test_a_branch_is_made_while_its_zygote_waits_for_a_task_to_end(nursery: Nurs
     branch = start_branch(root)
     assert nursery.run(branch, False).told == ["ready"]
 
-    task.kill(grace=0)  # nobody has that much patience
+    task.kill(grace=0)
     assert finish(task).returncode == -signal.SIGKILL
     assert nursery.run(branch, False).told == nursery.run(root, False).told == ["ready"]
 

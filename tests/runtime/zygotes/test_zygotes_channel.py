@@ -100,7 +100,7 @@ def test_what_was_sent_before_the_end_is_read_before_the_end(ends: tuple[Channel
     assert right.receive() is None
 
 
-def test_what_was_sent_before_the_end_is_read_also_if_nobody_has_read_the_rest(ends: tuple[Channel, Channel]) -> None:
+def test_what_was_sent_before_the_end_is_read_also_if_the_rest_was_not_read(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     left.send({"n": 1})
     right.send({"never": "read"})
@@ -117,7 +117,7 @@ def test_nothing_to_read_is_no_end(ends: tuple[Channel, Channel]) -> None:
     assert wait([left, right], 0) == []
 
 
-def test_sending_to_nobody_is_an_error_of_the_system(ends: tuple[Channel, Channel]) -> None:
+def test_sending_to_a_closed_end_is_an_error_of_the_system(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     right.close()
 
@@ -148,7 +148,7 @@ def test_a_descriptor_that_never_comes_is_none(ends: tuple[Channel, Channel]) ->
     assert right.receive_fd() is None
 
 
-def test_descriptors_follow_their_message_whoever_else_sends(ends: tuple[Channel, Channel]) -> None:
+def test_descriptors_follow_their_message_whichever_thread_sends(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     read, write = os.pipe()
 
@@ -174,7 +174,7 @@ def test_descriptors_follow_their_message_whoever_else_sends(ends: tuple[Channel
     os.close(write)
 
 
-def test_hanging_up_wakes_whoever_waits_on_either_side(ends: tuple[Channel, Channel]) -> None:
+def test_hanging_up_ends_the_waits_on_both_sides(ends: tuple[Channel, Channel]) -> None:
     left, _ = ends
     heard: list[object] = []
     threads = [threading.Thread(target=lambda end=end: heard.append(end.receive())) for end in ends]

@@ -1,4 +1,4 @@
-"""Deaths that nobody has planned: of the child that stands by, of the zygote, of the process that started it."""
+"""Unplanned deaths: of the child that stands by, of the zygote, of the process that started it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_what_a_branch_is_prepared_with_is_there_for_its_tasks_only(nursery: Nur
         ]
 
 
-def test_an_unused_branch_serves_again_whoever_wants_the_same(nursery: Nursery) -> None:
+def test_an_unused_branch_serves_the_next_equal_request(nursery: Nursery) -> None:
     with pool_of(1) as pool:
         spec = nursery.extensible(SOURCE)
         first = pool.acquire(spec, extension="one")

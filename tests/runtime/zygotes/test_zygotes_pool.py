@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from nursery import Nursery, finish, message_of, nursery_at, pool_of
-from support.processes import PATIENCE, wait_until
+from nursery import ECHO, Nursery, imports, message_of, nursery_at, pool_of, touched
+from support.processes import wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
-
-ECHO = """
-    import os
-    open("imports", "a").write("x")
-    def prepare(argument):
-        return {"pid": os.getpid()}
-    def run(payload, send):
-        send({"value": os.getppid()})
-        if payload:
-            open(payload).read()
-"""
 
 
 @pytest.fixture
@@ -49,18 +33,6 @@ def pool(nursery: Nursery) -> Iterator[ZygotePool]:
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as threads:
         yield threads
-
-
-def touched(pool: ZygotePool, spec: ZygoteSpec) -> Server:
-    """Acquired and released."""
-    server = pool.acquire(spec)
-    pool.release(server)
-    return server
-
-
-def imports(nursery: Nursery) -> int:
-    """How many zygotes have imported."""
-    return len((nursery.path / "imports").read_text())
 
 
 # One user after the other.
@@ -281,166 +253,3 @@ def test_discarding_a_branch_ends_that_one_only(nursery: Nursery, pool: ZygotePo
 
     assert not branch.alive()
     assert nursery.run(root).returncode == 0
-
-
-# From several threads.
-
-
-def all_of(futures: list[Future[Any]]) -> list[Any]:
-    """Their results."""
-    return [future.result(6 * PATIENCE) for future in futures]
-
-
-def test_threads_that_need_the_same_zygote_wait_for_one_start(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    os.mkfifo(nursery.path / "gate")
-    spec = nursery.spec("open('gate').read()" + ECHO.replace("\n    ", "\n"))
-    futures = [threads.submit(pool.acquire, spec) for _ in range(4)]
-    wait_until(lambda: _users(pool, spec) == 4, "all of them wait")
-
-    (nursery.path / "gate").write_text("")
-
-    servers = all_of(futures)
-    assert len(set(servers)) == 4
-    assert imports(nursery) == 1
-
-
-def _users(pool: ZygotePool, spec: ZygoteSpec) -> int:
-    entry = pool._entries.get(spec.key())
-    return 0 if entry is None else entry.users
-
-
-def test_a_failed_start_is_told_to_all_that_waited(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    os.mkfifo(nursery.path / "gate")
-    spec = nursery.spec("open('imports', 'a').write('x')\nopen('gate').read()\nraise ValueError('no')")
-    futures = [threads.submit(pool.acquire, spec) for _ in range(4)]
-    wait_until(lambda: _users(pool, spec) == 4, "all of them wait")
-
-    (nursery.path / "gate").write_text("")
-
-    errors = [future.exception(6 * PATIENCE) for future in futures]
-    assert [str(error) for error in errors] == ["ValueError: no"] * 4
-    assert all(isinstance(error, ZygoteError) and error.phase == "import" for error in errors)
-    assert len({id(error) for error in errors}) == 4
-    assert imports(nursery) == 1
-
-
-def test_different_specifications_start_at_the_same_time(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    """Each import waits for the other one's."""
-    meet = """
-import os, time
-def prepare(argument):
-    open(argument[0], "w").close()
-    while not os.path.exists(argument[1]):
-        time.sleep(0.005)
-    return {}
-"""
-    specs = [nursery.spec(meet, argument=names) for names in (["a", "b"], ["b", "a"])]
-
-    assert len(set(all_of([threads.submit(pool.acquire, spec) for spec in specs]))) == 2
-
-
-def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor) -> None:
-    source = """
-        import os
-        def prepare(argument):
-            return {"argument": argument}
-        def run(payload, send):
-            send({"value": payload})
-    """
-    specs = [nursery.spec(source, argument=number) for number in range(3)]
-    using: list[Server] = []
-
-    def work(thread: int) -> int:
-        choose = random.Random(thread)
-        for number in range(12):
-            which = choose.randrange(3)
-            server = pool.acquire(specs[which])
-            assert server not in using
-            using.append(server)
-            assert server.info["argument"] == which
-            done = nursery.run(server, [thread, number])
-            assert (done.told, done.returncode) == ([[thread, number]], 0)
-            using.remove(server)
-            pool.release(server)
-        return thread
-
-    assert all_of([threads.submit(work, thread) for thread in range(8)]) == list(range(8))
-    touched(pool, nursery.spec(source))
-    assert len(pool._entries) == 2
-
-
-# Closing.
-
-
-def test_closing_a_pool_closes_all_of_it(nursery: Nursery, pool: ZygotePool) -> None:
-    spec = nursery.spec(ECHO)
-    servers = [pool.acquire(spec) for _ in range(2)] + [touched(pool, nursery.spec(ECHO))]
-
-    pool.close()
-
-    assert not any(server.alive() for server in servers)
-    assert nursery.alive() == []
-    pool.close()
-    with pytest.raises(ZygoteError, match="closed"):
-        pool.acquire(spec)
-
-
-def in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Started."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run).start()
-    return future
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_closing_while_tasks_run_is_an_error_of_the_tasks(nursery: Nursery, pool: ZygotePool, fresh: bool) -> None:
-    os.mkfifo(nursery.path / "fifo")
-    spec = nursery.spec(ECHO, fresh=fresh)
-    begun = threading.Semaphore(0)
-
-    def work() -> None:
-        server = pool.acquire(spec)
-        try:
-            task = nursery.submit(server, str(nursery.path / "fifo"))
-            while (message := task.next_message(None)) is not None and "value" not in message:
-                pass
-            begun.release()
-            finish(task)
-        finally:
-            pool.release(server)
-
-    futures = [in_thread(work) for _ in range(3)]
-    for _ in futures:
-        assert begun.acquire(timeout=6 * PATIENCE)
-
-    pool.close()
-
-    errors = [future.exception(6 * PATIENCE) for future in futures]
-    assert all(isinstance(error, ZygoteError) and "was closed" in str(error) for error in errors), errors
-    assert nursery.alive() == []
-
-
-def test_closing_while_a_zygote_starts_is_an_error_of_all_that_wait(nursery: Nursery, pool: ZygotePool) -> None:
-    spec = nursery.spec("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
-    futures = [in_thread(lambda: pool.acquire(spec)) for _ in range(3)]
-    wait_until((nursery.path / "begun").exists, "the import")
-    wait_until(lambda: _users(pool, spec) == 3, "all of them wait")
-
-    pool.close()
-
-    errors = [future.exception(6 * PATIENCE) for future in futures]
-    assert all(isinstance(error, ZygoteError) and "was closed" in str(error) for error in errors), errors
-    assert nursery.alive() == []

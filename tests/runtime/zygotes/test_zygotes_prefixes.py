@@ -89,12 +89,12 @@ def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     zygote = behind(nursery, "def run(payload, send): send({'value': 1})")
-    [private] = list(folder.glob("pytest-aorta-*"))
+    [private] = list(folder.glob("aorta-tmp-*"))
     assert private.stat().st_mode & 0o777 == 0o700
 
     zygote.wait_ready()
 
-    assert list(folder.glob("pytest-aorta-*")) == []
+    assert list(folder.glob("aorta-tmp-*")) == []
     assert nursery.run(zygote).told == [1]
 
 

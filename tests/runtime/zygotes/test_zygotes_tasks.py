@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nursery import Nursery, deadline, finish, message_of, nursery_at
-from support.processes import PATIENCE, wait_until
-
-from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
+from support.processes import wait_until
 
 
 @pytest.fixture
@@ -70,39 +65,6 @@ def test_what_was_prepared_is_there_for_every_task_and_known_to_the_parent(nurse
     assert len({zygote.info["pid"], first[2], second[2]}) == 3
 
 
-def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        def run(payload, send):
-            send({"value": len(payload)})
-            send({"value": payload})
-        """
-    )
-    big = "x" * 50_000_000
-
-    length, text = nursery.run(zygote, big).told
-
-    assert length == len(big)
-    assert text == big
-
-
-def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, signal
-        def run(payload, send):
-            for number in range(1000):
-                send({"value": number})
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.told == list(range(1000))
-    assert done.returncode == -signal.SIGKILL
-
-
 def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -150,75 +112,6 @@ def test_a_task_leads_a_session_and_a_process_group_of_its_own(nursery: Nursery)
     pid, session, group = nursery.run(zygote).told[0]
 
     assert pid == session == group
-
-
-# Variables.
-
-
-def test_variables_are_set_before_the_interpreter_starts(nursery: Nursery) -> None:
-    source = """
-        import sys
-        def run(payload, send):
-            send({"value": [hash("text"), sys.flags.hash_randomization, sys.flags.optimize]})
-        """
-    environ = {"PYTHONHASHSEED": "0", "PYTHONOPTIMIZE": "1"}
-    zygotes = [nursery.start(source, environ=environ) for _ in range(2)]
-
-    told = [nursery.run(zygote).told[0] for zygote in zygotes]
-
-    assert told[0] == told[1]
-    assert told[0][1:] == [0, 1]
-
-
-def test_variables_are_those_that_were_given_and_no_others(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = nursery.spec(
-        """
-        import os
-        def run(payload, send):
-            send({"value": [name for name in os.environ if name.startswith("AORTA_TEST_VARIABLE")]})
-        """,
-        environ={"AORTA_TEST_VARIABLE_1": "1"},
-    )
-    monkeypatch.setenv("AORTA_TEST_VARIABLE_2", "set after the request was made")
-
-    assert nursery.run(nursery.start_from(spec)).told == [["AORTA_TEST_VARIABLE_1"]]
-
-
-def test_variables_and_folders_may_hold_any_bytes(nursery: Nursery) -> None:
-    folder = nursery.path / "caf\udce9"
-    folder.mkdir()
-    zygote = nursery.start(
-        """
-        import os
-        def run(payload, send):
-            send({"value": [os.environb[b"ODD"].hex(), os.getcwdb().hex()]})
-        """,
-        environ={"ODD": "a\udcff\nb=c"},
-        cwd=str(folder),
-    )
-
-    odd, cwd = nursery.run(zygote).told[0]
-
-    assert bytes.fromhex(odd) == b"a\xff\nb=c"
-    assert bytes.fromhex(cwd).endswith(b"caf\xe9")
-
-
-def test_the_parent_s_own_variables_and_folder_are_never_changed(nursery: Nursery) -> None:
-    before = dict(os.environ), os.getcwd()
-    zygote = nursery.start(
-        """
-        import os
-        def prepare(argument):
-            os.environ["AORTA_TEST_X"] = "1"
-            os.chdir("/")
-            return {}
-        def run(payload, send):
-            os.environ["AORTA_TEST_X"] = "2"
-        """
-    )
-    nursery.run(zygote)
-
-    assert (dict(os.environ), os.getcwd()) == before
 
 
 # A fresh process for each.
@@ -400,113 +293,6 @@ def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nurser
     assert len(os.listdir("/proc/self/fd")) <= own + 1
 
 
-# A task that is spoken to.
-
-DIALOGUE = """
-    import os
-    def run(payload, channel):
-        while (message := channel.receive()) is not None and message["op"] != "close":
-            if message["op"] == "file":
-                fd = channel.receive_fd()
-                message = {"text": os.read(fd, 100).decode(), "inheritable": os.get_inheritable(fd)}
-            channel.send({"value": message})
-"""
-
-
-def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    read, write = os.pipe()
-    os.write(write, b"handed over")
-
-    for number in range(100):
-        task.send({"op": "echo", "number": number})
-        assert message_of(task) == {"op": "echo", "number": number}
-    task.send({"op": "file"})
-    task.send_fd(read)
-    assert message_of(task) == {"text": "handed over", "inheritable": False}
-    task.send({"op": "close"})
-
-    assert finish(task).returncode == 0
-    with pytest.raises(OSError, match="no longer listens"):
-        task.send({})
-    os.close(read)
-    os.close(write)
-
-
-def test_several_threads_may_speak_to_a_task(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    texts = [letter * 50_000 for letter in "abcd"]
-    threads = [threading.Thread(target=task.send, args=[{"op": "echo", "text": text}]) for text in texts]
-    for thread in threads:
-        thread.start()
-
-    assert sorted(message_of(task)["text"] for _ in texts) == texts
-
-    for thread in threads:
-        thread.join()
-    task.send({"op": "close"})
-    assert finish(task).returncode == 0
-
-
-def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    task.send({"op": "echo"})
-    message_of(task)
-
-    task.close()
-
-    assert task.next_message(deadline()) is None
-    assert task.ended is not None
-
-
-def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    assert task.poll_message() is None
-
-    task.send({"op": "echo"})
-    assert follow(task) == {"value": {"op": "echo"}}
-    task.send({"op": "close"})
-
-    assert follow(task) == {"type": "done"}
-    with pytest.raises(TaskEnded):
-        follow(task)
-    assert task.filenos() == []
-    assert task.ended is not None
-    assert task.ended["returncode"] == 0
-    with pytest.raises(TaskEnded):
-        task.poll_message()
-
-
-def test_a_message_that_is_never_sent_to_its_end_keeps_nobody_waiting(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, socket, time
-        def run(payload, channel):
-            channel.send({"value": 1})
-            socket.socket(fileno=os.dup(channel.fileno())).send(b'+{"value": ')
-            open("begun", "w").close()
-            time.sleep(600)
-        """
-    )
-    task = nursery.submit(zygote)
-    assert message_of(task) == 1
-    wait_until((nursery.path / "begun").exists, "a part of a message")
-
-    assert task.poll_message() is None
-    with pytest.raises(TimeoutError):
-        task.next_message(0.0)
-    task.kill(grace=0)
-
-    assert finish(task).returncode == -signal.SIGKILL
-
-
-def follow(task: Task) -> dict[str, Any]:
-    """The next message of a task, with nothing but its descriptors to wait for."""
-    while (message := task.poll_message()) is None:
-        assert select.select(task.filenos(), [], [], PATIENCE)[0]
-    return message
-
-
 # What is settled for one task.
 
 
@@ -560,7 +346,7 @@ def test_a_lock_that_was_handed_over_is_held_as_long_as_the_task_lives(nursery: 
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody else holds the lock."""
+    """Whether another process holds the lock."""
     with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

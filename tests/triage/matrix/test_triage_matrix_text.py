@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,12 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
     assert float(fixed["p"]) < 0.05
     assert "**fixes**" in full
     assert "**worse**" not in full
+
+
+def test_of_a_cell_that_counts_no_iterations_there_is_no_number_beside_one_that_does() -> None:
+    counts = [replace(facts, iterations=50) for facts in trials("omp_1", "...")]
+    rows = fields(markdown(triage_of([*trials("none", "..."), *counts]), RunState()))
+    assert [row["Iters"] for row in rows] == ["-", "50"]
 
 
 def test_it_says_whether_the_run_goes_on() -> None:

@@ -1,7 +1,7 @@
 """Temporary folders that are removed when the process that uses them has gone, also when it was killed.
 
-Each holds a lock file that is locked as long as that process lives. What has none that is locked is removed by the
-zygotes of that process, or by the next run on this host.
+Each holds a lock file that is locked as long as that process lives. What has none that is locked is removed by
+whatever sweeps next: the zygotes of that process, or the next run on this host.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_aorta.runtime.resources.file_locks import Locks
-from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 PREFIX = "aorta-tmp-"
 
 #: In the folder of a run, one per process that uses it.
 _LOCK = ".lock."
 
-#: Beside a TMPDIR that stays.
-KEPT = ".kept"
+#: Beside what stays until the time of this file.
+_KEPT = ".kept"
 
 #: Where a longer path gets a short name, which is a symbolic link.
 SHORT = Path("/tmp")
@@ -83,6 +82,14 @@ def sweep(base: Path) -> None:
                 _sweep_folder(Path(entry.path))
 
 
+def keep(path: Path, seconds: float) -> None:
+    """Have a folder within one that is used stay, also when that is not used any more."""
+    marker = path.with_name(path.name + _KEPT)
+    marker.touch()
+    until = time.time() + seconds
+    os.utime(marker, (until, until))
+
+
 def remove_dangling(path: Path) -> None:
     """Remove a symbolic link that leads nowhere."""
     if path.is_symlink() and not path.exists():
@@ -112,8 +119,8 @@ def _sweep_folder(folder: Path) -> None:
         if not locks or not all(_is_of_this_host(lock) and held.add_locked(lock, 0) for lock in locks):
             return
         for path in folder.iterdir():
-            kept = path.with_name(path.name + KEPT)
-            if path.is_dir() and not (kept.exists() and time.time() - kept.stat().st_mtime < KEPT_DAYS * 24 * 3600):
+            kept = path.with_name(path.name + _KEPT)
+            if path.is_dir() and not (kept.exists() and time.time() < kept.stat().st_mtime):
                 shutil.rmtree(path, ignore_errors=True)
                 kept.unlink(missing_ok=True)
         left = list(folder.iterdir())

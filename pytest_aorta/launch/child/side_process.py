@@ -1,0 +1,70 @@
+"""A process beside the agent of a trial, for what needs a thread, or must answer when the agent does not.
+
+The agent forks ranks, so it must not have threads of libraries itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+from pytest_aorta.launch.child.name_service import ask_files_only
+from pytest_aorta.runtime.zygotes import process_tree
+
+
+class SideProcess:
+    """Runs ``serve`` in a forked process until it is closed or this process ends."""
+
+    def __init__(self, serve: Callable[[], object]) -> None:
+        agent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            with _no_return():
+                _prepare(agent)
+                serve()
+        _open.append(self)
+
+    def close(self) -> None:
+        """End it; twice is harmless."""
+        if self not in _open:
+            return
+        _open.remove(self)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+#: Those that this process has started and not closed.
+_open: list[SideProcess] = []
+
+
+def close_side_processes() -> None:
+    """End those of this process that still run: what outlives a trial's process counts as left behind by the trial."""
+    for process in list(_open):
+        process.close()
+
+
+@contextlib.contextmanager
+def _no_return() -> Iterator[None]:
+    """End the process with the block, whatever happens in it."""
+    try:
+        yield
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _prepare(agent: int) -> None:
+    process_tree.die_with_parent(agent)
+    # The ranks may need it until they have ended, and its stacks say nothing about them.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.unregister(process_tree.STACK_SIGNAL)
+    ask_files_only()

@@ -1,0 +1,350 @@
+"""Seed 000, continued: trials, the Python API, launch modes, packages. ``test_seed_000.py`` says what was adapted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.imports import imports_of
+from support.stage import Stage, counts, make_venv, text, torchrun_command
+
+import pytest_aorta
+from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.registry import RegistryError
+from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
+
+HERE = Path(__file__).parent
+
+PACKAGE = Path(pytest_aorta.__file__).parent
+
+PLUGIN_PACKAGE = Path(__file__).parents[1] / "plugin_package"
+
+
+@pytest.fixture
+def simple(stage: Stage) -> Stage:
+    """A stage that offers the workloads of ``simple_workloads.py`` by name."""
+    stage.copy(HERE / "simple_workloads.py")
+    names = ("Tells", "Plays", "Second", "Solo", "Pair", "Quartet")
+    stage.register(**{name.lower(): f"simple_workloads:{name}" for name in names})
+    return stage
+
+
+@pytest.fixture
+def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The same for ``run_trials()`` in this process."""
+    monkeypatch.syspath_prepend(simple.path)
+    monkeypatch.chdir(simple.path)
+    for name in set(os.environ) - set(simple.environ()):
+        monkeypatch.delenv(name)
+    for name, value in simple.environ().items():
+        monkeypatch.setenv(name, value)
+    return simple
+
+
+def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
+    parts = ["passes", "returns_false", "raises", "hangs", "segfaults", "setup_raises", "exits", "passes"]
+    options = ("--aorta-trials", str(len(parts)), "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
+    done = simple.run("--aorta-workload", "plays", *options)
+    assert done.ret == 1
+    assert counts(done) == {"failed": 5, "passed": 2, "errors": 1}
+    expected = {
+        "passes": "ok",
+        "hangs": "timeout",
+        "setup_raises": "infrastructure_failed",
+    }
+    assert list(simple.statuses().values()) == [expected.get(part, "workload_failed") for part in parts]
+    failures = [trial["failure"] for trial in simple.trials().values()]
+    assert [failure and (failure["phase"], failure["kind"]) for failure in failures] == [
+        None,
+        ("run", "result"),
+        ("run", "exception"),
+        ("run", "timeout"),
+        ("run", "signal"),
+        ("setup", "exception"),
+        ("run", "exception"),
+        None,
+    ]
+    assert failures[4]["signal"] == "SIGSEGV"
+    assert failures[6]["exit_code"] == 3
+    for trial in simple.trials().values():
+        assert trial["env"]["process"]["pid"]
+
+
+def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
+    assert simple.run("--aorta-workload", "tells", "--aorta-trials", "3").ret == 0
+    trials = list(simple.trials().values())
+    probed = [trial["env"]["process"]["pid"] for trial in trials]
+    assert probed == [trial["result"]["metrics"]["pid"] for trial in trials]
+    assert len(set(probed)) == 3
+    assert len({trial["env"]["captured_at"] for trial in trials}) == 3
+    assert not any(trial["env"]["partial"] for trial in trials)
+
+
+def test_collect_env_is_the_one_probe_and_no_command() -> None:
+    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "child" / "workload_main.py")
+    for path in (PACKAGE / "launch").rglob("*.py"):
+        assert "pytest_aorta.probe.tool" not in imports_of(path), path
+        assert "pytest-aorta env" not in path.read_text(), path
+
+
+def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
+    done = stage.run(stage.copy(HERE / "vanished_folder_workload.py"))
+    assert (done.ret, counts(done)) == (0, {"passed": 1})
+    trial = stage.trial("Vanished/trial_0.json")
+    assert trial["exit_status"] == "ok"
+    assert trial["env"]["partial"]
+    assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
+    assert trial["env"]["process"]["cwd"] is None
+    assert trial["env"]["process"]["pid"]
+
+
+def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> None:
+    registry = simple.write_registry(environments={"gone": {"venv": "no/such/venv"}})
+    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
+    assert (done.ret, counts(done)) == (1, {"errors": 1})
+    env = simple.trial("tells/trial_0.json")["env"]
+    assert env["partial"]
+    assert env["partial_reasons"]
+
+
+@pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
+def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
+    assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
+    assert not simple.results.exists()
+
+
+def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
+    assert done.ret == 4
+    assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr.str()
+    assert not simple.results.exists()
+
+
+def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
+    environments = {
+        "image": {"docker": "aorta.invalid/no-such-image:0"},
+        "rocm7": {"rocm": "7.0.1"},
+        "both": {"docker": "aorta.invalid/no-such-image:0", "rocm": "6.4"},
+    }
+    axis = [word for name in ("local", *environments) for word in ("--aorta-environment", name)]
+    registry = simple.write_registry(environments=environments)
+    done = simple.run("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
+    assert counts(done) == {"passed": 4}
+    found = {}
+    for trial in simple.trials().values():
+        assert "docker" not in trial
+        there = trial["execution_env"]
+        new = {"verified", "claims", "entered_with"}
+        assert sorted(there.keys() - new) == ["digest", "image", "kind", "name", "rocm", "source_package", "venv"]
+        assert TrialResult.from_dict(trial).to_dict() == trial
+        name = there.pop("name")
+        found[name] = {key: value for key, value in there.items() if value is not None and key not in new}
+    sidecar = {"source_package": "sidecar:registry.json"}
+    assert found == {
+        "local": {"kind": "local", "source_package": "pytest-aorta"},
+        "image": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", **sidecar},
+        "rocm7": {"kind": "rocm", "rocm": "7.0.1", **sidecar},
+        "both": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", "rocm": "6.4", **sidecar},
+    }
+
+
+def test_config_is_the_workloads_defaults_and_the_overrides(stage: Stage) -> None:
+    done = stage.run("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
+    assert done.ret == 0
+    config = stage.trial("gemm/trial_0.json")["config"]
+    assert (config["steps"], config["dtypes"], config["seed"]) == (1, ["float64"], 0)
+
+
+def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
+    before = dict(os.environ)
+    request = RunRequest(
+        workload="tells",
+        trials=2,
+        mitigations=("tf32_off",),
+        extra_env={"EXTRA": "1"},
+        config_overrides={"show": "DISABLE_TF32,EXTRA", "size": 7},
+        results_dir=here.path / "elsewhere",
+    )
+    results = run_trials(request)
+    assert [type(result) for result in results] == [TrialResult, TrialResult]
+    assert [result.trial_id for result in results] == ["tells_d0_m0_t0", "tells_d0_m0_t1"]
+    assert here.files("elsewhere") == ["tells/trial_0.json", "tells/trial_1.json"]
+    assert [result.to_dict() for result in results] == list(here.trials("elsewhere").values())
+    assert results[0].result.metrics["variables"] == {"DISABLE_TF32": "1", "EXTRA": "1"}
+    assert results[0].config == {"show": "DISABLE_TF32,EXTRA", "size": 7}
+    assert dict(os.environ) == before
+
+
+def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
+    parts = ["raises", "returns_false", "hangs", "segfaults", "setup_raises", "passes"]
+    request = RunRequest("plays", len(parts), limits=Limits(timeout=2), config_overrides={"script": ".".join(parts)})
+    statuses = [result.exit_status for result in run_trials(request)]
+    failed = "workload_failed"
+    assert statuses == [failed, failed, "timeout", failed, "infrastructure_failed", "ok"]
+    assert list(here.statuses().values()) == statuses
+
+
+def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchModeError, match="workload pair requires WORLD_SIZE >= 2"):
+        run_trials(RunRequest("pair", 1, execution=Execution(launcher="external")))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchModeError, match="workload solo is single_process; do not wrap with torchrun"):
+        run_trials(RunRequest("solo", 1))
+    assert not list(here.path.glob("setup_*"))
+    assert not here.results.exists()
+
+
+def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:
+    """Refused before ``setup()``, without a file, in one line."""
+    assert done.ret != 0
+    assert [line for line in done.stderr.str().splitlines() if message in line], text(done)
+    assert "Traceback (most recent call last)" not in done.stdout.str()
+    assert not list(stage.path.glob("setup_*"))
+    assert stage.files() == []
+
+
+def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    done = simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
+    refused(simple, done, message)
+    assert done.ret == 4
+    assert simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).ret == 0
+
+
+@pytest.mark.slow
+def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
+    def message(name: str, needed: int, got: int) -> str:
+        return (
+            f"workload {name} requires WORLD_SIZE >= {needed} (got {got}); launch with "
+            f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
+        )
+
+    done = simple.run("--aorta-workload", "pair", "--aorta-launcher", "external")
+    refused(simple, done, message("pair", 2, 1))
+    assert done.ret == 4
+    done = simple.run("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
+    refused(simple, done, message("pair", 2, 1))
+    done = simple.run("--aorta-workload", "quartet", "--aorta-nproc", "2")
+    refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_counted(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
+    message = "workload quartet requires WORLD_SIZE >= 4 (got 2); launch with torchrun --nproc_per_node=4 -m pytest "
+    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message + "--aorta-workload quartet")
+
+
+def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
+    done = simple.run("--aorta-workload", "pair", "--aorta-workload", "solo")
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
+    assert len(list(simple.path.glob("setup_*"))) == 3
+    assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
+    assert simple.trial("solo/trial_0.json")["ranks"] == []
+
+
+@pytest.mark.slow
+def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
+    """As the seed has it: no rendezvous of its own, so on torchrun's static port, but a free one."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = f"--master-port={probe.getsockname()[1]}"
+    command = [port if word == "--standalone" else word for word in torchrun_command(2)]
+    done = stage.command(*command, "--aorta-workload", "fsdp", "--aorta-trials", "1")
+    assert done.ret == 0, text(done)
+    assert stage.files() == ["fsdp/trial_0.json"]
+    assert_written_by_rank_0(stage, done)
+
+
+@pytest.mark.slow
+def test_only_rank_0_writes_and_prints_several_trials(simple: Stage) -> None:
+    done = simple.torchrun(2, "--aorta-workload", "pair", "--aorta-trials", "2")
+    assert done.ret == 0, text(done)
+    assert simple.files() == ["pair/trial_0.json", "pair/trial_1.json"]
+    assert_written_by_rank_0(simple, done)
+    assert len(list(simple.path.glob("setup_*"))) == 4
+
+
+def assert_written_by_rank_0(stage: Stage, done: pytest.RunResult) -> None:
+    """All trials passed, in two ranks; rank 0 wrote, and the terminal shows one run."""
+    trials = stage.trials()
+    assert counts(done) == {"passed": len(trials)}
+    for line in ("test session starts", "aorta: plan ", "results: results"):
+        assert text(done).count(line) == 1
+    for trial in trials.values():
+        assert trial["exit_status"] == "ok"
+        assert trial["env"]["env_vars"]["RANK"] == "0"
+        assert trial["env"]["env_vars"]["WORLD_SIZE"] == "2"
+        assert [record["passed"] for record in trial["ranks"]] == [True, True]
+
+
+def test_without_rank_a_process_is_rank_0(simple: Stage) -> None:
+    assert "RANK" not in simple.environ()
+    assert simple.run("--aorta-workload", "solo").ret == 0
+    assert simple.files() == ["solo/trial_0.json"]
+
+
+@pytest.fixture(scope="module")
+def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Path]]:
+    """An interpreter that has pytest-aorta and a second package, which pip has installed; without the network."""
+    stage = Stage(tmp_path_factory.mktemp("packages") / "stage")
+    python = make_venv(stage.path / "venv", with_ours=True)
+    source = stage.path / "source"  # setuptools builds in the source's folder
+    for path in PLUGIN_PACKAGE.rglob("*"):
+        if path.suffix in (".py", ".toml") and "build" not in path.parts:
+            stage.write_file(f"source/{path.relative_to(PLUGIN_PACKAGE)}", path.read_text())
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    done = stage.command(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
+    assert done.ret == 0, text(done)
+    assert list((stage.path / "venv").rglob("site-packages/aorta_test_plugin"))
+    yield stage, python
+    stage.close()
+
+
+def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stage, Path]) -> None:
+    stage, python = two_packages
+    options = ("--aorta-mitigations", "plugin_mode_fast", "--aorta-environment", "plugin_env", "--aorta-steps", "2")
+    workloads = ("--aorta-workload", "plugin_echo", "--aorta-workload", "plugin_legacy")
+    done = stage.command(python, "-m", "pytest", "-p", "no:cacheprovider", *workloads, *options)
+    assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
+    assert stage.files() == ["plugin_echo/trial_0.json", "plugin_legacy/trial_0.json"]
+    for path, trial in stage.trials().items():
+        assert trial["workload"] == path.partition("/")[0]
+        assert trial["mitigations_applied"] == ["plugin_mode_fast"]
+        assert trial["execution_env"]["name"] == "plugin_env"
+        assert trial["execution_env"]["source_package"] == "aorta-test-plugin"
+        assert trial["env"]["env_vars"] | {"PLUGIN_MODE": "fast", "PLUGIN_ENV": "1"} == trial["env"]["env_vars"]
+        assert trial["result"]["metrics"]["PLUGIN_MODE"] == "fast"
+    legacy = stage.trial("plugin_legacy/trial_0.json")["result"]
+    assert (legacy["total_iterations"], legacy["step_times_ms"], legacy["main_work_started"]) == (2, [1.0, 1.0], True)
+
+
+def test_that_package_imports_nothing_of_ours() -> None:
+    for path in (PLUGIN_PACKAGE / "aorta_test_plugin").glob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith(("pytest_aorta", "aorta_workloads"))]
+
+
+def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
+    for option, kind in (("--aorta-environment", "environment"), ("--aorta-mitigations", "mitigation")):
+        done = stage.run_here("--aorta-workload", "gemm", option, "plugin_env")
+        assert done.ret == 4
+        assert f"unknown {kind} 'plugin_env'" in done.stderr.str()
+    for path in PACKAGE.rglob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith("aorta_test_plugin")]
+
+
+def test_unknown_names_raise_in_python(here: Stage) -> None:
+    with pytest.raises(UnknownWorkloadError, match=r"'nonexistent'; available: .*tells"):
+        run_trials(RunRequest(workload="nonexistent", trials=1))
+    with pytest.raises(UnknownMitigationError, match=r"'not_a_real_thing'; available: .*tf32_off"):
+        run_trials(RunRequest(workload="tells", trials=1, mitigations=("not_a_real_thing",)))
+    with pytest.raises(UnknownEnvironmentError, match="'not_a_real_env'; available: default, local"):
+        run_trials(RunRequest(workload="tells", trials=1, environment="not_a_real_env"))
+    assert issubclass(UnknownWorkloadError, RegistryError)
+    assert not here.results.exists()

@@ -1,0 +1,124 @@
+"""Trials of two nodes as a step of a real SLURM, whose two nodes are on this machine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.slurm_steps import SRUN, Steps, assert_interrupted, hosts_of
+from support.stage import PYTEST, text
+
+
+@pytest.mark.slow
+def test_a_step_on_two_nodes_is_one_trial(steps: Steps) -> None:
+    done = steps.run(*steps.command("nothing", "--aorta-trials", "2"))
+    assert done.ret == 0
+    done.assert_outcomes(passed=2)
+    assert steps.stage.files() == ["RankFaults/trial_0.json", "RankFaults/trial_1.json"]
+    for number, trial in enumerate(steps.stage.trials().values()):
+        assert (trial["exit_status"], trial["host"]) == ("ok", "n0")
+        assert [(rank["rank"], rank["local_rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+        # Which node has the first ranks is for c10d to decide; each has two that follow each other.
+        assert hosts_of(trial) in (["n0", "n0", "n1", "n1"], ["n1", "n1", "n0", "n0"])
+        for rank in trial["ranks"]:
+            folder = f"trial_{number}" + (".node_1" if rank["host"] == "n1" else "")
+            assert rank["stdout"] == f"{folder}/attempt_0/rank_{rank['rank']}.stdout.log"
+        variables = trial["env"]["env_vars"]
+        assert (variables["SLURM_NODEID"], variables["SLURM_STEP_NODELIST"]) == ("0", "n[0-1]")
+    steps.wait_until_clean()
+
+
+@pytest.mark.slow
+def test_fsdp_with_a_rank_on_each_node(steps: Steps) -> None:
+    options = ("--aorta-nproc", "1", "--aorta-elastic", "nnodes=2", "--aorta-steps", "2", "--aorta-timeout", "100")
+    done = steps.run(*PYTEST, "--aorta-workload", "fsdp", *options)
+    assert done.ret == 0
+    done.assert_outcomes(passed=1)
+    trial = steps.trial()
+    assert (trial["exit_status"], trial["result"]["executed_iterations"]) == ("ok", 2)
+    assert sorted(hosts_of(trial)) == ["n0", "n1"]
+    steps.wait_until_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "by"),
+    [((), "SIGTERM"), (("--signal=TERM",), "SIGTERM"), (("--signal=INT",), "KeyboardInterrupt")],
+    ids=["scancel", "scancel_with_sigterm", "scancel_with_sigint"],
+)
+def test_a_cancelled_job_is_an_interrupted_trial(steps: Steps, how: tuple[str, ...], by: str) -> None:
+    """All processes of the step get the signal: pytest, its zygote, the agent and the ranks."""
+    step = steps.start(*steps.command("second_node_sleeps"))
+    steps.wait_for_file("sleeps")
+    steps.slurm.command("scancel", *how, str(steps.job()))
+    assert_interrupted(steps, steps.stage.finish(step), by)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_that_is_cancelled_when_one_node_is_done(steps: Steps) -> None:
+    step = steps.start(*steps.command("second_node_lingers"))
+    steps.wait_for_file("lingers")
+    steps.slurm.command("scancel", str(steps.job()))
+    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_that_is_cancelled_when_one_node_still_imports(steps: Steps) -> None:
+    step = steps.start(*steps.late_command())
+    steps.wait_for_file("imports")
+    steps.wait_for_file("results/RankFaults/trial_0/stdout.log")  # of node 0, which waits for the other one
+    steps.slurm.command("scancel", str(steps.job()))
+    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
+    """SLURM counts in minutes: after one, SIGTERM to every process, and after KillWait SIGKILL."""
+    step = steps.start(*steps.command("second_node_sleeps", "--aorta-timeout", "200"), srun=(*SRUN, "-p", "short"))
+    steps.wait_for_file("sleeps")
+    job = steps.job()
+    ended = steps.stage.finish(step)
+    assert "DUE TO TIME LIMIT" in text(ended)
+    assert_interrupted(steps, ended, "SIGTERM")
+    steps.wait_for_state(job, "TIMEOUT")
+
+
+@pytest.mark.slow
+def test_the_first_failed_task_does_not_end_the_report(steps: Steps) -> None:
+    """``-K``, or ``KillOnBadExit`` of a cluster: srun ends the job as soon as one node has failed."""
+    options = ("--aorta-config", "at=second_node")
+    done = steps.run(*steps.command("raises", *options), srun=(*SRUN, "-K1"))
+    done.assert_outcomes(failed=1)
+    assert "Traceback" not in text(done).rpartition("short test summary info")[2]
+    assert re.search(r"error: n0: task 0: Exited with exit code 1$", text(done), re.MULTILINE)
+    assert steps.trial()["exit_status"] == "workload_failed"
+    assert (steps.stage.results / "matrix.json").exists()
+    steps.wait_until_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("srun", "said"),
+    [
+        ((*SRUN[:3], "--ntasks-per-node", "2"), "has SLURM_STEP_NUM_TASKS=4 on 2 nodes, but one pytest starts all"),
+        (("srun", "-N", "1"), "has SLURM_STEP_NUM_NODES=1; use srun -N 2 --ntasks-per-node 1 pytest"),
+    ],
+    ids=["two_tasks_on_each_node", "one_node"],
+)
+def test_a_step_whose_nodes_would_never_meet(steps: Steps, srun: tuple[str, ...], said: str) -> None:
+    done = steps.run(*steps.command("nothing"), srun=srun)
+    assert said in text(done)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert steps.stage.trials() == {}
+
+
+@pytest.mark.slow
+def test_a_script_of_sbatch_that_has_forgotten_srun(steps: Steps) -> None:
+    script = steps.stage.write_file("job.sh", "#!/bin/sh\nexec " + " ".join(steps.command("nothing")))
+    done = steps.run("--wait", "-N", "2", "-o", "said.txt", str(script), srun=("sbatch",))
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    said = (steps.stage.path / "said.txt").read_text()
+    assert re.search(r"pytest was started by the script of SLURM job \d+, on one node only; start it with srun", said)

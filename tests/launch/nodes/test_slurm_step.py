@@ -1,0 +1,70 @@
+"""What SLURM's variables say of a step; recorded from a real one, and tried there by tests/acceptance/test_slurm.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.nodes.addressing import endpoint
+from pytest_aorta.launch.nodes.slurm_step import check_step
+from pytest_aorta.trials.elastic_options import ElasticOptions
+
+#: What a task of ``srun -N 2 --ntasks-per-node 1`` in a job of two nodes sees, and what the job's script sees of it.
+STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "gpu[1-2]",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+SCRIPT = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize("nnodes", [(2, 2), (1, 2), (2, 4)])
+def test_a_task_on_each_of_the_nodes(nnodes: tuple[int, int]) -> None:
+    check_step(ElasticOptions(nnodes=nnodes), STEP)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "environ", "said"),
+    [
+        (
+            (2, 2),
+            SCRIPT,
+            r"nnodes=2: pytest was started by the script of SLURM job 12, on one node only",
+        ),
+        ((3, 3), STEP, r"nnodes=3: step 12\.0 of SLURM has SLURM_STEP_NUM_NODES=2; use srun -N 3 --ntasks-per-node 1"),
+        ((3, 4), STEP, r"nnodes=3:4: step 12\.0 of SLURM has SLURM_STEP_NUM_NODES=2"),
+        ((2, 2), {**STEP, "SLURM_STEP_NUM_NODES": "3"}, r"SLURM_STEP_NUM_NODES=3; use srun -N 2"),
+        (
+            (2, 2),
+            {**STEP, "SLURM_STEP_NUM_TASKS": "8"},
+            r"SLURM_STEP_NUM_TASKS=8 on 2 nodes, but one pytest",
+        ),
+    ],
+    ids=["script", "too_few_nodes", "too_few_nodes_of_some", "too_many_nodes", "several_tasks_on_a_node"],
+)
+def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(LaunchModeError, match=said):
+        check_step(ElasticOptions(nnodes=nnodes), environ)
+    # The user knows better; and there is nothing to know without SLURM, or of one node.
+    check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
+    check_step(ElasticOptions(), environ)
+    check_step(ElasticOptions(nnodes=nnodes), {})
+
+
+def test_steps_that_share_a_node_meet_at_ports_of_their_own() -> None:
+    several = ElasticOptions(nnodes=(2, 2))
+    ports = {
+        endpoint(
+            several, {**STEP, "SLURM_STEP_NODELIST": "gpu1,gpu2", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        )[1]
+        for job in range(1000, 1100)
+        for step in range(20)
+    }
+    assert len(ports) == 100 * 20
+    assert min(ports) >= 20000
+    assert max(ports) < 30000

@@ -1,0 +1,195 @@
+"""Trials side by side start as their items ask: none for a skipped item, none before the fixtures of its item."""
+
+from __future__ import annotations
+
+import pytest
+from neighbourhood import metrics, offer_faulty, settle, workloads
+from support.stage import Stage
+
+TWO = ("--aorta-slots", "2")
+
+
+@pytest.fixture
+def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Offers workloads that care what runs beside them."""
+    return settle(stage, monkeypatch)
+
+
+@pytest.fixture
+def faulty(stage: Stage) -> Stage:
+    return offer_faulty(stage)
+
+
+def test_only_what_is_selected_is_started(faulty: Stage) -> None:
+    options = (*workloads("passes", "raises"), "--aorta-trials", "3", *TWO)
+
+    def run(*arguments: str) -> list[str]:
+        faulty.results = faulty.path / f"run_{len(list(faulty.path.glob('run_*')))}"
+        faulty.run(*options, *arguments, "--aorta-results-dir", faulty.results.name)
+        return faulty.files() if faulty.results.exists() else ["nothing at all"]
+
+    assert run("-k", "passes and 2") == ["passes/trial_2.json"]
+    assert run("aorta::raises[local-none-1]", "::passes[local-none-0]") == [
+        "passes/trial_0.json",
+        "raises/trial_1.json",
+    ]
+    assert run("--lf") == ["raises/trial_1.json"]
+    assert run("--deselect", "aorta::raises[local-none-0]", "-k", "raises") == [
+        "raises/trial_1.json",
+        "raises/trial_2.json",
+    ]
+    for arguments in (("--collect-only",), ("--setup-plan",)):
+        assert run(*arguments) == ["nothing at all"]
+
+
+def test_skipped_items_leave_nothing(faulty: Stage) -> None:
+    faulty.write(
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[1].add_marker(pytest.mark.skip(reason="of a mark"))
+        """
+    )
+    options = (*workloads("passes"), "--aorta-trials", "5", *TWO)
+    faulty.run(*options).assert_outcomes(passed=4, skipped=1)
+    assert not [path for path in faulty.everything() if "trial_1" in path]
+    # A hook of the user may do anything before its item. A trial that has a result keeps it when its item is skipped.
+    faulty.write(
+        conftest="""
+        import pytest
+
+        def pytest_runtest_setup(item):
+            if "-3]" in item.name:
+                pytest.skip("of a hook")
+        """
+    )
+    result = faulty.run(*options)
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.fnmatch_lines(["one after the other, *: pytest_runtest_setup (conftest.py)"])
+    assert sorted(faulty.earlier()) == [f"passes/trial_{index}.json" for index in (0, 2, 4)]
+    assert len(faulty.files()) == 5
+
+
+def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Stage) -> None:
+    """Its trial may have run already."""
+    faulty.write(
+        skipper="""
+        import pytest
+
+        def pytest_runtest_setup(item):
+            if "-3]" in item.name:
+                pytest.skip("says the plugin")
+        """
+    )
+    info = faulty.path / "skipper-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skipper\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nskipper = skipper\n")
+    result = faulty.run(*workloads("passes"), "--aorta-trials", "5", *TWO)
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.no_fnmatch_line("one after the other*")
+    assert len(faulty.files()) == 4
+    assert not [path for path in faulty.everything() if "trial_3" in path]
+
+
+@pytest.mark.parametrize("where", ["conftest", "helper"])
+def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Stage, where: str) -> None:
+    beside.write(
+        **{
+            where: """
+            import neighbours
+            import pytest
+
+            @pytest.fixture
+            def aorta_extra_env(request):
+                return {"SEEN": request.node.name}
+
+            @pytest.fixture(autouse=True)
+            def around():
+                neighbours.note("around")
+                assert neighbours.count("started-Tells") == neighbours.count("around") - 1
+                yield
+                assert neighbours.count("started-Tells") == neighbours.count("around")
+            """
+        }
+    )
+    arguments = ("-p", "helper") if where == "helper" else ()
+    result = beside.run(*workloads("tells"), "--aorta-trials", "4", *TWO, *arguments)
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines([f"one after the other, because of what runs before each trial: *({where}.py)*"])
+    if where == "conftest":  # a plugin cannot override the fixture of another one that is loaded after it
+        assert [seen["SEEN"] for seen in metrics(beside)] == [f"tells[local-none-{index}]" for index in range(4)]
+
+
+BETWEEN = """
+import os
+
+import neighbours
+from neighbours import Tells
+
+def test_patches(monkeypatch, tmp_path):
+    (tmp_path / "patched").mkdir()
+    monkeypatch.setenv("SEEN", "patched")
+    monkeypatch.syspath_prepend(tmp_path / "patched")
+    monkeypatch.chdir(tmp_path / "patched")
+    neighbours.note("one")
+    # The next ones start only now.
+    assert neighbours.wait_for("started-Last", 3)
+
+def test_runs_a_trial_of_its_own(aorta_run, monkeypatch):
+    monkeypatch.setenv("SEEN", "by its own")
+    neighbours.note("go")
+    record = aorta_run(Tells)
+    assert record.exit_status == "ok"
+    assert record.result.metrics["SEEN"] == "by its own"
+    assert not neighbours.count("late")
+"""
+
+
+def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Stage) -> None:
+    beside.write(
+        first="""
+        import neighbours
+
+        class First(neighbours.Tells):
+            def setup(self): pass
+            def run(self): return {"passed": True, "metrics": self.seen()}
+        """,
+        test_between=BETWEEN,
+        last="""
+        import neighbours
+
+        class Last(neighbours.Tells):
+            def setup(self): super().setup()
+            def run(self):
+                # The first one ends once the test has patched; all others stay until it has ended.
+                kind = "one" if neighbours.count("started-Last") == 1 else "go"
+                return {"passed": neighbours.wait_for(kind), "metrics": self.seen()}
+        """,
+    )
+    result = beside.run("first.py", "test_between.py", "last.py", "--aorta-trials", "5", *TWO)
+    result.assert_outcomes(passed=12)
+    found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
+    assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
+
+
+def test_trials_of_a_test_on_threads_of_its_own(beside: Stage) -> None:
+    """Also when the very first one of the run is not started by pytest's own thread."""
+    beside.write(
+        test_threads="""
+        from concurrent.futures import ThreadPoolExecutor
+        from neighbours import Meets
+
+        def test_threads(aorta_run):
+            with ThreadPoolExecutor(2) as threads:
+                first, second = threads.map(lambda _: aorta_run(Meets), range(2))
+            assert first.exit_status == second.exit_status == "ok"
+        """
+    )
+    result = beside.run("test_threads.py", *TWO)
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK
+    assert result.errlines == []
+    assert len(beside.files()) == 2
+    assert beside.left_running() == []

@@ -1,0 +1,159 @@
+"""What makes forking unsafe, and a fresh interpreter for the task where it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nursery import Nursery, nursery_at
+from support.processes import wait_until
+
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def against_forking(zygote: Zygote) -> list[str]:
+    zygote.wait_ready()
+    wait_until(lambda: zygote.against_forking == [] or not zygote.alive(), "the end of what cannot be forked")
+    return zygote.against_forking
+
+
+def test_an_import_that_starts_threads_is_reported_with_their_names(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import threading
+        def prepare(argument):
+            return {"prepared": True}
+        threading.Thread(target=threading.Event().wait, name="prefetcher", daemon=True).start()
+        threading.Thread(target=threading.Event().wait, name="logger", daemon=True).start()
+        """
+    )
+
+    assert against_forking(zygote) == ["started Python threads: logger, prefetcher"]
+    assert zygote.info == {"prepared": True}
+
+
+def test_a_thread_that_has_ended_does_not_count(nursery: Nursery) -> None:
+    zygote = nursery.start("import threading\nthread = threading.Thread(target=int)\nthread.start()\nthread.join()")
+
+    assert against_forking(zygote) == []
+
+
+def test_a_native_thread_is_reported(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        # pause() never returns and touches nothing of Python.
+        libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+        """
+    )
+
+    assert against_forking(zygote) == ["started 1 native thread(s)"]
+
+
+def test_the_pool_of_numpy_s_openblas_does_not_count_and_works_after_the_fork(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os
+        import numpy
+        square = numpy.ones((500, 500))
+        assert (square @ square)[0, 0] == 500
+        def prepare(argument):
+            return {"tasks": len(os.listdir("/proc/self/task"))}
+        def run(payload, send):
+            send({"value": (square @ square).sum()})
+        """,
+        environ={"OPENBLAS_NUM_THREADS": "3"},
+    )
+
+    assert against_forking(zygote) == []
+    assert zygote.info["tasks"] == min(3, len(os.sched_getaffinity(0)))
+    assert nursery.run(zygote).told == [500.0**3]
+
+
+def test_a_pool_that_torch_has_used_counts_and_one_that_it_has_not_does_not(nursery: Nursery) -> None:
+    source = """
+        import torch
+        def prepare(argument):
+            if argument == "computes":
+                torch.ones(1_000_000).add_(1)
+            return {}
+        def run(payload, send):
+            send({"value": torch.ones(1_000_000).add_(1).sum().item()})
+        """
+
+    environ = {"OMP_NUM_THREADS": "2"}
+
+    (reason,) = against_forking(nursery.start(source, argument="computes", environ=environ))
+    assert re.fullmatch(r"started \d native thread\(s\)", reason)
+    imports = nursery.start(source, argument="imports", environ=environ)
+    assert against_forking(imports) == []
+    assert nursery.run(imports).told == [2_000_000.0]
+
+
+def test_a_device_of_a_gpu_that_is_open_is_reported(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_aorta.runtime.zygotes import fork_safety
+
+    (nursery.path / "nvidia0").touch()
+    monkeypatch.setattr(fork_safety, "_GPU_DEVICES", (str(nursery.path / "nvidia"),))
+    with (nursery.path / "nvidia0").open():
+        assert f"opened {nursery.path}/nvidia0" in fork_safety.reasons_against_forking()
+    assert not any("opened" in reason for reason in fork_safety.reasons_against_forking())
+
+
+FRESH = """
+    import os, threading
+    prepared_in = None
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    def prepare(argument):
+        global prepared_in
+        prepared_in = os.getpid()
+        return {"argument": argument}
+    def run(payload, send):
+        send({"value": [payload, prepared_in == os.getpid(), os.getsid(0) == os.getpid()]})
+"""
+
+
+def test_in_a_fresh_interpreter_the_task_prepares_itself_and_may_have_threads(nursery: Nursery) -> None:
+    zygote = nursery.start(FRESH, fresh=True, argument=7)
+
+    done = nursery.run(zygote, "payload")
+
+    assert done.messages[0] == {"type": "prepared", "info": {"argument": 7}}
+    assert done.told == [["payload", True, True]]
+    assert zygote.against_forking == []
+    assert zygote.info == {}
+
+
+def test_what_a_fresh_interpreter_prints_while_importing_is_in_the_task_s_log(nursery: Nursery) -> None:
+    zygote = nursery.start("print('importing')\ndef run(payload, send): print('running')", fresh=True)
+
+    assert nursery.run(zygote).stdout == "importing\nrunning\n"
+
+
+def test_an_import_that_fails_in_a_fresh_interpreter_is_told_by_the_task(nursery: Nursery) -> None:
+    zygote = nursery.start("raise ValueError('no')", fresh=True)
+
+    done = nursery.run(zygote)
+
+    assert [message["type"] for message in done.messages] == ["failed"]
+    assert done.messages[0]["error"]["message"] == "no"
+    assert done.returncode == 0
+
+
+def test_an_import_that_crashes_in_a_fresh_interpreter_is_the_task_s_crash(nursery: Nursery) -> None:
+    done = nursery.run(nursery.start("import os\nos.abort()", fresh=True))
+
+    assert done.returncode == -signal.SIGABRT
+    assert "Aborted" in done.stderr

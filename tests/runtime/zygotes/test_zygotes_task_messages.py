@@ -1,0 +1,161 @@
+"""Messages between a task and the process that started it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.processes import PATIENCE, wait_until
+
+from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        def run(payload, send):
+            send({"value": len(payload)})
+            send({"value": payload})
+        """
+    )
+    big = "x" * 50_000_000
+
+    length, text = nursery.run(zygote, big).told
+
+    assert length == len(big)
+    assert text == big
+
+
+def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal
+        def run(payload, send):
+            for number in range(1000):
+                send({"value": number})
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+
+    done = nursery.run(zygote)
+
+    assert done.told == list(range(1000))
+    assert done.returncode == -signal.SIGKILL
+
+
+DIALOGUE = """
+    import os
+    def run(payload, channel):
+        while (message := channel.receive()) is not None and message["op"] != "close":
+            if message["op"] == "file":
+                fd = channel.receive_fd()
+                message = {"text": os.read(fd, 100).decode(), "inheritable": os.get_inheritable(fd)}
+            channel.send({"value": message})
+"""
+
+
+def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    read, write = os.pipe()
+    os.write(write, b"handed over")
+
+    for number in range(100):
+        task.send({"op": "echo", "number": number})
+        assert message_of(task) == {"op": "echo", "number": number}
+    task.send({"op": "file"})
+    task.send_fd(read)
+    assert message_of(task) == {"text": "handed over", "inheritable": False}
+    task.send({"op": "close"})
+
+    assert finish(task).returncode == 0
+    with pytest.raises(OSError, match="no longer listens"):
+        task.send({})
+    os.close(read)
+    os.close(write)
+
+
+def test_several_threads_may_speak_to_a_task(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    texts = [letter * 50_000 for letter in "abcd"]
+    threads = [threading.Thread(target=task.send, args=[{"op": "echo", "text": text}]) for text in texts]
+    for thread in threads:
+        thread.start()
+
+    assert sorted(message_of(task)["text"] for _ in texts) == texts
+
+    for thread in threads:
+        thread.join()
+    task.send({"op": "close"})
+    assert finish(task).returncode == 0
+
+
+def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    task.send({"op": "echo"})
+    message_of(task)
+
+    task.close()
+
+    assert task.next_message(deadline()) is None
+    assert task.ended is not None
+
+
+def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
+    task = nursery.submit(nursery.start(DIALOGUE))
+    assert task.poll_message() is None
+
+    task.send({"op": "echo"})
+    assert follow(task) == {"value": {"op": "echo"}}
+    task.send({"op": "close"})
+
+    assert follow(task) == {"type": "done"}
+    with pytest.raises(TaskEnded):
+        follow(task)
+    assert task.filenos() == []
+    assert task.ended is not None
+    assert task.ended["returncode"] == 0
+    with pytest.raises(TaskEnded):
+        task.poll_message()
+
+
+def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, socket, time
+        def run(payload, channel):
+            channel.send({"value": 1})
+            socket.socket(fileno=os.dup(channel.fileno())).send(b'+{"value": ')
+            open("begun", "w").close()
+            time.sleep(600)
+        """
+    )
+    task = nursery.submit(zygote)
+    assert message_of(task) == 1
+    wait_until((nursery.path / "begun").exists, "a part of a message")
+
+    assert task.poll_message() is None
+    with pytest.raises(TimeoutError):
+        task.next_message(0.0)
+    task.kill(grace=0)
+
+    assert finish(task).returncode == -signal.SIGKILL
+
+
+def follow(task: Task) -> dict[str, Any]:
+    """The next message of a task, with nothing but its descriptors to wait for."""
+    while (message := task.poll_message()) is None:
+        assert select.select(task.filenos(), [], [], PATIENCE)[0]
+    return message
