@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,7 +68,7 @@ def pytest_configure_node(node: Any) -> None:
     from pytest_aorta.plugin.run import run_of
 
     run = run_of(node.config)
-    folder = run.stopping.folder
+    folder = run.stopping.shared
     node.workerinput["aorta"] = {
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
@@ -128,7 +129,11 @@ def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> p
 
 
 def pytest_collect_file(file_path: Any, parent: pytest.Collector) -> pytest.Collector | None:
-    """The Workload classes of a test file that was given as a path; pytest collects its tests."""
+    """Recipes, and the Workload classes of a test file that was given as a path; pytest collects its tests."""
+    if file_path.suffix == ".toml":
+        from pytest_aorta.plugin.recipes.recipe_file import recipe_file
+
+        return recipe_file(file_path, parent)
     if file_path.suffix != ".py" or not parent.session.isinitpath(file_path):
         return None
     from pytest_aorta.plugin.items.collection import workload_file
@@ -181,7 +186,9 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR where the workload is not what failed."""
+    """TIMEOUT, and ERROR where the workload is not what failed; KEPT for what a recipe has complete already."""
+    if report.when == "call" and report.passed and ("aorta_state", "kept") in getattr(report, "user_properties", ()):
+        return "passed", "k", "KEPT"
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.summary.terminal import status_word
@@ -204,6 +211,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
+    if "pytest_aorta.plugin.recipes.recipe_run" in sys.modules:
+        from pytest_aorta.plugin.recipes.recipe_run import close_recipes
+
+        close_recipes(config)
     run = current_run(config)
     if run is not None:
         from pytest_aorta.plugin.sigterm import ignore_from_now_on
