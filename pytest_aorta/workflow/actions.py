@@ -56,6 +56,11 @@ class Recipe:
         """The workspace: the folder of the directories that commands work on, and of the results of trials."""
         return self.root / self.workspace.path
 
+    @property
+    def index(self) -> Path:
+        """The folder of what is known of the workspace, beside the recipe."""
+        return self.root / ".aorta"
+
     @cached_property
     def by_name(self) -> Mapping[str, tuple[Action, ...]]:
         """Name to the actions that share it, in the order of the file."""

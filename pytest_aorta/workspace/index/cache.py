@@ -69,7 +69,8 @@ class Index:
         for other in records:
             if completion.trial < len(other.letters):
                 other.set(completion.trial, NO_RECORD)
-        self._records_of(records, completion).set(completion.trial, LETTERS[completion.exit_status])
+        if completion.exit_status is not None:
+            self._records_of(records, completion).set(completion.trial, LETTERS[completion.exit_status])
         records[:] = [each for each in records if each.letters.strip(NO_RECORD.encode())]
 
     def _records_of(self, records: list[CellRecords], completion: TrialCompletion) -> CellRecords:

@@ -17,7 +17,7 @@ class TrialCompletion:
         action: name of the action.
         cell: environment and mitigation set.
         trial: index in the cell.
-        exit_status: of the record.
+        exit_status: of the record; ``None`` when there is none any more.
         request: digest of what the recipe says of the cell, see ``workflow.requests``.
         sources: digests of the source files that the record names, by path.
     """
@@ -25,7 +25,7 @@ class TrialCompletion:
     action: str
     cell: str
     trial: int
-    exit_status: str
+    exit_status: str | None
     request: str
     sources: Mapping[str, str] = field(default_factory=dict)
 

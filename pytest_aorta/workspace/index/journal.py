@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -89,9 +90,12 @@ def has_ended(path: Path) -> bool:
 
 
 def _open_new(folder: Path) -> int:
-    """A new journal, which gets its name when it is locked: without a lock it would look as if it had ended."""
+    """A new journal, which gets its name when it is locked: without a lock it would look as if it had ended.
+
+    Names are in the order of time, in which journals are folded: the last completion counts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    name = str(uuid.uuid4())
+    name = f"{time.time_ns():020}-{uuid.uuid4()}"
     temporary = folder / f"{name}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     with contextlib.suppress(OSError):  # some network file systems have no locks
