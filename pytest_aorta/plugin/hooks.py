@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.compat import longrepr_of
-from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.further_rank import FurtherRankHooks, is_further_node, is_further_rank
 from pytest_aorta.plugin.options import add_options, is_mentioned
@@ -187,8 +187,10 @@ def pytest_runtest_makereport(
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     """TIMEOUT, and ERROR where the workload is not what failed; KEPT for what a recipe has complete already."""
-    if report.when == "call" and report.passed and ("aorta_state", "kept") in getattr(report, "user_properties", ()):
-        return "passed", "k", "KEPT"
+    if report.when == "call" and report.passed:
+        states = {value for name, value in getattr(report, "user_properties", ()) if name == "aorta_state"}
+        if states:
+            return ("passed", "r", "REPRODUCED") if "reproduced" in states else ("passed", "k", "KEPT")
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.summary.terminal import status_word
@@ -215,8 +217,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_aorta.plugin.recipes.recipe_run import close_recipes
 
         close_recipes(config)
-    run = current_run(config)
-    if run is not None:
+    for run in current_runs(config):
         from pytest_aorta.plugin.sigterm import ignore_from_now_on
 
         ignore_from_now_on()

@@ -1,16 +1,31 @@
-"""What the commands of a recipe are run on: each directory by itself, or the directories of a group together."""
+"""What the commands of a recipe are run on: each unit by itself, or the units of a group together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.commands import takes_all
-from pytest_aorta.workflow.directories import Directories
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.groups import grouped, included
+from pytest_aorta.workflow.values import Json
+
+
+class Places(Protocol):
+    """The units that an action may be run on."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All units, see ``workflow.states``."""
+
+    def value_of(self, unit: str, /) -> Json:
+        """The value of a unit, for JSON pointers."""
+
+    def path_of(self, unit: str, /) -> str:
+        """The folder of a unit, relative to the workspace."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +34,19 @@ class CommandUnit:
 
     Attributes:
         action: whose command it is.
-        directories: that it is run on, in the order of their group; several for ``{directories}``.
+        units: that it is run on, in the order of their group; several for ``{directories}``.
     """
 
     action: Action
-    directories: tuple[str, ...]
+    units: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """``compare[dir0]``; ``compare[dir0+3]`` for a group of four."""
-        more = len(self.directories) - 1
-        return f"{identifier(self.action.name)}[{identifier(self.directories[0])}{f'+{more}' if more else ''}]"
+        """``compare[dir0]``; ``compare[dir0+3]`` for a group of four; ``compare[all]`` for a whole matrix."""
+        cell, _, trial = self.units[0].rpartition("/")
+        first = (f"{identifier(cell)}-{trial}" if cell else identifier(trial)) if self.units[0] else "all"
+        more = len(self.units) - 1
+        return f"{identifier(self.action.name)}[{first}{f'+{more}' if more else ''}]"
 
 
 def actions_in_order(recipe: Recipe) -> list[Action]:
@@ -43,26 +60,24 @@ def actions_in_order(recipe: Recipe) -> list[Action]:
     return [action for name in done for action in recipe.by_name[name]]
 
 
-def command_units(recipe: Recipe, action: Action, directories: Directories) -> Iterator[CommandUnit]:
-    """The runs of one command on directories of the workspace, in the order of their groups.
+def command_units(recipe: Recipe, action: Action, places: Places) -> Iterator[CommandUnit]:
+    """The runs of one command, in the order of their groups.
 
     Raises:
-        RecipeError: a value is missing or cannot be compared, or an action of the same name has a directory as well.
+        RecipeError: a value is missing or cannot be compared, or an action of the same name has a unit as well.
     """
-    names = included(action.table.group, directories.names, directories.value_of)
-    for other in recipe.by_name[action.name]:
-        if other is action:
-            break
-        both = set(names) & set(included(other.table.group, directories.names, directories.value_of))
-        if both:
-            raise RecipeError(
-                f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same name in "
-                f"line {other.line}",
-                recipe.file,
-                action.line,
-            )
     try:
-        groups = grouped(action.table.group, names, directories.value_of)
+        names = included(action.table.group, places.names, places.value_of)
+        groups = grouped(action.table.group, names, places.value_of)
+        for other in recipe.by_name[action.name]:
+            if other is action:
+                break
+            both = set(names) & set(included(other.table.group, places.names, places.value_of))
+            if both:
+                raise RecipeError(
+                    f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same "
+                    f"name in line {other.line}"
+                )
     except RecipeError as error:
         raise RecipeError(error.message, recipe.file, action.line) from None
     for group in groups:

@@ -36,6 +36,10 @@ class Directories:
             ) from None
         return sorted(name for name in found if name not in results and name != recipe.index.name)
 
+    def path_of(self, name: str) -> str:
+        """The folder of a directory, relative to the workspace."""
+        return name
+
     def value_of(self, name: str) -> Json:
         """What the value file of a directory says; null where the recipe names no value file.
 

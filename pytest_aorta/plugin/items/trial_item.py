@@ -38,9 +38,14 @@ class TrialItem(GeneratedFunction):
     paths: TrialPaths
     running: RunningTrial | None
 
+    @property
+    def trial_run(self) -> Run:
+        """The run that the trial belongs to."""
+        return run_of(self.config)
+
     def setup(self) -> None:
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
-        run = run_of(self.config)
+        run = self.trial_run
         self.stash[PAYLOAD] = ReportPayload()
         if not run.has_result(self) and not run.prefetcher.is_running(self.nodeid):
             run.stopping.check(cell_of(self.spec), round_of(self) or "")
@@ -109,7 +114,7 @@ class TrialItem(GeneratedFunction):
             running.interrupt("a warning was raised as an error")
             raise
         except KeyboardInterrupt as error:
-            run_of(self.config).interrupt(reason_of(error))
+            self.trial_run.interrupt(reason_of(error))
             running.interrupt(reason_of(error))
             raise
         except BaseException as error:  # of the workload itself, which runs in this process
@@ -128,7 +133,7 @@ class TrialItem(GeneratedFunction):
         running, self.running = self.running, None
         if running is None:
             return
-        run = run_of(self.config)
+        run = self.trial_run
         if not running.got_through("run"):
             if run.interrupted is not None:
                 running.interrupt(run.interrupted)
@@ -151,7 +156,7 @@ class TrialItem(GeneratedFunction):
             raise TrialFailed(self._failure_text(record))
 
     def _failure_text(self, record: TrialResult) -> str:
-        return failure_text(record, run_of(self.config).results, self.paths, self)
+        return failure_text(record, self.trial_run.results, self.paths, self)
 
     def visible_traceback(self, traceback: Any) -> Any:
         """Without isolation, a traceback begins with the workload and not with the callers of it."""
@@ -205,7 +210,9 @@ def prefetch(session: pytest.Session, run: Run) -> None:
     installed = installed_modules(session.config)
     queued = []
     for item in session.items:
-        if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none" or item.spec.origin is not None:
+        if not isinstance(item, TrialItem) or item.trial_run is not run:
+            continue
+        if item.spec.execution.isolation == "none" or item.spec.origin is not None:
             continue
         code = next(user_code(item, installed), None)
         if code is not None:

@@ -48,7 +48,7 @@ class CommandItem(pytest.Item):
         """
         __tracebackhide__ = True
         action = self.unit.action
-        left = [name for name in self.unit.directories if not self.run.is_complete(action, name)]
+        left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
         if not left:
             self.user_properties.append(("aorta_state", "kept"))
             return
@@ -62,24 +62,24 @@ class CommandItem(pytest.Item):
         except RequestError as error:
             raise TrialFailed(printable(str(error))) from None
 
-    def _run(self, directories: Sequence[str]) -> None:
-        action, recipe, values = self.unit.action, self.run.recipe, self.run.directories
-        command = action.table.command or ""
-        if len(self.unit.directories) > 1:
-            check_whole(action.table.group, action.name, [directories], values.names, values.value_of)
-        (line,) = shell_commands(
-            command, directories, [values.value_of(name) for name in directories], recipe.workspace.path
-        )
-        variables = action_variables(
-            action.name, action.table.resources, len(directories), recipe.workspace.path, _CLUSTER
-        )
+    def _run(self, units: Sequence[str]) -> None:
+        action, recipe = self.unit.action, self.run.recipe
+        places = self.run.places(action)
+        if len(self.unit.units) > 1:
+            check_whole(action.table.group, action.name, [units], places.names, places.value_of)
+        for unit in units:
+            self.run.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
+        paths, values = [places.path_of(unit) for unit in units], [places.value_of(unit) for unit in units]
+        workspace = recipe.workspace.path
+        (line,) = shell_commands(action.table.command or "", paths, values, workspace)
+        variables = action_variables(action.name, action.table.resources, len(units), workspace, _CLUSTER)
         status = self._execute(line, recipe.root, variables)
-        missing = {name: self.run.missing(action, name) for name in directories}
-        for name in directories:
-            done = status == 0 and not missing[name]
-            self.run.note(action, name, "failed" if not done else "completed" if action.table.products else None)
+        missing = {unit: self.run.missing(action, unit) for unit in units}
+        for unit in units:
+            done = status == 0 and not missing[unit]
+            self.run.note(action, unit, "failed" if not done else "completed" if action.table.products else None)
         wrong = [] if status == 0 else [_ended(status)]
-        wrong += [f"no {', '.join(names)} in {name}" for name, names in missing.items() if names]
+        wrong += [f"no {', '.join(names)} in {places.path_of(unit)}" for unit, names in missing.items() if names]
         if wrong:
             raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {recipe.root}"))
 

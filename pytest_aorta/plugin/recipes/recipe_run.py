@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -20,9 +20,16 @@ from pytest_aorta.workspace.index.journal import Journal
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action, Recipe
+    from pytest_aorta.workflow.command_units import Places
 
 #: Seconds between two looks at the items of other processes.
 _LOOK = 0.05
+
+#: Seconds that a record may take from a worker to the disk.
+_ON_ITS_WAY = 30.0
+
+#: Of a trial: ended as expected, ended otherwise, ended without a result, or with no record of this request.
+TrialState = Literal["completed", "failed", "without_result", "open"]
 
 _RUNS = pytest.StashKey[dict[Path, "RecipeRun"]]()
 _TURNS = pytest.StashKey[TurnHooks]()
@@ -37,6 +44,12 @@ class RecipeRun:
         self._turns = turns
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
+        #: Of commands on units of matrices, by action; all others are on directories.
+        self.own_places: dict[str, Places] = {}
+        #: What is on disk of the trials of an action, by action: of the unit of a trial.
+        self.looks: dict[str, Callable[[str], TrialState]] = {}
+        #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
+        self._of_matrices: dict[str, str | None] = {}
         self.journal = Journal(recipe.index / "staged")
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
@@ -44,14 +57,22 @@ class RecipeRun:
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
         self._turns.nodeids.add(nodeid)
 
-    def missing(self, action: Action, directory: str) -> list[str]:
+    def places(self, action: Action) -> Places:
+        """What a command is run on."""
+        return self.own_places.get(action.name, self.directories)
+
+    def folder(self, action: Action, unit: str) -> Path:
+        """The folder of a unit of a command."""
+        return self.recipe.directories / self.places(action).path_of(unit)
+
+    def missing(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""
-        folder = self.recipe.directories / directory
+        folder = self.folder(action, unit)
         return [name for name in action.table.products if not (folder / name).exists()]
 
-    def is_complete(self, action: Action, directory: str) -> bool:
+    def is_complete(self, action: Action, unit: str) -> bool:
         """Whether a command need not run; one without products always does, as in Row."""
-        return bool(action.table.products) and not self.missing(action, directory)
+        return bool(action.table.products) and not self.missing(action, unit)
 
     def note(self, action: Action, directory: str, outcome: Outcome | None) -> None:
         """Journal what has become of a directory; where that cannot be written, ``pytest-aorta scan`` finds it."""
@@ -70,24 +91,57 @@ class RecipeRun:
             unit: of it.
             planned: node ids of the items of this run.
         """
+        if not follower.is_matrix:
+            return self._obstacle(follower, unit, planned)
+        if follower.name not in self._of_matrices:
+            self._of_matrices[follower.name] = self._obstacle(follower, unit, planned)
+        return self._of_matrices[follower.name]
+
+    def _obstacle(self, follower: Action, unit: str, planned: set[str]) -> str | None:
         for name in follower.table.previous_actions:
             action = self.recipe.by_name[name][0]
             units = self._units_before(follower, action, unit)
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
                 if nodeid in planned:
                     self._wait(nodeid)
-            progress = Progress(units, completed={each for each in units if self.is_complete(action, each)})
-            if open_for(follower, action, progress).touches(unit):
-                left = [each for each in units if each not in progress.completed]
-                return self._reason(action, left, planned)
+            progress = self._progress(action, units, planned)
+            left = open_for(follower, action, progress)
+            if left.touches(unit):
+                done = {*progress.completed, *(progress.failed if follower.table.each in ("cell", "matrix") else ())}
+                done -= {*progress.without_result}
+                return self._reason(action, [each for each in units if each not in done], planned)
         return None
 
     def _units_before(self, follower: Action, action: Action, unit: str) -> Sequence[str]:
-        """The units of ``action`` that may matter for a unit of its follower."""
+        """The units of ``action`` that matter for one of its follower: those that contain it, or that it contains."""
         known = self.items.get(action.name, {})
-        if not follower.is_matrix and not action.is_matrix and follower.table.each == action.table.each:
+        kinds = {_kind(follower), _kind(action)}
+        if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
+            return list(known)
+        if len(kinds) == 1:
             return [unit] if unit in known else []
-        return list(known)
+        return [each for each in known if _contains(each, unit) or _contains(unit, each)]
+
+    def _progress(self, action: Action, units: Sequence[str], planned: set[str]) -> Progress:
+        """Of some units of an action, by what is on disk."""
+        if not action.is_matrix:
+            return Progress(units, completed={each for each in units if self.is_complete(action, each)})
+        states = {each: self._state(action, each, planned) for each in units}
+        by_state = {state: {unit for unit in units if states[unit] == state} for state in set(states.values())}
+        without = by_state.get("without_result", set())
+        return Progress(
+            units, by_state.get("completed", set()), by_state.get("failed", set()) | without, without_result=without
+        )
+
+    def _state(self, action: Action, unit: str, planned: set[str]) -> TrialState:
+        """Of a trial. Under xdist, the record of one that has just ended is on its way to the process that writes."""
+        look = self.looks[action.name]
+        give_up = time.monotonic() + _ON_ITS_WAY
+        nodeid = self.items[action.name][unit]
+        if self._several and nodeid in planned and self._turns.turns.of(nodeid) in ("passed", "failed"):
+            while look(unit) == "open" and time.monotonic() < give_up:
+                time.sleep(_LOOK)
+        return look(unit)
 
     def _wait(self, nodeid: str) -> None:
         """Until an item that another process runs is over; it comes before in the order of all items."""
@@ -110,10 +164,18 @@ class RecipeRun:
         return f"{where}{more} {_WORDS[self._turns.turns.of(nodeid)]}"
 
 
+def _kind(action: Action) -> str:
+    return "trial" if action.is_matrix else action.table.each
+
+
+def _contains(outer: str, inner: str) -> bool:
+    return not outer or inner == outer or inner.startswith(f"{outer}/")
+
+
 _WORDS = {
     "to come": "is not complete; in this run it comes later",
     "running": "is not complete; it runs now",
-    "passed": "has passed, but its products are not there any more",
+    "passed": "is not complete, although it has passed",
     "failed": "failed",
     "skipped": "was skipped, and is not complete",
     "lost": "ended with its process",
