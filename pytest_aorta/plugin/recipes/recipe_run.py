@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -103,7 +104,7 @@ class RecipeRun:
             units = self._units_before(follower, action, unit)
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
                 if nodeid in planned:
-                    self._wait(nodeid)
+                    self._turns.turns.wait(nodeid)
             progress = self._progress(action, units, planned)
             left = open_for(follower, action, progress)
             if left.touches(unit):
@@ -142,11 +143,6 @@ class RecipeRun:
             while look(unit) == "open" and time.monotonic() < give_up:
                 time.sleep(_LOOK)
         return look(unit)
-
-    def _wait(self, nodeid: str) -> None:
-        """Until an item that another process runs is over; it comes before in the order of all items."""
-        while self._turns.turns.of(nodeid) in ("to come", "running") and self._several:
-            time.sleep(_LOOK)
 
     @cached_property
     def _several(self) -> bool:
@@ -199,6 +195,8 @@ def close_recipes(config: pytest.Config) -> None:
 def _turn_hooks(config: pytest.Config) -> TurnHooks:
     if _TURNS not in config.stash:
         shared = decisions_of_controller(config).get("folder") if is_worker(config) else None
-        config.stash[_TURNS] = TurnHooks(Turns(Path(shared) if shared else None))
+        turns = Turns(Path(shared) if shared else None)
+        turns.be_busy(str(os.getpid()))
+        config.stash[_TURNS] = TurnHooks(turns)
         config.pluginmanager.register(config.stash[_TURNS], "aorta_turns")
     return config.stash[_TURNS]

@@ -6,10 +6,17 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
+
+#: Seconds between two looks at the items of other processes.
+_LOOK = 0.05
+
+#: Seconds in which no process runs an item, after which none will.
+_PATIENCE = 3.0
 
 Turn = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
 
@@ -27,6 +34,8 @@ class Turns:
         self._folder = folder
         self._known: dict[str, Turn] = {}
         self._open: dict[str, int] = {}
+        self._busy: int | None = None
+        self._patience = _PATIENCE
 
     @property
     def is_shared(self) -> bool:
@@ -65,6 +74,49 @@ class Turns:
             return "to come"
         return "running"
 
+    def be_busy(self, name: str) -> None:
+        """From now on this process, whose name is unique, runs items; until ``close``."""
+        if self._folder is not None and self._busy is None:
+            self._busy = os.open(self._folder / f"busy-{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._busy, fcntl.LOCK_EX)
+
+    def wait(self, nodeid: str) -> None:
+        """Block until an item that another process runs is over, or no process is left that may run it.
+
+        That is when all of them wait like this one, or have ended: by ``-x``, or because xdist has given an item to
+        the process that waits for it.
+        """
+        if self._busy is None:
+            return
+        fcntl.flock(self._busy, fcntl.LOCK_UN)
+        try:
+            give_up = time.monotonic() + self._patience
+            while (turn := self.of(nodeid)) in ("to come", "running"):
+                if turn == "running" or self._others_are_busy():
+                    give_up = time.monotonic() + _PATIENCE
+                elif time.monotonic() > give_up:
+                    self._patience = 0.0
+                    return
+                time.sleep(_LOOK)
+        finally:
+            fcntl.flock(self._busy, fcntl.LOCK_EX)
+
+    def _others_are_busy(self) -> bool:
+        assert self._folder is not None
+        for path in self._folder.glob("busy-*"):
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        return False
+
+    def close(self) -> None:
+        """This process runs no more items."""
+        if self._busy is not None:
+            os.close(self._busy)
+            self._busy = None
+
     def _file(self, nodeid: str) -> Path:
         assert self._folder is not None
         return self._folder / f"turn-{hashlib.sha256(nodeid.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -84,6 +136,10 @@ class TurnHooks:
         self.turns = turns
         self.nodeids: set[str] = set()
         self._worst: dict[str, Turn] = {}
+
+    def pytest_sessionfinish(self) -> None:
+        """No item comes any more."""
+        self.turns.close()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Its turn has come."""
