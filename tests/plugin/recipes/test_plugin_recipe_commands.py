@@ -168,6 +168,13 @@ def test_a_mistake_is_one_error_with_its_line(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["*aorta.toml:4: unknown key action.0.product"])
 
 
+def test_launchers_are_refused(stage: Stage) -> None:
+    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["mpi"]', "a")
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*aorta.toml:1: action 'one': launchers (mpi) are not possible yet*"])
+
+
 def test_directories_of_two_actions_of_one_name_may_not_overlap(stage: Stage) -> None:
     make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\n' * 2, "a")
     result = stage.run_here("aorta.toml")
