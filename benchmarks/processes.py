@@ -34,24 +34,24 @@ class Workplace:
         self._environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         self._environ["PYTHONPATH"] = str(folder)
 
-    def run(self, *command: str, cwd: Path | None = None, **environ: str) -> str:
-        """Run a command in the folder, or in ``cwd``; its stdout.
+    def run(self, *command: str, **environ: str) -> str:
+        """Run a command in the folder; its stdout.
 
         Raises:
             MeasurementError: it failed.
         """
         done = subprocess.run(
-            command, cwd=cwd or self.folder, env={**self._environ, **environ}, capture_output=True, text=True
+            command, cwd=self.folder, env={**self._environ, **environ}, capture_output=True, text=True
         )
         if done.returncode != 0:
             raise MeasurementError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def wall(self, *command: str, cwd: Path | None = None, **environ: str) -> list[float]:
+    def wall(self, *command: str, **environ: str) -> list[float]:
         """Wall time of one run."""
         shutil.rmtree(self.folder / "results", ignore_errors=True)
         start = time.perf_counter()
-        self.run(*command, cwd=cwd, **environ)
+        self.run(*command, **environ)
         return [time.perf_counter() - start]
 
     def items(self, python: str, *arguments: str, **environ: str) -> Sequence[float]:

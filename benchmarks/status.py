@@ -53,18 +53,17 @@ assert statuses.total() == int(sys.argv[1]), statuses
 
 def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """Measure and print; all numbers, in seconds."""
-    project = place.folder / "project"
-    _make(place, project)
-    compared = Rounds(_subjects(place, project), quiet)
+    _make(place.folder, _real_record(place))
+    compared = Rounds(_subjects(place), quiet)
     for _ in range(rounds):
         compared.add()
     print("\n".join(compared.lines(COMPARISONS)))
     return compared.plain(COMPARISONS)
 
 
-def _subjects(place: Workplace, project: Path) -> dict[str, Subject]:
+def _subjects(place: Workplace) -> dict[str, Subject]:
     def process(title: str, *arguments: str) -> Subject:
-        return Subject(title, lambda: place.wall(sys.executable, *arguments, cwd=project))
+        return Subject(title, lambda: place.wall(sys.executable, *arguments))
 
     total = str(_CELLS * _TRIALS)
     return {
@@ -75,7 +74,7 @@ def _subjects(place: Workplace, project: Path) -> dict[str, Subject]:
     }
 
 
-def _make(place: Workplace, project: Path) -> None:
+def _make(project: Path, record: dict[str, Any]) -> None:
     """A recipe, its index, and files that are as large as those of real trials."""
     from pytest_aorta.recipe_plans import cell_requests
     from pytest_aorta.registry import Registry
@@ -88,10 +87,8 @@ def _make(place: Workplace, project: Path) -> None:
     names = [name for name in registry.mitigation_names() if name != "none"]
     sets = itertools.chain.from_iterable(itertools.combinations(names, size) for size in range(1, len(names)))
     chosen = [list(names) for names in itertools.islice(sets, _CELLS)]
-    project.mkdir()
     (project / "aorta.toml").write_text(_MATRIX.format(trials=_TRIALS, sets=json.dumps(chosen)))
     recipe = read_recipe(project / "aorta.toml")
-    record = _real_record(place)
     sources = {__file__: str(file_digest(Path(__file__)))}  # of any file: it has to be looked at
     results = recipe.directories / "matrix" / "gemm"
     with Journal(recipe.index / "staged") as journal:

@@ -26,7 +26,7 @@ path = {path}
 # A command on each directory; it is completed when its products are there.
 # [[action]]
 # name = "one"
-# command = "echo hello > {workspace}/{{directory}}/one.txt"
+# command = "echo hello > {{workspace_path}}/{{directory}}/one.txt"
 # products = ["one.txt"]
 """
 
