@@ -31,7 +31,12 @@ def journal(folder: Path, *completions: Completion) -> None:
 
 
 def test_all_completions_of_an_index() -> None:
-    found = [trial(0), trial(3, "timeout"), trial(4, "ok", "r2"), CommandCompletion("one", "d", "failed")]
+    found: list[Completion] = [
+        trial(0),
+        trial(3, "timeout"),
+        trial(4, "ok", "r2"),
+        CommandCompletion("one", "d", "failed"),
+    ]
     assert list(completions_of(index_of(*found)).values()) == found
 
 
