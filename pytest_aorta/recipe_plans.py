@@ -32,7 +32,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         workloads=(table.workload or "",),
         trials=table.trials,
         environments=table.environments,
-        mitigations=tuple(_mitigation_set(names) for names in table.mitigations),
+        mitigations=tuple(mitigation_set(names) for names in table.mitigations),
         extra_env=table.extra_env,
         steps=table.steps,
         config=table.config,
@@ -50,7 +50,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
     )
 
 
-def _mitigation_set(names: str | tuple[str, ...]) -> tuple[str, ...]:
+def mitigation_set(names: str | tuple[str, ...]) -> tuple[str, ...]:
     """Names as the option has them: ``"a,b"`` is a set of two."""
     return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else names
 

@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action, Recipe
     from pytest_aorta.workflow.overview import Overview
+    from pytest_aorta.workflow.requests import Requests
     from pytest_aorta.workspace.index.directories import CachedDirectories
     from pytest_aorta.workspace.index.source_changes import SourceChanges
 
@@ -36,12 +37,22 @@ def registry_option(command: _Command) -> _Command:
 
 @dataclass(frozen=True)
 class Project:
-    """A recipe and what is known of its workspace."""
+    """A recipe and what is known of its workspace.
+
+    Attributes:
+        recipe: of the working directory.
+        overview: of its actions.
+        directories: of its workspace.
+        sources: whether source files have changed.
+        imported: whether a plugin was imported to know what the recipe asks for, which may give something else the
+            next time although no file is another one.
+    """
 
     recipe: Recipe
     overview: Overview
     directories: CachedDirectories
     sources: SourceChanges
+    imported: bool
 
     def save(self) -> None:
         """Keep what was looked up, for the next command."""
@@ -70,7 +81,8 @@ def open_recipe() -> Recipe:
     Raises:
         RecipeError: there is none, or it is not valid.
     """
-    from pytest_aorta.workflow.reading import find_recipe, read_recipe
+    from pytest_aorta.workflow.finding import find_recipe
+    from pytest_aorta.workflow.reading import read_recipe
 
     return read_recipe(find_recipe(Path.cwd()))
 
@@ -89,16 +101,17 @@ def open_project(files: Sequence[str] = ()) -> Project:
     recipe = open_recipe()
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
+    requests, imported = requests_of(recipe, files)
     overview = Overview(
         recipe,
         read_index(recipe.index),
-        requests_of(recipe, files),
+        requests,
         directories.names,
         directories.value_of,
         sources.have_changed,
         read_submitted(recipe.index),
     )
-    return Project(recipe, overview, directories, sources)
+    return Project(recipe, overview, directories, sources, imported)
 
 
 def directories_of(recipe: Recipe) -> CachedDirectories:
@@ -109,12 +122,24 @@ def directories_of(recipe: Recipe) -> CachedDirectories:
     return CachedDirectories(recipe.index, recipe.directories, recipe.workspace.value_file, results)
 
 
-def requests_of(recipe: Recipe, files: Sequence[str]) -> Any:
-    """What is asked of the cells of a recipe; ``files``: registry files."""
-    if not any(action.is_matrix for action in recipe.actions):
-        return {}
-    from pytest_aorta.recipe_plans import cell_requests
-    from pytest_aorta.registry import Registry
+def registry_files(files: Sequence[str]) -> tuple[str, ...]:
+    """The registry files of the command line, or else those of the variable."""
+    return tuple(files) or tuple(filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(";")))
 
-    given = files or tuple(filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(";")))
-    return cell_requests(recipe, Registry.load([Path(file) for file in given]))
+
+def requests_of(recipe: Recipe, files: Sequence[str]) -> tuple[Requests, bool]:
+    """What is asked of the cells of a recipe, and whether a plugin was imported for that; ``files``: registry files."""
+    matrices = [action.table for action in recipe.actions if action.is_matrix]
+    if not matrices:
+        return {}, False
+    from pytest_aorta.recipe_plans import cell_requests, mitigation_set
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.registry.types import BUILTIN_SOURCE
+
+    registry = Registry.load([Path(file) for file in registry_files(files)])
+    requests = cell_requests(recipe, registry)
+    environments = {name for table in matrices for name in table.environments}
+    mitigations = {name for table in matrices for names in table.mitigations for name in mitigation_set(names)}
+    sources = {registry.environment(name).source_package for name in environments}
+    sources |= {registry.mitigation(name).source_package for name in mitigations}
+    return requests, any(source != BUILTIN_SOURCE and not source.startswith("sidecar:") for source in sources)

@@ -172,7 +172,8 @@ def _units(
         found = project.overview.states(action, only)
         jobs = project.overview.submitted.get(action.name, {})
         value_of = project.overview.value_of(action)
-        for group in project.overview.groups(action, [unit for unit, state in found.items() if state.value in states]):
+        shown = [unit for unit, state in found.items() if state.value in states]
+        for group in [shown] if action.is_matrix else project.overview.groups(action, shown):
             number += 1
             for unit in group:
                 values = _elements(value_of, unit, pointers)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_option
+from pytest_aorta.cli.project import open_project, registry_files, registry_option
+from pytest_aorta.cli.remembered import Rows, remember, remembered
 from pytest_aorta.cli.selections import COLORS, chosen_states, chosen_units, state_options
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.workflow.finding import find_recipe
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.overview import ActionSummary
+
+#: Key of a row for the cost as a text, which is not shown as JSON.
+_COST = "cost"
 
 
 @click.command("status")
@@ -40,45 +46,48 @@ def status(
     action with a workload; where names are given, only these (-: names from stdin). Products of commands are not looked
     for again: see pytest-aorta scan.
     """
+    rows = [row for row in _rows(names, action, files) if fnmatchcase(row["name"], action)]
+    states = chosen_states(flags)
+    shown = [row for row in rows if show_all or any(row[state] for state in states)]
+    if as_json:
+        plain = [{key: value for key, value in row.items() if key != _COST} for row in shown]
+        click.echo(json.dumps({"actions": plain}, indent=1))
+    elif short:
+        for row in shown:
+            hours = [f"{row['remaining'][unit]:.2f}" for unit in ("cpu_hours", "gpu_hours")]
+            click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
+    else:
+        _echo_table(shown, len(rows))
+
+
+def _rows(names: tuple[str, ...], pattern: str, files: tuple[str, ...]) -> Rows:
+    """A row for each action that matches, and perhaps others."""
+    recipe, registries = find_recipe(Path.cwd()), registry_files(files)
+    known = None if names else remembered(recipe, registries)
+    if known is not None and any(fnmatchcase(row["name"], pattern) for row in known):
+        return known
     project = open_project(files)
     only = chosen_units(names, project.overview)
-    states = chosen_states(flags)
-    summaries = [project.overview.summary(each, only) for each in project.actions(action)]
-    shown = [each for each in summaries if show_all or any(_counts(each)[state] for state in states)]
+    rows = [_row(project.overview.summary(each, only)) for each in project.actions(pattern)]
     project.save()
-    if as_json:
-        click.echo(json.dumps({"actions": [_plain(each) for each in shown]}, indent=1))
-    elif short:
-        for each in shown:
-            click.echo("\t".join(map(str, _fields(each))))
-    else:
-        _echo_table(shown, len(summaries))
+    if len(rows) == len(project.recipe.actions) and only is None and not project.imported:
+        remember(recipe, registries, [project.recipe.directories, *project.sources.looked_at], rows)
+    return rows
 
 
-def _counts(summary: ActionSummary) -> dict[str, int]:
-    return {state.value: count for state, count in summary.counts.items()}
-
-
-def _plain(summary: ActionSummary) -> dict[str, Any]:
+def _row(summary: ActionSummary) -> dict[str, Any]:
     remaining = {"cpu_hours": summary.remaining.cpu_hours, "gpu_hours": summary.remaining.gpu_hours}
-    return {"name": summary.action.name, **_counts(summary), "remaining": remaining}
+    counts = {state.value: count for state, count in summary.counts.items()}
+    return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
 
 
-def _fields(summary: ActionSummary) -> list[object]:
-    """Name, the states in their order, CPU hours, GPU hours."""
-    hours = [f"{each:.2f}" for each in (summary.remaining.cpu_hours, summary.remaining.gpu_hours)]
-    return [one_line(summary.action.name), *_counts(summary).values(), *hours]
-
-
-def _echo_table(shown: Sequence[ActionSummary], of: int) -> None:
+def _echo_table(shown: Rows, of: int) -> None:
     if not shown:
-        click.echo("The recipe has no actions." if not of else "No action has any of these; --all shows all actions.")
+        click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
         return
-    headings = ["Action", *(state.capitalize() for state in COLORS), "Remaining cost"]
-    rows = [
-        [each.action.name, *(f"{count:,}" for count in _counts(each).values()), str(each.remaining)] for each in shown
-    ]
-    lines = columns([headings, *rows], right=range(1, len(headings)))
+    headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
+    texts = [[row["name"], *(f"{row[state]:,}" for state in COLORS), row[_COST]] for row in shown]
+    lines = columns([headings, *texts], right=range(1, len(headings)))
     click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:
         click.echo(line)

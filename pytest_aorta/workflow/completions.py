@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from typing import Any
 
 from pytest_aorta.workflow.requests import recorded_digest
@@ -83,9 +82,3 @@ def _spec(name: str, places: list[str]) -> ModuleSpec | None:
         return PathFinder.find_spec(name, places) or importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
-
-
-def exists(results: Path, workload_folder: str, cell_folder: str, trial: int) -> bool:
-    """Whether there may be a trial file of this trial, in the folder of its cell or of its workload."""
-    name = f"trial_{trial}.json"
-    return (results / workload_folder / cell_folder / name).exists() or (results / workload_folder / name).exists()

@@ -12,27 +12,15 @@ from pydantic import ValidationError
 from pytest_aorta.workflow.actions import Action, Recipe, check_actions
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.errors import RecipeError
+from pytest_aorta.workflow.finding import find_recipe as find_recipe
 from pytest_aorta.workflow.lines import Location, key_lines, line_of
-from pytest_aorta.workflow.recipe import FILE_NAMES, ActionTable, CommandTable, MatrixTable, RecipeTable
+from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable, RecipeTable
 from pytest_aorta.workflow.tables import completed
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # pytest needs it there
-
-
-def find_recipe(start: Path) -> Path:
-    """The recipe of a folder: its own, or that of the nearest folder above.
-
-    Raises:
-        RecipeError: there is none.
-    """
-    for folder in (start.absolute(), *start.absolute().parents):
-        for name in FILE_NAMES:
-            if (folder / name).is_file():
-                return folder / name
-    raise RecipeError(f"no {' or '.join(FILE_NAMES)} in {start.absolute()} or above it; pytest-aorta init makes one")
 
 
 def read_recipe(file: Path) -> Recipe:

@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from pytest_aorta.workflow.finding import FILE_NAMES as FILE_NAMES
 from pytest_aorta.workflow.groups import Group
 from pytest_aorta.workflow.resources import Resources
 from pytest_aorta.workflow.tables import Table
-
-#: Where the files are that a recipe searches for, from the working directory upwards; the second is Row's.
-FILE_NAMES = ("aorta.toml", "workflow.toml")
 
 
 class WorkspaceTable(Table):

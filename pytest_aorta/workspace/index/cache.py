@@ -90,18 +90,27 @@ def read_index(folder: Path) -> Index:
     if not journals(folder / "staged"):
         return load_cache(folder)
     with locked(folder):
-        index = load_cache(folder)
-        found = journals(folder / "staged")
-        ended = [path for path in found if has_ended(path)]
-        _add_all(index, ended)
-        index.folded = [path.name for path in ended]
-        if ended:
-            with contextlib.suppress(OSError):
-                write_cache(folder, index)
-                for path in ended:
-                    path.unlink(missing_ok=True)
-        _add_all(index, [path for path in found if path not in ended])
+        index, growing = fold(folder)
+    _add_all(index, growing)
     return index
+
+
+def fold(folder: Path) -> tuple[Index, list[Path]]:
+    """The cache with the journals that have ended folded into it, and those that may still grow.
+
+    Hold the lock of the folder meanwhile.
+    """
+    index = load_cache(folder)
+    found = journals(folder / "staged")
+    ended = [path for path in found if has_ended(path)]
+    _add_all(index, ended)
+    index.folded = [path.name for path in ended]
+    if ended:
+        with contextlib.suppress(OSError):
+            write_cache(folder, index)
+            for path in ended:
+                path.unlink(missing_ok=True)
+    return index, [path for path in found if path not in ended]
 
 
 def load_cache(folder: Path) -> Index:

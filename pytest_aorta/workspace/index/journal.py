@@ -63,7 +63,7 @@ def journals(folder: Path) -> list[Path]:
     """The journals in a folder, in the order of their names."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -31,7 +31,13 @@ class SourceChanges:
 
     def have_changed(self, sources: Mapping[str, str]) -> bool:
         """Whether any of these files, path to digest, has another content now, or is gone."""
-        return any(self._digest(path) != digest for path, digest in sources.items())
+        now = {path: self._digest(path) for path in sources}  # all of them, for ``looked_at``
+        return now != dict(sources)
+
+    @property
+    def looked_at(self) -> list[str]:
+        """The files that ``have_changed`` was asked about."""
+        return list(self._now)
 
     def save(self) -> None:
         """Keep the digests for the next process."""
