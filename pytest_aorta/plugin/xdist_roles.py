@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
+
+#: Name of the run in the history, where it was given to workers before there was a trial.
+STAMP = pytest.StashKey[str]()
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -29,6 +31,12 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     """What the controller has sent to this worker, see ``pytest_configure_node``; empty where there is none."""
     decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
     return decided
+
+
+def test_run_of(config: pytest.Config) -> str | None:
+    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    return found.get("testrunuid")
 
 
 def worker_of_workers(config: pytest.Config) -> tuple[int, int]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
-from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import test_run_of
+from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import Directories
 from pytest_aorta.workflow.states import Progress, open_for
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome
@@ -194,9 +196,19 @@ def close_recipes(config: pytest.Config) -> None:
 
 def _turn_hooks(config: pytest.Config) -> TurnHooks:
     if _TURNS not in config.stash:
-        shared = decisions_of_controller(config).get("folder") if is_worker(config) else None
-        turns = Turns(Path(shared) if shared else None)
+        run = test_run_of(config)
+        used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
+        turns = Turns(used.path if used is not None else None)
         turns.be_busy(str(os.getpid()))
         config.stash[_TURNS] = TurnHooks(turns)
+        if used is not None:
+            config.add_cleanup(used.close)
         config.pluginmanager.register(config.stash[_TURNS], "aorta_turns")
     return config.stash[_TURNS]
+
+
+def _shared_folder(run: str) -> Path:
+    """The folder of all workers of an xdist run; the last one that uses it removes it."""
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}turns-{run}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path

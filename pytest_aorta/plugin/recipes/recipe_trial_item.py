@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,6 +70,10 @@ class RecipeTrialItem(TrialItem):
         if self.reproduced:
             self.user_properties.append(("aorta_state", "reproduced"))
 
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The recipe, the line of the action, and the name."""
+        return self.path, self.action.line - 1, self.name
+
     def _wait(self, phase: str) -> None:
         try:
             super()._wait(phase)
@@ -88,9 +93,10 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
     recipe.looks[action.name] = _Look(part, action)
     sibling: RecipeTrialItem | None = None
     for spec in part.plan.trials:
-        name, paths = item_name(action, spec), part.plan.paths(spec)
-        sibling = item_of(RecipeTrialItem, parent, name, spec, paths, sibling)
+        name = item_name(action, spec)
+        sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
         sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
+        sibling.add_marker(pytest.mark.aorta)
         sibling.extra_keyword_matches.add(action.name)
         recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
         yield sibling

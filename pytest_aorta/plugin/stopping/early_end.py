@@ -40,14 +40,11 @@ class Stopping:
     def _used(self) -> UsedFolder:
         return UsedFolder(make_own)
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the processes of the run agree on its end; ``None`` where there is one, or nothing to agree on."""
-        return self.shared if self._selection.may_end_early else None
-
     @cached_property
-    def shared(self) -> Path | None:
+    def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
+        if not self._selection.may_end_early:
+            return None
         if is_controller(self._config):
             return self._used.path
         shared = decisions_of_controller(self._config).get("folder")
