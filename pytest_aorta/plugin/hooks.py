@@ -76,7 +76,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     from pytest_aorta.plugin.recipes.recipe_file import recipe_file
 
-    return recipe_file(file_path, parent)
+    found = recipe_file(file_path, parent)
+    if found is not None:
+        register_hooks(parent.config, late=True)
+    return found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.plugin.late_hooks import register_hooks
 from pytest_aorta.plugin.recipes.command_item import CommandItem
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run
 from pytest_aorta.workflow.actions import Action
@@ -77,7 +76,6 @@ def recipe_file(path: Path, parent: pytest.Collector) -> RecipeFile | None:
     """A collector for ``aorta.toml`` and ``*.aorta.toml``, and for Row's ``workflow.toml`` where it is given itself."""
     is_own = path.name == _OWN or path.name.endswith(f".{_OWN}")
     if is_own or (path.name == _ROW and parent.session.isinitpath(path)):
-        register_hooks(parent.config, late=True)
         collector: RecipeFile = RecipeFile.from_parent(parent, path=path)
         return collector
     return None
