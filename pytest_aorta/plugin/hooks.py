@@ -6,6 +6,7 @@ workload file, or a test that starts trials. So nothing heavy is imported here, 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _look_at_files(config: pytest.Config) -> None:
-    """Look for workloads in the Python files that were given as arguments: those are collected."""
+    """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
+    if any(".toml" in argument for argument in config.args):
+        register_hooks(config)
     if any(".py" in argument for argument in config.args) or config.option.pyargs:
         from pytest_aorta.plugin.given_files import GivenFiles, given_files
 
@@ -68,6 +71,18 @@ def pytest_configure_node(node: Any) -> None:
         from pytest_aorta.workspace.history import stamp
 
         node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Recipes."""
+    if file_path.suffix != ".toml":
+        return None
+    from pytest_aorta.plugin.recipes.recipe_file import recipe_file
+
+    found = recipe_file(file_path, parent)
+    if found is not None:
+        register_hooks(parent.config, late=True)
+    return found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

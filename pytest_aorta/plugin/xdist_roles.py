@@ -33,6 +33,12 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     return decided
 
 
+def test_run_of(config: pytest.Config) -> str | None:
+    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    return found.get("testrunuid")
+
+
 def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
     """The number of this xdist worker, from 0, and of how many; 0 and 1 in any other process."""
     found: Mapping[str, Any] = getattr(config, "workerinput", {})
