@@ -31,6 +31,7 @@ class Workplace:
         # Whatever else is installed for pytest, or set for its runs, would be measured as well.
         settings = ("PYTEST_", "AORTA_")
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+        self._environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile the plugin anew
         self._environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         self._environ["PYTHONPATH"] = str(folder)
 

@@ -27,13 +27,13 @@ _DIGITS = 18
 #: As many earlier records of a trial as there are.
 UNBOUNDED = sys.maxsize
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 #: What follows a separator between variables, which may also be a part of a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
 #: Days, hours, minutes, seconds.
-_DURATION = re.compile("".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms"), re.ASCII)
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
 
 #: Variables, as they are typed.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
@@ -185,7 +185,11 @@ def margin(value: Any) -> float:
 def duration(value: Any) -> float:
     """Of a whole run, in seconds: ``8h``, ``1h30m``, ``90s``, or plain seconds."""
     seconds = _number(value)
-    if isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())) is not None and any(found.groups()):
+    if (
+        isinstance(value, str)
+        and (found := re.fullmatch(_DURATION, value.strip(), re.ASCII)) is not None
+        and any(found.groups())
+    ):
         seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
     if not 0 < seconds < math.inf:
         raise ValueError("a duration such as 8h, 1h30m, 90s, or a number of seconds above 0")
@@ -199,6 +203,33 @@ def switch(value: Any) -> bool:
     if found is None:
         raise ValueError("true or false")
     return found
+
+
+def command(value: Any) -> str:
+    """A program and its arguments."""
+    from pytest_aorta.trials.command_line import words_of
+
+    words_of(value)
+    return str(value)
+
+
+def shown_command(text: str) -> str:
+    """What may be repeated of a text that is no command: not the values of variables, which may be secrets."""
+    return repr(re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*=)\S*", r"\1...", text))
+
+
+def regex(value: Any) -> str:
+    """What is searched for in lines."""
+    from pytest_aorta.trials.output_rules import checked_regex
+
+    return checked_regex(value)
+
+
+def metric(value: Any) -> str:
+    """A regular expression whose groups have names."""
+    from pytest_aorta.trials.output_rules import checked_metric
+
+    return checked_metric(value)
 
 
 def name(value: Any) -> str:
@@ -244,7 +275,7 @@ def file(value: str) -> str:
     return value
 
 
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
 def preload(value: Any) -> str | tuple[str, ...]:
@@ -255,7 +286,7 @@ def preload(value: Any) -> str | tuple[str, ...]:
         found = names(value)
     except ValueError:
         found = ()
-    if not found or not all(map(_MODULE.fullmatch, found)) or {"auto", "none"} & {*found}:
+    if not found or not all(re.fullmatch(_MODULE, name) for name in found) or {"auto", "none"} & {*found}:
         raise ValueError("auto, none, or names of modules separated by commas, such as torch,numpy")
     return found
 
@@ -278,13 +309,13 @@ def pairs(text: str) -> dict[str, str]:
 
 def is_variable(key: str, value: str) -> bool:
     """Whether an environment can hold it."""
-    return _VARIABLE.fullmatch(key) is not None and "\0" not in value
+    return re.fullmatch(_VARIABLE, key) is not None and "\0" not in value
 
 
 def shown_pairs(text: str) -> str:
     """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
     parts = [part.partition("=") for part in re.split(f",{NEXT_PAIR}", text)]
-    key, equals, value = next((part for part in parts if not _VARIABLE.fullmatch(part[0]) or not part[1]), parts[0])
+    key, equals, value = next((part for part in parts if not re.fullmatch(_VARIABLE, part[0]) or not part[1]), parts[0])
     if not equals:
         return "a text without '='"
     # A secret in Base64 ends like that, and a name that nothing follows is more likely one.

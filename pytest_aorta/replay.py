@@ -74,6 +74,10 @@ class Replay:
         folder = PurePosixPath(REPLAY, identifier(self.spec.workload.name), identifier(self.spec.cell) + self._suffix)
         return TrialPaths(folder / f"trial_{self.spec.trial_index}.json")
 
+    def paths_of(self, _: TrialSpec) -> TrialPaths:
+        """As of a plan, for the only trial that there is."""
+        return self.paths
+
     @property
     def secrets(self) -> list[str]:
         """Names of the variables whose values the record does not have."""

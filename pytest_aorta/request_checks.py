@@ -28,7 +28,7 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     Raises:
         RequestError: naming the options.
     """
-    check_elastic(selection.execution, spell)
+    check_elastic(selection.execution, spell, selection.resources.hosts)
     _check_slots(selection, spell, parallel)
     _check_devices(selection, spell)
     if is_multi_node(selection.execution.elastic):

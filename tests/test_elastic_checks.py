@@ -36,9 +36,12 @@ OTHERS = {
 
 
 def check(launcher: Any, **options: Any) -> None:
-    check_elastic(
-        Execution(launcher=launcher, elastic=elastic_options(options)), lambda name, value: f"--aorta-{name} {value}"
-    )
+    check_on((), launcher, **options)
+
+
+def check_on(hosts: tuple[str, ...], launcher: Any, **options: Any) -> None:
+    execution = Execution(launcher=launcher, elastic=elastic_options(options))
+    check_elastic(execution, lambda name, value: f"--aorta-{name} {value}", hosts)
 
 
 def test_every_option_is_tried() -> None:
@@ -73,11 +76,34 @@ def test_torchrun_uses_a_master_with_static(name: str) -> None:
     check("torchrun", rdzv_backend="static", **{name: OTHERS[name]})
 
 
-@pytest.mark.parametrize("backend", ["static", "etcd", "etcd-v2"])
-def test_several_nodes_meet_in_a_store_of_c10d(backend: str) -> None:
-    with pytest.raises(RequestError, match=f"--aorta-elastic rdzv_backend={backend}: several nodes meet"):
-        check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379", nnodes=2)
-    check("auto", rdzv_backend="c10d", rdzv_endpoint="localhost:2379", nnodes=2)
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_where_several_nodes_meet(backend: str) -> None:
+    check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
+    with pytest.raises(
+        RequestError, match="--aorta-elastic rdzv_backend=telepathy: several nodes meet by c10d, static,"
+    ):
+        check("auto", rdzv_backend="telepathy", rdzv_endpoint="node0:29500", nnodes=2)
+
+
+def test_static_has_a_fixed_number_of_nodes() -> None:
+    with pytest.raises(RequestError, match="--aorta-elastic nnodes=1:2: with rdzv_backend=static the number"):
+        check("auto", rdzv_backend="static", nnodes="1:2")
+
+
+def test_a_node_is_one_of_them() -> None:
+    check("auto", nnodes="1:3", node_rank=2)
+    with pytest.raises(RequestError, match="--aorta-elastic node_rank=3: of 3 nodes, the last one is 2"):
+        check("auto", nnodes="1:3", node_rank=3)
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_needs_a_name_for_the_rendezvous_of_a_run(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    where: dict[str, Any] = {"rdzv_backend": backend, "rdzv_endpoint": "head:2379", "nnodes": 2}
+    with pytest.raises(RequestError, match=f"rdzv_backend={backend} on several nodes needs rdzv_id=NAME"):
+        check("auto", **where)
+    check("auto", **where, rdzv_id="run-7")
+    check_on(("ssh=a", "ssh=b"), "auto", **where)
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])

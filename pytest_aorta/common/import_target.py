@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 
@@ -13,3 +17,31 @@ def import_target(target: str) -> Any:
     for name in qualname.split("."):
         found = getattr(found, name)
     return found
+
+
+def target_file(target: str) -> Path | None:
+    """The file that ``module:name`` or ``/path/file.py:name`` is in; ``None`` where it cannot be found."""
+    where = target.rpartition(":")[0]
+    return Path(where) if where.endswith(".py") else module_file(where)
+
+
+def module_file(module: str) -> Path | None:
+    """The file of a module. Nothing is imported, neither the module nor the packages around it."""
+    spec: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        spec = _spec(".".join(parts[:number]), path)
+        path = None if spec is None else spec.submodule_search_locations
+        if spec is None or (path is None and number < len(parts)):
+            return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        found: ModuleSpec | None = None if find is None else find(name, path)
+        if found is not None:
+            return found
+    return None

@@ -13,7 +13,9 @@ from pytest_aorta.launch.host.service import HostOptions
 from pytest_aorta.launch.job_messages import TrialOrder, broken_cell
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
-from pytest_aorta.launch.nodes.addressing import store_port
+from pytest_aorta.launch.nodes.addressing import endpoint, keeps_store
+from pytest_aorta.launch.nodes.seal import secret_of
+from pytest_aorta.launch.nodes.store import Meeting
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.protocol import StartupError
@@ -61,8 +63,7 @@ class TrialEngine:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
             for number, host in enumerate(hosts):
-                port = self._nodes.port if self._nodes is not None and number == 0 else None
-                own = replace(options, node_port=port)
+                own = replace(options, meeting=None if self._nodes is None else self._nodes.meeting_of(number))
                 below = Worker(3, slots=resources.slots, service=_SERVICE, service_argument=own)
                 self._worker.add_worker(below, host)
         else:
@@ -70,7 +71,7 @@ class TrialEngine:
                 3,
                 slots=resources.slots,
                 service=_SERVICE,
-                service_argument=replace(options, node_port=None if elastic is None else store_port(elastic)),
+                service_argument=replace(options, meeting=None if elastic is None else _meeting(elastic, results)),
                 grace=grace,
             )
         self._variables: dict[str, str] = {}
@@ -215,3 +216,14 @@ class TrialEngine:
         """End all processes; from any thread."""
         with self._worker:  # only the thread that enters it may close it
             pass
+
+
+def _meeting(elastic: ElasticOptions, results: Path | None) -> Meeting:
+    """What this node has to know of the run's store.
+
+    Raises:
+        LaunchModeError: where that is, is unknown, or the nodes can have no secret.
+    """
+    host, port = endpoint(elastic)
+    secret = secret_of(results or Path())
+    return Meeting(secret, host, port) if keeps_store(elastic) else Meeting(secret)

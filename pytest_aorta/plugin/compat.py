@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
@@ -15,6 +15,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 from _pytest._io import TerminalWriter
 from _pytest._io.wcwidth import wcswidth
 from _pytest.outcomes import Skipped
+from pluggy import HookRelay
 
 
 def terminal_width(text: str) -> int:
@@ -22,14 +23,14 @@ def terminal_width(text: str) -> int:
     return wcswidth(text)
 
 
-def longrepr_of(text: str, path: Path) -> ReprExceptionInfo:
-    """A text as what pytest's reports hold: shown as it is, its first line in the short summary.
+def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None = None) -> ReprExceptionInfo:
+    """A text as what pytest's reports hold: shown as it is, its first line in the short summary; ``line`` is from 0.
 
     A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
     these, but they are what travels between xdist's processes.
     """
     shown = ReprTraceback([ReprEntryNative([text + "\n"])], None, style="native")
-    return ReprExceptionInfo(shown, ReprFileLocation(str(path), 1, text.partition("\n")[0]))
+    return ReprExceptionInfo(shown, ReprFileLocation(os.fspath(path), (line or 0) + 1, text.partition("\n")[0]))
 
 
 class _WithLines(TerminalRepr):
@@ -114,8 +115,15 @@ class GeneratedFunction(pytest.Function):
         if hasattr(item, "_id"):
             # pytest 9.2 compares structured ids, and does not take a name with brackets apart by itself: without this,
             # --lf and --ff would not know the item again.
-            item._id = type(item._id).parse(item.nodeid)
+            base, _, parameters = name.partition("[")
+            item._id = parent.id.child(base).with_params(parameters.removesuffix("]") if parameters else None)
         return item
+
+    @property
+    def ihook(self) -> HookRelay:
+        """The hooks that apply to its parent: the path of a node says what it is from, and not what applies to it."""
+        assert self.parent is not None
+        return self.parent.ihook
 
     def visible_traceback(self, traceback: Any) -> Any:
         """The entries of a traceback that are shown."""

@@ -10,7 +10,7 @@ import pytest
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.common.terminal_text import printable as printable
 from pytest_aorta.common.traceback_text import own_frames, without_runner
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.plugin.rerun_command import rerun_line
 from pytest_aorta.trials.place_variables import KEPT_DAYS
 
 if TYPE_CHECKING:
@@ -86,23 +86,3 @@ def tail_of(path: Path) -> list[str]:
     """The last lines of a log, as printable text; empty when there are none."""
     clean = printable(read_tail(path, _TAIL_BYTES))
     return without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
-
-
-def rerun_line(item: pytest.Item) -> str:
-    """A command that runs just this item again, with the options that shape the plan. Values of variables are left
-    out: they may be secrets."""
-    arguments = []
-    for option in OPTIONS:
-        if option.name in ("resume", "report"):  # it has a result now; and a report is one of all trials
-            continue
-        given = getattr(item.config.option, option.ini, None)
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
-            if option.name == "extra-env":
-                value = ",".join(f"{name}=..." for name in option.parse(value))
-            if option.name == "host":
-                from pytest_aorta.runtime.hosts.specs import without_values
-
-                value = without_values(value)
-            arguments += [option.flag] if option.is_switch else [option.flag, value]
-    command = ["pytest", *arguments, item.nodeid]
-    return " ".join(shlex.quote(part) for part in command)

@@ -1,29 +1,25 @@
-"""Every pytest hook of pytest-aorta, and only hooks. Imports nothing heavy: pytest loads this at every start."""
+"""What pytest loads at every start: options, fixtures, and the hooks that find out whether there are trials.
+
+All others are in ``trial_hooks`` and ``report_hooks``, which are imported and registered when there is an option, a
+workload file, or a test that starts trials. So nothing heavy is imported here, and no test that runs calls any of it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.compat import longrepr_of
-from pytest_aorta.plugin.current_run import current_run
-from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.further_rank import FurtherRankHooks, is_further_node, is_further_rank
-from pytest_aorta.plugin.options import add_options, is_mentioned
-from pytest_aorta.plugin.ordinary_tests.fixtures import (  # noqa: F401  (found by name)
+from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
     aorta_env,
     aorta_extra_env,
     aorta_run,
     aorta_torchrun,
     aorta_trial,
 )
-from pytest_aorta.plugin.report_hooks import ReportHooks
-from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.xdist_roles import is_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from pytest_aorta.plugin.late_hooks import TRIALS, register_hooks
+from pytest_aorta.plugin.options import add_options, is_mentioned
+from pytest_aorta.plugin.xdist_roles import STAMP, is_controller
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,181 +28,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and the hooks that see reports; read the selection when there is one."""
+    """Register the marker, and the hooks of trials where these are asked for already."""
     config.addinivalue_line(
         "markers",
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    is_rank = is_further_rank(config)
-    if is_rank or is_further_node(config):
-        config.pluginmanager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
-    elif not is_worker(config):
-        config.pluginmanager.register(ReportHooks(config), "aorta_reports")
-    if is_mentioned(config) and not config.option.help:
-        from pytest_aorta.plugin.run import run_of
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        _look_at_files(config)
+    if is_mentioned(config):
+        from pytest_aorta.plugin.trial_hooks import select
 
-        run = run_of(config)
-        if run.selection.may_end_early:
-            from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
+        register_hooks(config)
+        if not config.option.help:
+            select(config)
+    elif is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
+        from pytest_aorta.plugin.controller_hooks import ControllerHooks
 
-            give_out_one_by_one(config)
-        if run.selection.replays:
-            from pytest_aorta.plugin.items.replays import select_replays
+        config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
 
-            select_replays(config, run)
-        elif run.selection.workloads:
-            from pytest_aorta.plugin.items.collection import select_trials
 
-            select_trials(config, run)
+def _look_at_files(config: pytest.Config) -> None:
+    """Look for workloads in the Python files that were given as arguments: those are collected."""
+    if any(".py" in argument for argument in config.args) or config.option.pyargs:
+        from pytest_aorta.plugin.given_files import GivenFiles, given_files
+
+        if files := given_files(config):
+            config.pluginmanager.register(GivenFiles(files), "aorta_files")
+            register_hooks(config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Send an xdist worker what was decided here."""
-    from pytest_aorta.plugin.run import run_of
+    """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
+    if not node.config.pluginmanager.has_plugin(TRIALS):
+        from pytest_aorta.workspace.history import stamp
 
-    run = run_of(node.config)
-    folder = run.stopping.folder
-    node.workerinput["aorta"] = {
-        "folder": None if folder is None else str(folder),
-        "stamp": run.runner.store.stamp,
-        "paths": [str(argument) for argument in node.config.args],
-        "chosen": sorted(run.chosen or ()),
-    }
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """One line, when there is a plan."""
-    run = current_run(config)
-    if run is None or run.chosen is None or config.get_verbosity() < 0:
-        return None
-    from pytest_aorta.plugin.summary.terminal import header
-
-    return header(run)
+        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
+    starts_trials = "aorta_run" in metafunc.fixturenames
+    # Called for every test function that is collected: most are through here.
+    if not starts_trials and not metafunc.definition.own_markers:
+        return
+    is_marked = metafunc.definition.get_closest_marker("aorta") is not None
+    if starts_trials or is_marked:
+        register_hooks(metafunc.config, late=True)
     takes_trial = "aorta_trial" in metafunc.fixturenames
-    if takes_trial or metafunc.definition.get_closest_marker("aorta") is not None:
+    if takes_trial or is_marked:
         from pytest_aorta.plugin.ordinary_tests.marked_tests import checked_marker, parametrize
 
         given = checked_marker(metafunc)
         if takes_trial:
             parametrize(metafunc, given)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Add the selected trials to what the session collects."""
-    report = yield
-    run = current_run(collector.config)
-    if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
-        return report
-    if run.selection.replays:
-        from pytest_aorta.plugin.items.replays import selected_replays
-
-        report.result.append(selected_replays(collector, report.result))
-    else:
-        from pytest_aorta.plugin.items.collection import selected_trials
-
-        report.result.append(selected_trials(collector, report.result, run))
-    return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> pytest.Collector | None:
-    """A file that was given as a path and has Workload classes but no tests is not imported here."""
-    if not parent.session.isinitpath(module_path):
-        return None
-    from pytest_aorta.plugin.items.collection import workload_file
-
-    return workload_file(module_path, parent, with_tests=False)
-
-
-def pytest_collect_file(file_path: Any, parent: pytest.Collector) -> pytest.Collector | None:
-    """The Workload classes of a test file that was given as a path; pytest collects its tests."""
-    if file_path.suffix != ".py" or not parent.session.isinitpath(file_path):
-        return None
-    from pytest_aorta.plugin.items.collection import workload_file
-
-    return workload_file(file_path, parent, with_tests=True)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before the first item: refuse what would prevent every trial."""
-    option = session.config.option
-    # pytest's own loop, which comes after this, will not start when something could not be collected.
-    broken = session.testsfailed and not option.continue_on_collection_errors
-    if not option.collectonly and not broken and not is_worker(session.config):
-        from pytest_aorta.plugin.preflight import check_trials
-
-        check_trials(session)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Trials for which there is no time are not run."""
-    run = current_run(item.config)
-    if run is None or run.stopping.rounds is None or run.has_result(item):
-        return None
-    from pytest_aorta.plugin.stopping.early_end import omit
-
-    return omit(item, nextitem, run.stopping.rounds) or None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
-    report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        text = str(call.excinfo.value)
-        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
-        report.longrepr = longrepr_of(shown, item.path)
-    if report.skipped and call.excinfo is not None:
-        from pytest_aorta.plugin.stopping.early_end import NotNeeded, longrepr_of_skip
-
-        if isinstance(call.excinfo.value, NotNeeded):
-            report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
-    payload = item.stash.get(PAYLOAD, None)
-    if payload is not None:
-        report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
-    return report
-
-
-def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR where the workload is not what failed."""
-    if getattr(report, "aorta", None) is None:
-        return None
-    from pytest_aorta.plugin.summary.terminal import status_word
-
-    return status_word(report)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
-    from pytest_aorta.plugin.deadlines import TIMEOUT
-    from pytest_aorta.plugin.items.minimize import MinimizeItem
-    from pytest_aorta.plugin.items.trial_item import TrialItem
-
-    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
-        item.stash[TIMEOUT] = settings.timeout
-        return True
-    return None
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End all processes."""
-    run = current_run(config)
-    if run is not None:
-        from pytest_aorta.plugin.sigterm import ignore_from_now_on
-
-        ignore_from_now_on()
-        run.close()

@@ -20,7 +20,7 @@ from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
-from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry
 from pytest_aorta.trial_runner import TrialRunner
 
@@ -170,5 +170,6 @@ def run_of(config: pytest.Config) -> Run:
                 selection = replay_selection(config, selection)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
-        config.stash[RUN] = Run(config, selection, decisions_of_controller(config).get("stamp"))
+        stamp: str | None = decisions_of_controller(config).get("stamp", config.stash.get(STAMP, None))
+        config.stash[RUN] = Run(config, selection, stamp)
     return config.stash[RUN]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
+
+#: Name of the run in the history, where it was given to workers before there was a trial.
+STAMP = pytest.StashKey[str]()
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -128,6 +128,13 @@ def _port(text: str) -> int:
     return value
 
 
+def _endpoint(text: str) -> str:
+    _, port = text.rsplit(":", 1)
+    if not re.fullmatch(r"\S+:\d{1,5}", text) or int(port) > 65535:
+        raise ValueError
+    return text
+
+
 def _matching(pattern: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -143,7 +150,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nnodes": (_nnodes, "a number of nodes, or MIN:MAX"),
     "node_rank": (_at_least(0), "a whole number, 0 for the node that reports"),
     "rdzv_backend": (_matching(r"[a-z0-9_-]+"), "the name of a rendezvous backend, such as c10d"),
-    "rdzv_endpoint": (_matching(r"\S+:\d{1,5}"), "HOST:PORT"),
+    "rdzv_endpoint": (_endpoint, "HOST:PORT, with a port up to 65535"),
     "rdzv_id": (_matching(r"\S+"), "a name without spaces"),
     "start_method": (_matching("fork|spawn|forkserver"), "fork, spawn or forkserver"),
     "redirects": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),

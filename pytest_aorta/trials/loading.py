@@ -80,7 +80,7 @@ def _load_file(path: Path) -> ModuleType:
 
     ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
     """
-    name, root = _module_name(path)
+    name, root = module_name(path)
     # As with `python file.py`, its neighbours can be imported.
     _put_first(path.parent)
     _put_first(root)
@@ -93,7 +93,7 @@ def _load_file(path: Path) -> ModuleType:
     return _load_under(f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}", path)
 
 
-def _module_name(path: Path) -> tuple[str, Path]:
+def module_name(path: Path) -> tuple[str, Path]:
     """The dotted name of a file, and the folder that has to be on ``sys.path`` for it: above its outermost package."""
     parts, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file():
@@ -145,11 +145,13 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
     config: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     startup: dict[str, str] = {}
+    own: dict[str, Any] = {}
     data: dict[str, str | None] = {}
     scope, config_error = "global", None
     try:
         resolved = resolve_config(cls, overrides, steps)
         config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
+        own = cls.aorta_description(resolved.value) if hasattr(cls, "aorta_description") else {}
         aorta.check_isolation(cls)
         scope = aorta.result_scope(cls)
         startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
@@ -170,6 +172,7 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         "config_warnings": list(warnings),
         "startup_variables": startup,
         "requires_process": aorta.requires_process(cls),
+        **own,
     }
 
 

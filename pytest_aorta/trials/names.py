@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
 
@@ -14,6 +15,7 @@ _LIMIT = 120
 _DIGEST = 8
 
 
+@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
 def identifier(name: str) -> str:
     """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.
 

@@ -176,7 +176,7 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
             # Also where rank 0 has passed.
             return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
         if not seen.result["passed"]:
-            return "workload_failed", unpassed_failure(seen.result)
+            return "workload_failed", seen.failures.get("run") or unpassed_failure(seen.result)
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
@@ -194,7 +194,9 @@ def _status_of(failure: FailureData) -> ExitStatus:
 
 def _failure(seen: Observed) -> FailureData | None:
     """The first of: a rank, a phase, the deadline, a cleanup, the process."""
-    if seen.rank_failure is not None and not seen.timed_out:
+    # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
+    hangs = seen.rank_failure is not None and seen.rank_failure["kind"] in ("timeout", "stall")
+    if seen.rank_failure is not None and (not seen.timed_out or (hangs and seen.failures)):
         return _with_location(seen.rank_failure, seen.location)
     if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
@@ -105,9 +106,14 @@ class TrialSpec:
     @property
     def cell(self) -> str:
         """Environment and mitigation set, as in item names and folders."""
-        return f"{identifier(self.environment.name)}-{'+'.join(identifier(name) for name in self.mitigations)}"
+        return _cell(self.environment.name, self.mitigations)
 
     @property
     def item_name(self) -> str:
         """The pytest item's name, for instance ``fsdp[local-tf32_off+xnack-3]``."""
         return f"{identifier(self.workload.name)}[{self.cell}-{self.trial_index}]"
+
+
+@lru_cache(maxsize=4096)
+def _cell(environment: str, mitigations: tuple[str, ...]) -> str:
+    return f"{identifier(environment)}-{'+'.join(map(identifier, mitigations))}"

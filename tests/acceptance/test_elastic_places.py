@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.etcd import etcd_command
 from support.processes import free_port, wait_until
 from support.stage import Stage
 from support.workloads import GLOO
@@ -110,23 +110,17 @@ def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None
 
 
 def test_what_cannot_act_is_refused_before_the_first_trial(sums: Stage) -> None:
-    done = sums.run("sums.py::Sums", *given(rdzv_backend="static", nnodes=2))
+    done = sums.run("sums.py::Sums", *given(rdzv_backend="telepathy", nnodes=2))
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert re.search("--aorta-elastic rdzv_backend=static: several nodes meet", "\n".join(done.errlines))
+    assert re.search("--aorta-elastic rdzv_backend=telepathy: several nodes meet", "\n".join(done.errlines))
     assert sums.files() == []
 
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[str]:
-    """The endpoint of a real etcd, with the old interface that torch speaks."""
-    pytest.importorskip("etcd", reason="needs the package python-etcd")
-    program = shutil.which("etcd")
-    if program is None:
-        pytest.skip("needs etcd")
+    """The endpoint of a real etcd."""
     client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    command = [program, "--enable-v2", "--data-dir", str(tmp_path / "etcd")]
-    command += ["--listen-client-urls", f"http://{client}", "--advertise-client-urls", f"http://{client}"]
-    process = subprocess.Popen([*command, "--listen-peer-urls", f"http://{peer}"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(etcd_command(client, peer, tmp_path))
     host, _, port = client.partition(":")
     wait_until(lambda: socket.socket().connect_ex((host, int(port))) == 0)
     yield client
@@ -139,3 +133,10 @@ def etcd(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_a_rendezvous_of_etcd(sums: Stage, etcd: str, backend: str, launcher: str) -> None:
     found(sums, "--aorta-launcher", launcher, *given(rdzv_backend=backend, rdzv_endpoint=etcd))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_remembers_earlier_runs_of_a_trial(sums: Stage, etcd: str, backend: str) -> None:
+    for _ in range(2):
+        found(sums, *given(rdzv_backend=backend, rdzv_endpoint=etcd))

@@ -1,12 +1,8 @@
-"""Trials of several nodes, each with a pytest and an agent: here as processes, or in network namespaces."""
+"""Trials of several nodes, each with a pytest and an agent: here as processes of one host."""
 
 from __future__ import annotations
 
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -43,9 +39,10 @@ class WaitsForFour(Sums):
 
 class WaitsWhileThereAreFour(Sums):
     def work(self):
-        while dist.get_world_size() == 4:
+        # On a busy machine, one node may begin without the other one, and take it in later.
+        while dist.get_world_size() == 4 or not os.path.exists("together"):
             dist.barrier()
-            if dist.get_rank() == 0:
+            if dist.get_world_size() == 4 and dist.get_rank() == 0:
                 open("together", "w").close()
             time.sleep(0.02)
 """
@@ -107,7 +104,8 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     assert trial["exit_status"] == "ok"
     assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
     sizes = [state["world_size"] for state in trial["elastic"]["states"] if state["state"] == "HEALTHY"]
-    assert (sizes[0], sizes[-1]) == (4, 2)
+    assert 4 in sizes
+    assert sizes[-1] == 2
     assert trial["elastic"]["restarts"] >= 1
     assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
     assert len(trial["ranks"]) == 2
@@ -155,7 +153,7 @@ def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Stage) -> None:
     # The interpreters that execnet has started; that of node 0 keeps the store where the nodes meet.
     children = psutil.Process(process.pid).children()
     hosts = [child for child in children if any("import sys" in word for word in child.cmdline())]
-    [other] = [host for host in hosts if not any("nodes.store" in str(child.cmdline()) for child in host.children())]
+    [other] = [host for host in hosts if not any("node_store" in str(child.cmdline()) for child in host.children())]
     other.kill()
     said, _ = process.communicate(timeout=110)
 
@@ -170,53 +168,6 @@ def test_too_few_hosts_for_the_nodes(sums: Stage) -> None:
     result = sums.run_here("sums.py", "--aorta-host", "popen", "--aorta-elastic", "nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: nnodes=2:2 needs 2 hosts, but --aorta-host names 1"])
-
-
-NETWORK = """
-ip netns add {name}-0 && ip netns add {name}-1
-ip link add {name}-a netns {name}-0 type veth peer name {name}-b netns {name}-1
-ip -n {name}-0 addr add 10.213.77.1/24 dev {name}-a && ip -n {name}-1 addr add 10.213.77.2/24 dev {name}-b
-for end in 0:{name}-a 1:{name}-b; do
-    ip -n {name}-${{end%%:*}} link set lo up && ip -n {name}-${{end%%:*}} link set ${{end#*:}} up
-done
-"""
-
-
-@pytest.fixture
-def network() -> Iterator[str]:
-    """Two network namespaces with a cable between them; their common name."""
-    name = f"ao{free_port()}"
-    if shutil.which("ip") is None:
-        pytest.skip("no `ip` is installed (Debian: iproute2)")
-    made = subprocess.run(["sh", "-ec", NETWORK.format(name=name)], capture_output=True, text=True)
-    try:
-        if made.returncode != 0:
-            pytest.skip(f"this user cannot make network namespaces: {made.stderr.strip()}")
-        yield name
-    finally:
-        for number in (0, 1):
-            subprocess.run(["ip", "netns", "del", f"{name}-{number}"], capture_output=True)
-
-
-@pytest.mark.slow
-def test_two_nodes_with_a_network_between_them(sums: Stage, network: str) -> None:
-    """Neither can reach the other by any other way than TCP over that network."""
-    pytest_command = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")
-    nodes = []
-    for number, end in ((1, "b"), (0, "a")):
-        variables = ("env", f"GLOO_SOCKET_IFNAME={network}-{end}", f"TP_SOCKET_IFNAME={network}-{end}")
-        inside = ("ip", "netns", "exec", f"{network}-{number}", *variables)
-        command = (*inside, *pytest_command, "sums.py::Sums", *options(number, "2", "10.213.77.1:29500"))
-        nodes.append(sums.start_command(*command, "--aorta-nproc", "1"))
-    other, first = nodes
-    said, _ = first.communicate(timeout=110)
-    other.communicate(timeout=60)
-
-    assert first.returncode == 0, said.decode()
-    [trial] = sums.trials().values()
-    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
-    assert [rank["rank"] for rank in trial["ranks"]] == [0, 1]
-    assert sums.left_running() == []
 
 
 def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:

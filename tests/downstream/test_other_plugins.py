@@ -26,7 +26,7 @@ SUITES = ("pytest-xdist", "pytest-timeout")
 REQUIREMENTS = ("pytest", *SUITES, "filelock", "pexpect", "psutil", "pytest-cov", "setproctitle")
 
 #: What pytest-aorta needs when it is installed but unused, so not torch: 200 MB more would prove less.
-AORTA_REQUIREMENTS = ("psutil", "pydantic", "threadpoolctl")
+AORTA_REQUIREMENTS = ("psutil", "pydantic")
 
 #: Longest run of a suite in seconds, for the case that something hangs.
 PATIENCE = 900

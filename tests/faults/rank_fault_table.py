@@ -25,9 +25,9 @@ class Outcome:
         kind: of the failure; ``None`` where there is none.
         detail: its signal, exit code, or the type of its exception.
         says: what its message contains.
-        rank: whose failure it is.
+        rank: the cause, whose failure it is; ``None`` where it is not known, and the failure is that of a rank that
+            has waited for it.
         phase: of the failure; not looked at where a script has none.
-        blamed: whether that rank is the cause; otherwise none is known to be.
     """
 
     status: str
@@ -36,7 +36,6 @@ class Outcome:
     says: str = ""
     rank: int | None = 1
     phase: str = "run"
-    blamed: bool = True
 
     @property
     def words(self) -> str:
@@ -44,8 +43,8 @@ class Outcome:
         if self.kind is None:
             return self.status
         detail = "" if self.detail is None else f" {self.detail}"
-        unknown = "" if self.blamed else "; the cause is unknown"
-        return f"{self.status}: rank {self.rank}, {self.kind}{detail}{unknown}"
+        rank = "a rank that waited" if self.rank is None else f"rank {self.rank}"
+        return f"{self.status}: {rank}, {self.kind}{detail}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ RANK_FAULTS = (
         "the process group's own timeout passes, before the deadline",
         Outcome("workload_failed", "exception", "RuntimeError", "rank 1 is missing: play_alone() at rank_faults.py"),
         {
-            "script": Outcome("workload_failed", "exception", "RuntimeError", "Timed out", rank=0, blamed=False),
+            "script": Outcome("workload_failed", "exception", "RuntimeError", "Timed out", rank=None),
             "external": Outcome("timeout", "timeout", None, "play_alone() at rank_faults.py"),
         },
     ),

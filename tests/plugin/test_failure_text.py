@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.failure_text import failure_text, rerun_line, tail_of
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.plugin.failure_text import failure_text, tail_of
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
@@ -19,12 +17,12 @@ PLACE: TrialPaths = trial_paths("fsdp", None, 3)
 NODE_ID = "aorta::fsdp[local-none-3]"
 
 
-def item(node_id: str = NODE_ID, **options: Any) -> pytest.Item:
-    """As much of an item as is looked at; ``options`` as the command line gave them."""
-    given = argparse.Namespace(**{each.ini: None for each in OPTIONS})
-    for name, value in options.items():
-        setattr(given, f"aorta_{name}", value)
-    return cast(pytest.Item, SimpleNamespace(nodeid=node_id, config=SimpleNamespace(option=given)))
+def item() -> pytest.Item:
+    """As much of an item as is looked at."""
+    config = SimpleNamespace(
+        option=argparse.Namespace(), rootpath=Path("/"), invocation_params=SimpleNamespace(dir=Path("/"))
+    )
+    return cast(pytest.Item, SimpleNamespace(nodeid=NODE_ID, config=config))
 
 
 def record(status: str = "workload_failed", **fields: Any) -> TrialResult:
@@ -174,35 +172,3 @@ def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
         "Thread 0x00007e (most recent call first):",
         '  File "/home/me/loader.py", line 3 in load',
     ]
-
-
-def test_the_command_to_run_again_has_the_options_that_shape_the_plan() -> None:
-    line = rerun_line(
-        item(workload=["fsdp"], trials="8", mitigations=["none", "tf32_off,xnack"], config=["note=two words"])
-    )
-
-    assert shlex.split(line) == [
-        *("pytest", "--aorta-workload", "fsdp", "--aorta-trials", "8"),
-        *("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,xnack"),
-        *("--aorta-config", "note=two words"),
-        NODE_ID,
-    ]
-
-
-def test_the_command_to_run_again_names_variables_without_their_values() -> None:
-    line = rerun_line(item(extra_env=["TOKEN=hunter2,B=x,y", "C="]))
-
-    assert "hunter2" not in line
-    assert shlex.split(line)[1:-1] == ["--aorta-extra-env", "TOKEN=...,B=...", "--aorta-extra-env", "C=..."]
-
-
-def test_a_node_id_with_spaces_and_quotes_survives_a_shell() -> None:
-    node_id = "my tests/it's.py::A[local-none-0]"
-
-    assert shlex.split(rerun_line(item(node_id))) == ["pytest", node_id]
-
-
-def test_the_rerun_line_shows_no_value_of_a_host_s_variables() -> None:
-    line = rerun_line(item(host=["popen//env:TOKEN=hunter2//id=a"]))
-
-    assert line == f"pytest --aorta-host popen//env:TOKEN=...//id=a '{NODE_ID}'"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -100,3 +103,12 @@ def reset_signals() -> None:
     """For a new process: a suite that runs in the background may have these ignored, which is inherited."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+
+
+def outcome_of(script: str) -> str:
+    """What a script prints, in a process of its own: one that forks, or starts threads of libraries."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

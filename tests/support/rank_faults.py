@@ -111,6 +111,10 @@ class RankFaults:
         if part == "second_node_sleeps" and self.second_node:
             open("sleeps", "w").close()
             time.sleep(FOREVER)
+        while part in ("steps_on", "gives_up_when_the_network_goes"):
+            dist.all_reduce(torch.ones(4))
+            open("steps", "w").close()
+            time.sleep(0.02)
         if part == "waits_for_a_file":
             open("waits", "w").close()
             while not os.path.exists("go_on"):

@@ -386,3 +386,11 @@ def test_where_the_ranks_were_is_said_also_when_the_limit_was_that_of_another_ra
     assert status == "timeout"
     assert failure["message"] == f"{message}; rank 1: nap() at it.py line 9"
     assert seen.rank_failure == overdue
+
+
+def test_a_rank_that_hangs_outweighs_what_rank_0_has_lost_by_its_end() -> None:
+    hangs: FailureData = {"phase": "run", "kind": "timeout", "message": "the deadline passed in run()", "rank": 1}
+    seen = Observed(rank_failure=hangs, timed_out=True, phase="cleanup")
+    seen.failures["run"] = {"phase": "run", "kind": "exception", "message": "Connection closed by peer"}
+
+    assert conclude(seen) == ("timeout", hangs)

@@ -25,6 +25,7 @@ class AttemptLog:
         ranks: those of this node that were started: global to local ranks.
         world_size: ranks of all nodes; ``None`` when no rank was started.
         host: where these ranks ran.
+        group: name of the worker group, the same on all its nodes.
         exits: of the ranks whose exit was seen.
         stopped_at: when the agent first asked a rank to end.
     """
@@ -32,14 +33,17 @@ class AttemptLog:
     ranks: dict[int, int] = field(default_factory=dict)
     world_size: int | None = None
     host: str | None = None
+    group: str | None = None
     exits: dict[int, RankExit] = field(default_factory=dict)
     stopped_at: float | None = None
 
 
-def write_start(folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int) -> None:
+def write_start(
+    folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str | None = None
+) -> None:
     """The ranks of this node are about to be started. ``folder`` is the trial's."""
     attempt_folder(folder, attempt).mkdir(parents=True, exist_ok=True)
-    started = {"ranks": [list(pair) for pair in ranks.items()], "world_size": world_size}
+    started = {"ranks": [list(pair) for pair in ranks.items()], "world_size": world_size, "group": group}
     _append(folder, attempt, {**started, "host": socket.gethostname()})
 
 
@@ -67,7 +71,7 @@ def read_attempt_log(folder: Path, attempt: int) -> AttemptLog:
             continue  # torn: the agent was ended as it wrote
         if "ranks" in entry:
             log.ranks = {int(rank): int(local) for rank, local in entry["ranks"]}
-            log.world_size, log.host = entry["world_size"], entry["host"]
+            log.world_size, log.host, log.group = entry["world_size"], entry["host"], entry["group"]
         elif "stopped_at" in entry:
             log.stopped_at = log.stopped_at or entry["stopped_at"]
         else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,7 +34,8 @@ from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
 from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
 
 #: Where torch's agent would serve its health check, as its ``local_elastic_agent`` has it.
@@ -46,7 +49,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     folder = Path(payload["folder"])
     nproc = payload["nproc"]
-    options = elastic_options(payload["elastic"])
+    options = _safe_to_start(elastic_options(payload["elastic"]))
     # As torchrun does, so that a trial is the same under both, unless the variable is set.
     single_threaded = nproc > 1 and "OMP_NUM_THREADS" not in os.environ
     if single_threaded:
@@ -55,7 +58,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     logs = RankLogs(folder, options.redirects, options.tee)
     relay = EventLogRelay(send)
 
-    exchange = NodeExchange(options, payload["trial_id"])
+    exchange = NodeExchange(options, payload["trial_id"], payload["nodes_secret"])
 
     def evidence(agent_end: AgentEnd | None = None) -> TrialEvidence:
         return attempt_evidence(folder, max(0, logs.attempt), "elastic", payload["source"], agent=agent_end)
@@ -90,7 +93,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             WorkerSpec(
                 role=options.role,
                 local_world_size=nproc,
-                rdzv_handler=rendezvous(options, payload["trial_id"]),
+                rdzv_handler=rendezvous(options, payload["trial_id"], payload["nodes_secret"]),
                 entrypoint=rank_main if forked else fresh_rank_main,
                 args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
                 max_restarts=options.max_restarts,
@@ -133,6 +136,16 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:
         keep_evidence(folder, trial)
     send(ranks_event(found))
+
+
+def _safe_to_start(options: ElasticOptions) -> ElasticOptions:
+    """With fresh interpreters for the ranks if this process has threads whose locks forked ones would never get."""
+    if options.start_method == "fork" and (reasons := reasons_against_forking()):
+        print(
+            f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn", file=sys.stderr
+        )
+        return replace(options, start_method="spawn")
+    return options
 
 
 def reason_of(result: RunResult | None) -> dict[str, str] | None:

@@ -90,6 +90,7 @@ def attempt_evidence(
         "launcher": launcher,
         "attempt": attempt,
         "world_size": log.world_size,
+        "group": log.group,
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "stopped_at": log.stopped_at,
         "overdue": overdue,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import socket
-from typing import Any
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -15,51 +16,60 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from pytest_aorta.launch.child.local_store import StoreProcess, StoreThread, connect, serve_local_store
 from pytest_aorta.launch.child.name_service import LOOPBACK
-from pytest_aorta.launch.child.store_process import StoreProcess
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, meets_in_etcd
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
-#: Node 0's pytest keeps the store. A node that has gone is noticed after three missed keep-alives, and the nodes wait
-#: last_call_timeout for more than they need; in seconds.
-_OF_NODES: dict[str, Any] = {
-    "is_host": "0",
-    "last_call_timeout": "5",
-    "keep_alive_interval": "1",
-    "keep_alive_max_attempt": "3",
-}
 
+def rendezvous(options: ElasticOptions, trial_id: str, nodes_secret: str | None) -> RendezvousHandler:
+    """The handler for the options: ``OneHost`` for one host, torch's for several.
 
-def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """The handler for the options: ``OneHost`` for one host, torch's for several."""
+    Args:
+        options: of the agent.
+        trial_id: of the trial, which is the name of the rendezvous where none is given.
+        nodes_secret: of a run on several nodes.
+
+    Raises:
+        OSError: the port for its store is taken.
+    """
+    if is_multi_node(options):
+        from pytest_aorta.launch.child.node_rendezvous import rendezvous_of_nodes
+
+        assert nodes_secret is not None
+        local_addr = options.local_addr or address_towards(*endpoint(options))
+        return rendezvous_of_nodes(options, trial_id, nodes_secret, local_addr)
     run_id = options.rdzv_id or trial_id
-    if options.nnodes == (1, 1) and options.rdzv_backend is None:
-        return OneHost(run_id, options.master_addr, options.master_port)
+    forks = options.start_method == "fork"
+    if options.rdzv_backend is None and options.nnodes == (1, 1):
+        return OneHost(run_id, options.master_addr, options.master_port, forks=forks)
     if options.rdzv_backend == "static":
-        return _at_master(options, run_id)
-    several = is_multi_node(options)
-    own_store = not several and options.rdzv_backend in (None, "c10d")
-    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0") if own_store else options.rdzv_endpoint or ""
+        return _at_master(options, run_id, forks)
+    if meets_in_etcd(options) and options.rdzv_id is None:
+        # etcd remembers the nodes of earlier runs of the trial, for which this one would wait.
+        run_id = f"{trial_id}.{secrets.token_hex(8)}"
+    own_store = options.rdzv_backend in (None, "c10d")
+    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0", forks) if own_store else options.rdzv_endpoint or ""
     parameters = RendezvousParameters(
         backend=options.rdzv_backend or "c10d",
-        endpoint="{}:{}".format(*endpoint(options)) if several else at,
+        endpoint=at,
         run_id=run_id,
         min_nodes=options.nnodes[0],
         max_nodes=options.nnodes[1],
-        local_addr=options.local_addr or (address_towards(*endpoint(options)) if several else LOOPBACK),
-        **_OF_NODES if several else {"is_host": "0"} if own_store else {},
+        local_addr=options.local_addr or LOOPBACK,
+        **{"is_host": "0"} if own_store else {},
     )
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return get_rendezvous_handler(parameters)
 
 
-def _at_master(options: ElasticOptions, run_id: str) -> RendezvousHandler:
+def _at_master(options: ElasticOptions, run_id: str, forks: bool) -> RendezvousHandler:
     """What torch's ``static`` rendezvous is on one host; its own handler serves a store from a thread of the agent."""
     if options.rdzv_endpoint is None:
-        return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port)
+        return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port, forks=forks)
     host, _, port = options.rdzv_endpoint.rpartition(":")
-    return OneHost(run_id, host, int(port))
+    return OneHost(run_id, host, int(port), forks=forks)
 
 
 def free_port() -> int:
@@ -69,18 +79,34 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _store_here(at: str) -> str:
-    """Serve the store of a rendezvous on this host where torch's own agent would; the endpoint.
+def _store_here(at: str, forks: bool) -> str:
+    """Serve the store of a rendezvous if its endpoint is on this host; where to reach it.
 
-    Where the port is taken, the store is there already, as for torch's agent.
+    Raises:
+        OSError: the port is taken.
     """
     host, _, port = at.rpartition(":")
-    if host not in ("localhost", LOOPBACK):
+    if not _is_here(host):
         return at
     try:
-        return f"{LOOPBACK}:{StoreProcess(int(port)).port}"
-    except OSError:
-        return f"{LOOPBACK}:{port}"
+        return f"{LOOPBACK}:{serve_local_store(int(port), forks=forks).port}"
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(
+            f"port {port} of this host is taken, at which rdzv_endpoint={at} asks for the store; give a free one with "
+            "--aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then has one of its own"
+        ) from None
+
+
+def _is_here(host: str) -> bool:
+    """Whether ``host`` is a name or an address of this host: only then a socket can be bound to it."""
+    with contextlib.suppress(OSError):
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def address_towards(host: str, port: int) -> str | None:
@@ -94,16 +120,20 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 class OneHost(RendezvousHandler):
-    """Rendezvous of a single agent: a new store on a free port, at once, in a process of its own.
+    """Rendezvous of a single agent: a new store on a free port, at once.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With a ``master_addr`` or
-    ``master_port``, rank 0 keeps the store of the ranks, as it does where several nodes meet.
+    ``master_port``, rank 0 keeps the store of the ranks, as it does where several nodes meet. ``forks``: the agent
+    forks its ranks, and has no store itself.
     """
 
-    def __init__(self, run_id: str, master_addr: str | None = None, master_port: int | None = None) -> None:
+    def __init__(
+        self, run_id: str, master_addr: str | None = None, master_port: int | None = None, *, forks: bool
+    ) -> None:
         self._run_id = run_id
+        self._forks = forks
         self._master = None if master_addr is None and master_port is None else (master_addr or LOOPBACK, master_port)
-        self._store: StoreProcess | None = None
+        self._store: StoreProcess | StoreThread | None = None
 
     def get_backend(self) -> str:
         """Its name in logs."""
@@ -117,9 +147,9 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """A fresh store for every attempt."""
         self.shutdown()
-        self._store = StoreProcess()
+        self._store = serve_local_store(forks=self._forks)
         at = (LOOPBACK, self._store.port) if self._master is None else (self._master[0], self._master[1] or free_port())
-        return RendezvousInfo(self._store.connect(), 0, 1, RendezvousStoreInfo(*at))
+        return RendezvousInfo(connect(self._store.port), 0, 1, RendezvousStoreInfo(*at))
 
     def is_closed(self) -> bool:
         """Never; there is no other agent that could join."""

@@ -75,7 +75,7 @@ class Agent(HookedAgent):
         """Use new log files, and record which ranks c10d has given to this node."""
         self.logs.begin_attempt()
         self._recorded.clear()
-        write_start(self._folder, self.logs.attempt, self.ranks(), self.world_size())
+        write_start(self._folder, self.logs.attempt, self.ranks(), self.world_size(), self.group_name())
 
     def on_look(self) -> None:
         """Record the exits since, and let the trial look as well."""

@@ -18,6 +18,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
+from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import Send
 
@@ -93,10 +94,10 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
         yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
         return
+    from pytest_aorta.launch.child.local_store import serve_local_store
     from pytest_aorta.launch.child.name_service import LOOPBACK
-    from pytest_aorta.launch.child.store_process import StoreProcess
 
-    store = StoreProcess()
+    store = serve_local_store(forks=not reasons_against_forking())
     try:
         at = f"{LOOPBACK}:{store.port}"
         yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=0", "--local-addr", LOOPBACK]
@@ -113,11 +114,11 @@ def with_stores_apart(max_restarts: int) -> dict[str, str]:
     return {**({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if max_restarts else {}), **os.environ}
 
 
-def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
-    """Yields ``None`` as long as a process runs, and then its return code."""
+def poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
+    """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
-            yield process.wait(POLL_INTERVAL)
+            yield process.wait(interval)
             return
         except subprocess.TimeoutExpired:
             yield None

@@ -23,6 +23,11 @@ _HINTS = (
         "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node",
     ),
     (
+        r"^Etcd|connection to etcd",
+        "an etcd that serves its interface v2 (3.4 or 3.5, with --enable-v2) has to listen at --aorta-elastic "
+        "rdzv_endpoint=HOST:PORT",
+    ),
+    (
         r"RendezvousConnectionError|RendezvousStateError|client socket has|DistNetworkError",
         "node 0 cannot be reached at --aorta-elastic rdzv_endpoint=HOST:PORT, or has gone",
     ),

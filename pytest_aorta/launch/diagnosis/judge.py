@@ -67,7 +67,7 @@ def judge(trial: TrialEvidence) -> Judgement:
     asked = trial["launcher"] in ("elastic", "torchrun")
     missing = explain_wait(ranks, found, asked=asked) if _waits_count(found) else None
     if missing is not None:
-        for number in missing.waiting & found.keys():
+        for number in (missing.waiting | missing.unseen) & found.keys():
             found[number] = replace(found[number], weight=ENDED_UNSEEN)
     root = _root(found)
     if missing is not None and missing.rank in found and found[missing.rank].failure["phase"] != "cleanup":
@@ -82,7 +82,9 @@ def judge(trial: TrialEvidence) -> Judgement:
     cleanup = None if agent is failure and agent is not None else _cleanup(records)
     if missing is None or missing.gave_up is not None:
         return Judgement(records, failure, cleanup)
-    return Judgement(records, failure, cleanup, missing.text, missing.rank)
+    network = trial.get("network")
+    location = missing.text if network is None else f"{missing.text}; {network}"
+    return Judgement(records, failure, cleanup, location, missing.rank)
 
 
 def _first_failure(ranks: Iterable[RankEvidence]) -> float | None:

@@ -22,7 +22,7 @@ class Missing:
             known.
         waiting: the ranks that waited for it.
         gave_up: the first rank whose process group has given up, where no limit has ended the trial.
-        unseen: the ranks that were ended then, and of which nothing says whether they waited.
+        unseen: the ranks that ended then, before they could be asked where they were.
     """
 
     text: str
@@ -47,11 +47,15 @@ def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailu
     """
     hung = {number for number, own in found.items() if own.hung}
     gave_up = None if hung else _first_to_give_up(found)
-    waiting = {number for number, rank in ranks.items() if _waits(rank, found.get(number), by_stack=bool(hung))}
+    unseen = _unseen(ranks, found, asked=asked or gave_up is None)
+    waiting = {
+        number
+        for number, rank in ranks.items()
+        if number not in unseen and _waits(rank, found.get(number), by_stack=bool(hung))
+    }
     collectives = {number: last for number, rank in ranks.items() if (last := rank["collective"]) is not None}
     behind = _behind(ranks)
     missing = sorted(behind)
-    unseen = _unseen(ranks, found, asked=asked or gave_up is None)
     if waiting:
         others = (number for number in ranks if number not in waiting | unseen)
         missing = [number for number in others if not _has_entered(number, ranks, behind)]
@@ -64,7 +68,8 @@ def explain_wait(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailu
     }
     parts = [f"rank {number} is missing: {texts[number]}" for number in ranks if number in missing]
     parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in missing]
-    blamed = missing or (list(hung) if len(hung) == 1 else [])
+    seen = hung - unseen
+    blamed = missing or (list(seen) if len(seen) == 1 else [])
     present = (waiting or collectives.keys()) | {number for number in ranks if _has_entered(number, ranks, behind)}
     kept = frozenset(present - set(missing)) if missing else frozenset[int]()
     return Missing("; ".join(parts), blamed[0] if blamed else None, kept, gave_up, frozenset(unseen))
@@ -88,16 +93,24 @@ def _waits(rank: RankEvidence, own: OwnFailure | None, *, by_stack: bool) -> boo
 def _unseen(ranks: Mapping[int, RankEvidence], found: Mapping[int, OwnFailure], *, asked: bool) -> set[int]:
     """Ranks that were ended, or went on, before they could be asked where they were.
 
-    Where each rank has a limit of its own, one that has ended before its limit was not asked.
+    Where each rank has a limit of its own, that is one which went on, or ended, between the first limit and its own.
     """
-    own_limits = any(rank["overdue"] is not None for rank in ranks.values())
+    limits = [rank["overdue"] for rank in ranks.values() if rank["overdue"] is not None]
+    first = min(limits, default=None)
     return {
         number
         for number, own in found.items()
-        if ranks[number]["location"] is None
-        and ranks[number]["collective"] is None
-        and (own_limits and ranks[number]["overdue"] is None if own.hung else own.follows and not asked)
+        if (own.hung and first is not None and _went_on(ranks[number], first))
+        or (own.follows and not asked and ranks[number]["location"] is None and ranks[number]["collective"] is None)
     }
+
+
+def _went_on(rank: RankEvidence, first: float) -> bool:
+    """Whether a rank was somewhere else when its own limit passed, or had ended."""
+    if rank["overdue"] is None:
+        return True
+    phases = [] if rank["report"] is None else rank["report"]["phases"]
+    return any(times["ended"] is not None and first < times["ended"] <= rank["overdue"] for times in phases)
 
 
 def _has_entered(number: int, ranks: Mapping[int, RankEvidence], behind: set[int]) -> bool:

@@ -117,7 +117,7 @@ def own_failure(
     if (
         end is None
         and not finished
-        and (first_failure is not None or trial["launcher"] == "script" or _ended_by_signal(trial))
+        and (first_failure is not None or trial["launcher"] == "script" or _lost_its_agent(trial))
     ):
         return _ended_unseen(seen, trial)
     code = 0 if end is None else end["exitcode"]
@@ -174,13 +174,16 @@ def _weight_of(failure: FailureData) -> int:
     return PEER_LOST if has_lost_a_peer(failure["message"]) else RAISED
 
 
-def _ended_by_signal(trial: TrialEvidence) -> bool:
+def _lost_its_agent(trial: TrialEvidence) -> bool:
+    """Whether the agent was ended, or failed itself, and has not seen all ranks end."""
     agent = trial["agent"]
-    return agent is not None and agent["returncode"] is not None and agent["returncode"] < 0
+    if agent is None:
+        return False
+    return "error" in agent if agent["returncode"] is None else agent["returncode"] < 0
 
 
 def _ended_unseen(seen: Observed, trial: TrialEvidence) -> OwnFailure:
-    if trial["agent"] is not None and (_ended_by_signal(trial) or trial["launcher"] == "script"):
+    if trial["agent"] is not None and (_lost_its_agent(trial) or trial["launcher"] == "script"):
         message = f"{trial['agent']['name']} ended before this rank did"
     else:
         message = f"ended in {place(seen.phase)}{after_step(seen)}, before it was done, because another rank had failed"

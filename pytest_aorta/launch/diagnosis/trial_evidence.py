@@ -109,14 +109,17 @@ class AgentEnd(TypedDict):
 class TrialEvidence(TypedDict):
     """One attempt of a trial.
 
-    ``ranks`` are those of all nodes that were expected. ``stopped_at``: when the agent first asked a rank to end;
-    ``overdue``: when the deadline passed or the trial had stalled, for which ``stalled`` is the limit in seconds. Times
-    are seconds of ``time.time()``.
+    ``ranks`` are those of all nodes that were expected, ``group`` a name of them that is the same on these nodes and no
+    other attempt's. ``network``: which node does not reach the others, when a limit has passed. ``stopped_at``: when
+    the agent first asked a rank to end; ``overdue``: when the deadline passed or the trial had stalled, for which
+    ``stalled`` is the limit in seconds. Times are seconds of ``time.time()``.
     """
 
     launcher: Launcher
     attempt: int
     world_size: int | None
+    group: NotRequired[str | None]
+    network: NotRequired[str | None]
     ranks: list[RankEvidence]
     stopped_at: float | None
     overdue: float | None

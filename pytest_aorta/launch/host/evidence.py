@@ -17,24 +17,41 @@ from pytest_aorta.launch.host.artifacts import STACKS
 from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
 from pytest_aorta.launch.host.node_files import with_other_nodes
 from pytest_aorta.launch.host.rank_results import combined_result
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.events import RankData
 from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
+#: Nodes that a message names.
+_NAMED = 8
+
 
 class Evidence:
-    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks."""
+    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
 
-    def __init__(self, spec: TrialSpec, cell: PreparedCell, folder: Path, sockets: Path | None, seen: Observed) -> None:
+    ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        cell: PreparedCell,
+        folder: Path,
+        sockets: Path | None,
+        seen: Observed,
+        node_store: NodeStore | None = None,
+    ) -> None:
         self._spec = spec
         self._cell = cell
         self._folder = folder
         self._sockets = sockets
         self._seen = seen
+        self._node_store = node_store
 
     def save_collectives(self) -> None:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
@@ -86,21 +103,30 @@ class Evidence:
         elastic = self._spec.execution.elastic
         if is_multi_node(elastic):
             grace = self._spec.limits.grace
+            trial["network"] = network_problem(elastic)
             trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
         self._judge(trial)
         if is_multi_node(elastic) and not trial["ranks"]:
-            least, most = elastic.nnodes
-            self._seen.location = (
-                f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}: run the same pytest on each "
-                f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
-                "--aorta-elastic nnodes=MIN:MAX"
-            )
+            self._seen.location = self._not_met(elastic)
+
+    def _not_met(self, elastic: ElasticOptions) -> str:
+        """Which nodes have not come."""
+        least, most = elastic.nnodes
+        come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
+        absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
+        named = [*absent[:_NAMED], *([f"{len(absent) - _NAMED} more"] if len(absent) > _NAMED else [])]
+        lost = f" ({', '.join(named)} did not come)" if absent else " (one that had come has gone)" if come else ""
+        return (
+            f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}{lost}: run the same pytest on each "
+            f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
+            "--aorta-elastic nnodes=MIN:MAX"
+        )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
         """Of the last attempt."""
         mode = self._cell.plan.mode
         launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
-        if self._spec.workload.target == SCRIPT_TARGET:
+        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
             launcher = "script"
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)

@@ -26,18 +26,23 @@ def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, 
     if node != 0:
         return own_ranks(trial)
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
+    if trial.get("group") is None:  # they have not met
+        others = []
     found: dict[int, RankEvidence] = {}
+    network: list[str] = []
     give_up = time.monotonic() + grace + _PATIENCE
     while others:
         for other in list(others):
             read = read_evidence(evidence_file(other, last_attempt(other)))
-            if read is not None:
+            # The file of an earlier run may lie there, where the node has not come.
+            if read is not None and read.get("group") == trial.get("group"):
                 found |= {rank["rank"]: rank for rank in read["ranks"]}
+                network += [text] if (text := read.get("network")) else []
                 others.remove(other)
         if time.monotonic() > give_up:
             break
         time.sleep(0.05)
-    return with_ranks(trial, found)
+    return {**with_ranks(trial, found), "network": "; ".join(network) or None}
 
 
 def node_folder(folder: Path, node: int) -> Path:

@@ -19,8 +19,9 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes.store import Meeting, NodeStore
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
@@ -54,7 +55,15 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup")
 class ProcessTrial:
     """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
-    def __init__(self, spec: TrialSpec, folder: Path, zygotes: CellZygotes, temporary: TemporaryFolders) -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        zygotes: CellZygotes,
+        temporary: TemporaryFolders,
+        meeting: Meeting | None = None,
+        node_store: NodeStore | None = None,
+    ) -> None:
         self.spec = spec
         self.seen = Observed()
         #: Its processes that cannot be ended.
@@ -63,6 +72,8 @@ class ProcessTrial:
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
+        self._meeting = meeting
+        self._node_store = node_store
         self._place: Place | None = None
         self._started_at = utc_now()
         self._start = time.monotonic()
@@ -108,7 +119,7 @@ class ProcessTrial:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout)
             self.seen.notes += [{"note": text} for text in cell.info.config_warnings]
             self._place = place = self._make_place(cell, inherited)
-            self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen)
+            self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             if not self._resume_held(cell, inherited, allocation):
@@ -186,7 +197,7 @@ class ProcessTrial:
             "watched": spec.all_watched,
             "environment": spec.environment_data,
             "collect": list(spec.collect),
-            "place": place.variables(spec.overlay),
+            "place": place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
@@ -203,6 +214,7 @@ class ProcessTrial:
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
+            "nodes_secret": None if self._meeting is None else self._meeting.secret,
         }
 
     def _is_forked(self) -> bool:
@@ -322,7 +334,7 @@ class ProcessTrial:
         except ValueError:
             return  # ``done``, or what the workload has written to the channel
         self.seen.see(event)
-        if event["type"] in ("begin", "progress", "attempt"):
+        if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
         elif event["type"] == "ranks":
             self._evidence.combine_results()

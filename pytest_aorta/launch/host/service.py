@@ -25,7 +25,7 @@ from pytest_aorta.launch.job_messages import (
     WarningIssued,
 )
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.nodes.store import Meeting, NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
@@ -49,12 +49,12 @@ class HostOptions:
     Attributes:
         resources: of the run, without the specifications of its hosts.
         hosts: number of hosts of the run.
-        node_port: port of the store at which the nodes of a trial meet, if this host has to keep it.
+        meeting: of the nodes, where trials have several.
     """
 
     resources: Resources
     hosts: int = 1
-    node_port: int | None = None
+    meeting: Meeting | None = None
 
 
 class HostService:
@@ -71,7 +71,10 @@ class HostService:
         #: Environments that trials were found not to run in.
         self._warned: set[str] = set()
         self._folder: UsedFolder | None = None
-        self._node_store = None if options.node_port is None else NodeStore(options.node_port)
+        self.meeting = meeting = options.meeting
+        self.node_store: NodeStore | None = None
+        if meeting is not None and meeting.host is not None and meeting.port is not None:
+            self.node_store = NodeStore(meeting.host, meeting.port, meeting.secret)
 
     @property
     def folder(self) -> Path:
@@ -100,8 +103,8 @@ class HostService:
         """End all processes."""
         self.zygotes.close()
         self.temporary.close()
-        if self._node_store is not None:
-            self._node_store.close()
+        if self.node_store is not None:
+            self.node_store.close()
         if self._folder is not None:
             self._folder.close()
 
@@ -165,7 +168,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         # One device per rank.
         with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary)
+            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary, service.meeting, service.node_store)
             trial.start(inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -14,6 +15,9 @@ from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
+
+#: Seconds that node 0 has to accept a connection.
+_PATIENCE = 2.0
 
 
 def is_multi_node(options: ElasticOptions) -> bool:
@@ -30,14 +34,14 @@ def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) 
     return int(environ.get("SLURM_NODEID", "0"))
 
 
-def store_port(options: ElasticOptions) -> int | None:
-    """The port at which this node keeps the store of the rendezvous; ``None`` unless it is node 0.
+def meets_in_etcd(options: ElasticOptions) -> bool:
+    """Whether what listens at the endpoint is etcd, and no store of torch."""
+    return options.rdzv_backend in ("etcd", "etcd-v2")
 
-    Raises:
-        LaunchModeError: the endpoint is unknown.
-    """
-    _, port = endpoint(options)
-    return port if node_rank(options) == 0 else None
+
+def keeps_store(options: ElasticOptions) -> bool:
+    """Whether this node keeps the store at which the nodes meet."""
+    return node_rank(options) == 0 and not meets_in_etcd(options)
 
 
 def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
@@ -64,6 +68,22 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
             "srun, or give --aorta-elastic rdzv_endpoint=HOST:PORT, a free port of node 0, on every node"
         )
     return _first_of(nodes), _FIRST_PORT + offset % _PORTS
+
+
+def network_problem(options: ElasticOptions) -> str | None:
+    """That this node does not reach the place where the nodes meet; ``None`` where it does, or keeps the store itself.
+
+    Raises:
+        LaunchModeError: the endpoint is unknown.
+    """
+    if keeps_store(options):
+        return None
+    host, port = endpoint(options)
+    try:
+        socket.create_connection((host, port), _PATIENCE).close()
+    except OSError as error:
+        return f"{socket.gethostname()} does not reach {host}:{port}, where the nodes meet: {error}"
+    return None
 
 
 def _first_of(nodes: str) -> str:

@@ -6,13 +6,13 @@ import contextlib
 import json
 import sys
 import time
-from datetime import timedelta
-from typing import Any, cast
 
-import torch.distributed as dist
+import pydantic
 
 from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
+from pytest_aorta.launch.nodes.meeting import connect, store_errors
+from pytest_aorta.launch.nodes.sealed_store import SealedStore
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: Seconds that node 0 waits for the other nodes, once its ranks have ended; and before it starts them again.
@@ -25,10 +25,11 @@ _LOOK_INTERVAL = 0.5
 class NodeExchange:
     """Messages between the nodes of one trial; of a single node, none."""
 
-    def __init__(self, options: ElasticOptions, trial_id: str) -> None:
+    def __init__(self, options: ElasticOptions, trial_id: str, secret: str | None) -> None:
         self._options = options
-        self._name = options.rdzv_id or trial_id
-        self._connected: Any = None
+        self._trial_id = trial_id
+        self._secret = secret
+        self._connected: SealedStore | None = None
         self._answered: str | None = None
         self._next_look = 0.0
 
@@ -48,7 +49,7 @@ class NodeExchange:
         try:
             if node == 0:
                 return with_ranks(trial, self._gather(trial, group, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
-        except (RuntimeError, OSError) as error:
+        except store_errors() as error:
             print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
             return trial
         self.answer(trial, group)
@@ -60,7 +61,7 @@ class NodeExchange:
         if node_rank(self._options) == 0 or group == self._answered or now < self._next_look:
             return False
         self._next_look = now + _LOOK_INTERVAL
-        with contextlib.suppress(RuntimeError, OSError):  # node 0 has gone
+        with contextlib.suppress(*store_errors()):  # node 0 has gone
             if self._store().check([f"{group}/asked"]):
                 self._answered = group
                 return True
@@ -70,15 +71,13 @@ class NodeExchange:
         """Send node 0 what is known of the ranks of this node."""
         try:
             self._store().set(f"{group}/{node_rank(self._options)}", json.dumps(own_ranks(trial)["ranks"]))
-        except (RuntimeError, OSError) as error:  # node 0 has gone; the failures that this caused are in the evidence
+        except store_errors() as error:  # node 0 has gone; the failures that this caused are in the evidence
             print(f"the results of the ranks of this node cannot be sent to node 0: {error}", file=sys.stderr)
 
-    def _store(self) -> Any:
+    def _store(self) -> SealedStore:
         if self._connected is None:
-            host, port = endpoint(self._options)
-            patience = timedelta(seconds=_PATIENCE)
-            client = dist.TCPStore(host, port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
-            self._connected = dist.PrefixStore(f"aorta/{self._name}", client)  # type: ignore[attr-defined]
+            assert self._secret is not None
+            self._connected = connect(self._options, self._trial_id, self._secret, _PATIENCE).sealed
         return self._connected
 
     def _gather(self, trial: TrialEvidence, group: str, patience: float) -> dict[int, RankEvidence]:
@@ -92,7 +91,15 @@ class NodeExchange:
         ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{group}/{node}"]):
-                    ranks = cast(list[RankEvidence], json.loads(self._store().get(f"{group}/{node}")))
-                    found |= {rank["rank"]: rank for rank in ranks}
+                    found |= {rank["rank"]: rank for rank in _read(self._store().get(f"{group}/{node}"))}
             time.sleep(0.02)
         return found
+
+
+def _read(text: bytes) -> list[RankEvidence]:
+    """What another node has sent.
+
+    Raises:
+        ValueError: it is not what nodes send.
+    """
+    return pydantic.TypeAdapter(list[RankEvidence]).validate_json(text)

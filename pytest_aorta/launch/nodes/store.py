@@ -1,4 +1,4 @@
-"""The rendezvous store for the nodes of all trials of a run: ``python -m pytest_aorta.launch.nodes.store PORT``.
+"""The process with the rendezvous store for the nodes of all trials of a run.
 
 Kept by node 0 for as long as its pytest runs, so that a trial's nodes can still read from it when that trial is over
 on node 0, and the next trial needs no other port.
@@ -7,15 +7,34 @@ on node 0, and the next trial needs no other port.
 from __future__ import annotations
 
 import contextlib
-import signal
+import json
 import socket
 import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
+from dataclasses import dataclass, field
+from typing import cast
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.nodes.listening import listen
+
+_PROGRAM = "pytest_aorta.launch.child.node_store"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the nodes of a run meet, and what they have in common.
+
+    Attributes:
+        secret: see ``seal``.
+        host, port: of the store, where this host has to keep it; else ``None``.
+    """
+
+    secret: str = field(repr=False)
+    host: str | None = None
+    port: int | None = None
+
 
 #: Seconds that a process takes to end after it has closed its store.
 _LAST = 1.0
@@ -28,22 +47,48 @@ class NodeStore:
         LaunchModeError: the port is taken, so that the nodes would meet at another program's.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, host: str, port: int, secret: str) -> None:
         try:
-            socket.create_server(("", port)).close()
+            listening = listen(host, port)
         except OSError as error:
             raise LaunchModeError(
                 f"the nodes cannot meet at port {port} of this host: {error.strerror}; give a free port of node 0 with "
                 "--aorta-elastic rdzv_endpoint=HOST:PORT, on every node"
             ) from None
-        command = [sys.executable, "-m", __name__, str(port)]
-        # The end of the pipe ends it.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        with listening:
+            descriptor = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, str(descriptor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+                start_new_session=True,
+                text=True,
+            )
+        self._lock = threading.Lock()
+        self._ask(secret)
+
+    def nodes_of(self, trial_id: str, nodes: int) -> dict[int, str] | None:
+        """Those of the ``nodes`` that have come to a trial, with their host names; ``None`` if that is not known."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._ask(json.dumps([trial_id, nodes]))
+            assert self._process.stdout is not None
+            found = cast(dict[str, str], json.loads(self._process.stdout.readline()))
+            return {int(node): host for node, host in found.items()}
+        return None
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died; the trials say so
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -60,27 +105,3 @@ def wait_for_end(host: str, port: int, patience: float) -> None:
         connection.settimeout(patience)
         connection.recv(1)
         time.sleep(_LAST)
-
-
-def main(port: int) -> None:
-    """Serve a store until standard input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a batch system: its pytest ends it
-        signal.signal(number, signal.SIG_IGN)
-    import torch.distributed as dist
-
-    ended = threading.Event()
-
-    def wait_for_end_of_input() -> None:
-        sys.stdin.buffer.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(days=1)
-    )
-    ended.wait()
-    del store
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

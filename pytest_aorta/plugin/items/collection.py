@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Plan, PlanError, planned
-from pytest_aorta.plugin.items.discovery import has_tests, incomplete_classes, workload_classes
+from pytest_aorta.plugin.items.chosen_trials import ROOT, choose
+from pytest_aorta.plugin.items.discovery import workload_classes, workload_facts
 from pytest_aorta.plugin.items.trial_item import items_of
+from pytest_aorta.plugin.items.unimported_module import ModuleOf, UnimportedModule, WorkloadModules
 from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.xdist_roles import decisions_of_controller
 from pytest_aorta.registry import RegistryError, WorkloadEntry
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
     from pytest_aorta.registry import Registry
-
-#: Node id of the collector of ``--aorta-workload``.
-ROOT = "aorta"
 
 
 class SelectedTrials(pytest.Collector):
@@ -31,41 +29,28 @@ class SelectedTrials(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         """All trials, or those that were named on the command line."""
-        items = [item for item in _items(self, self.plan) if not self.chosen or item.name in self.chosen]
+        items = [
+            item
+            for item in _items(self, self.plan, WorkloadModules(self).of)
+            if not self.chosen or item.name in self.chosen
+        ]
         if not items:
             names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
 
 
-def _items(collector: pytest.Collector, plan: Plan) -> list[pytest.Item]:
+def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
     """The items of a plan: its trials, or what searches with them."""
     run = run_of(collector.config)
     if not run.selection.minimize:
-        return list(items_of(collector, plan))
+        return list(items_of(plan, module_of))
     from pytest_aorta.plugin.items.minimize import minimize_items
 
     try:
-        return list(minimize_items(collector, plan, run))
+        return list(minimize_items(plan, run, module_of))
     except PlanError as error:
         raise collector.CollectError(str(error)) from None
-
-
-def split_arguments(arguments: list[str], names: Iterable[str], root: str = ROOT) -> tuple[list[str], set[str]]:
-    """Command line arguments that are paths, and ``names`` of trials among them.
-
-    A trial may be named by its node id ``aorta::NAME``, as ``::NAME``, or by ``NAME`` alone.
-    """
-    beginnings = {name.partition("[")[0] for name in names}
-    paths, chosen = [], set()
-    for argument in arguments:
-        prefix, separator, name = argument.rpartition("::")
-        trial_like = name.partition("[")[0] in beginnings and name.endswith("]")
-        if prefix in (root, "") and (separator or trial_like) and not Path(argument).exists():
-            chosen.add(name)
-        else:
-            paths.append(argument)
-    return paths, chosen
 
 
 def select_trials(config: pytest.Config, run: Run) -> None:
@@ -81,29 +66,9 @@ def select_trials(config: pytest.Config, run: Run) -> None:
     if run.selection.minimize:
         from pytest_aorta.plugin.items.minimize import name_of, wholes_of
 
-        choose(config, run, [name_of(spec) for spec in wholes_of(plan, run.selection)])
+        choose(config, run, {name_of(spec): spec for spec in wholes_of(plan, run.selection)})
         return
-    choose(config, run, [spec.item_name for spec in plan.trials])
-
-
-def choose(config: pytest.Config, run: Run, names: list[str], root: str = ROOT) -> None:
-    """Find out which of the trials with these ``names`` are chosen; only they, and given paths, are collected.
-
-    Raises:
-        pytest.UsageError: there is no trial of a name on the command line.
-    """
-    decided = decisions_of_controller(config)
-    paths: list[str] = []
-    run.chosen = set()
-    if decided:
-        paths, run.chosen = decided["paths"], set(decided["chosen"])
-    elif config.args_source is pytest.Config.ArgsSource.ARGS:
-        paths, run.chosen = split_arguments(config.args, names, root)
-    unknown = run.chosen - set(names)
-    if unknown:
-        examples = ", ".join(names[:3])
-        raise pytest.UsageError(f"no such trial: {', '.join(sorted(unknown))}; the plan has {examples}, ...")
-    config.args = paths
+    choose(config, run, {spec.item_name: spec for spec in plan.trials})
 
 
 def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> SelectedTrials:
@@ -138,13 +103,14 @@ def directory_of(session: pytest.Session, collected: list[Any]) -> pytest.Collec
     return parent  # type: ignore[no-any-return]
 
 
-class WorkloadFile(pytest.File):
+class WorkloadFile(UnimportedModule):
     """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
 
     def collect(self) -> Iterable[pytest.Item]:
         """The trials of all its classes."""
-        if not workload_classes(self.path):
-            lacking = ", ".join(f"{name} has no {method}()" for name, method in incomplete_classes(self.path).items())
+        facts = workload_facts(self.path)
+        if not facts.workloads:
+            lacking = ", ".join(f"{name} has no {method}()" for name, method in facts.incomplete.items())
             raise self.CollectError(f"no workload in {self.path.name}: {lacking}; a Workload has setup() and run()")
         run = run_of(self.config)
         try:
@@ -152,20 +118,7 @@ class WorkloadFile(pytest.File):
             run.runner.add_plan(plan)
         except (RegistryError, PlanError) as error:
             raise self.CollectError(str(error)) from None
-        return _items(self, plan)
-
-
-def workload_file(path: Path, parent: pytest.Collector, *, with_tests: bool) -> WorkloadFile | None:
-    """A collector for the Workload classes of a file, if it has some and has tests as ``with_tests`` says.
-
-    Also for a file that has nothing but incomplete ones: to be asked for trials and to have none, with no word of why,
-    is what a newcomer meets first.
-    """
-    found = workload_classes(path) or (not with_tests and incomplete_classes(path))
-    if found and has_tests(path) == with_tests:
-        collector: WorkloadFile = WorkloadFile.from_parent(parent, path=path)
-        return collector
-    return None
+        return _items(self, plan, lambda spec: self)
 
 
 def plans_of(run: Run, base: str) -> list[Plan]:

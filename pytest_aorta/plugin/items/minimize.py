@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failure_text import TrialFailed
+from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.ordinary_tests.marked_tests import in_a_process
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
@@ -126,6 +128,10 @@ class MinimizeItem(GeneratedFunction):
         self._report()
         return facts
 
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Path and line of the workload's class, and the name."""
+        return *location_of(self, self.spec), self.name
+
     def _report(self) -> None:
         """Have what is over written now: the item's last report may be hours away, and never come."""
         payload = self.stash[PAYLOAD]
@@ -135,6 +141,7 @@ class MinimizeItem(GeneratedFunction):
         payload.trials.clear()
 
 
+@pytest.mark.aorta
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     """The fixture that every trial uses."""
 
@@ -151,7 +158,7 @@ def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
     return list(found)
 
 
-def minimize_items(parent: pytest.Collector, plan: Plan, run: Run) -> Iterator[MinimizeItem]:
+def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
     """The items of a plan that has two cells per workload and environment: baseline and whole set.
 
     Raises:
@@ -175,8 +182,7 @@ def minimize_items(parent: pytest.Collector, plan: Plan, run: Run) -> Iterator[M
             )
         if not subsets.variables:
             raise PlanError(f"--aorta-minimize {name}: it has no variable with another value than in the baseline")
-        sibling = MinimizeItem.of(parent, name_of(whole), _use_fixtures, sibling)
+        sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
         sibling.subsets, sibling.spec = subsets, whole
         sibling.set_name = name
-        sibling.add_marker(pytest.mark.aorta)
         yield sibling

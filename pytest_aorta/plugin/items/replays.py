@@ -13,8 +13,10 @@ from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.items.collection import choose, directory_of
+from pytest_aorta.plugin.items.chosen_trials import choose
+from pytest_aorta.plugin.items.collection import directory_of
 from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
+from pytest_aorta.plugin.items.unimported_module import WorkloadModules
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.replay import REPLAY, Replay, ReplayError, find_replays
 from pytest_aorta.trial_runner import TrialRunner
@@ -44,7 +46,7 @@ def select_replays(config: pytest.Config, run: Run) -> None:
             f"--aorta-extra-env {unwanted[0]}=...: a replay has the variables of its record; only the values of "
             f"secrets, which are not in there, are to be given: {', '.join(sorted(secrets)) or 'these have none'}"
         )
-    choose(config, run, [found.name for found in run.replays], REPLAY)
+    choose(config, run, {found.name: found.spec for found in run.replays}, REPLAY)
 
 
 def selected_replays(session: pytest.Session, collected: list[Any]) -> Replays:
@@ -61,10 +63,11 @@ class Replays(pytest.Collector):
         from pytest_aorta.plugin.run import run_of
 
         run = run_of(self.config)
+        modules = WorkloadModules(self)
         sibling: ReplayItem | None = None
         for found in run.replays:
             if not run.chosen or found.name in run.chosen:
-                sibling = item_of(ReplayItem, self, found.name, found.spec, found.paths, sibling)
+                sibling = item_of(ReplayItem, modules.of(found.spec), found.name, found.spec, found.paths_of, sibling)
                 sibling.replay = found
                 yield sibling
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.failure_text import TrialFailed, failure_text
+from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
@@ -35,8 +37,15 @@ class TrialItem(GeneratedFunction):
     """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
 
     spec: TrialSpec
-    paths: TrialPaths
-    running: RunningTrial | None
+    running: RunningTrial | None = None
+
+    #: Gives the trial's paths: most items are only collected, and have none.
+    paths_of: Callable[[TrialSpec], TrialPaths]
+
+    @cached_property
+    def paths(self) -> TrialPaths:
+        """Of the trial's file and artifacts."""
+        return self.paths_of(self.spec)
 
     def setup(self) -> None:
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
@@ -158,19 +167,20 @@ class TrialItem(GeneratedFunction):
         return traceback.filter(lambda entry: Path(__file__).parents[2] not in Path(entry.path).parents) or traceback
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Path, its first line (pytest needs one for warnings), and the name."""
-        return self.path, 0, self.name
+        """Path and line of the workload's class, and the name."""
+        return *location_of(self, self.spec), self.name
 
 
+@pytest.mark.aorta
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     """The test function of every trial: its argument is the fixture that every trial uses."""
 
 
-def items_of(parent: pytest.Collector, plan: Plan) -> Iterator[TrialItem]:
-    """The items of a plan, in its order."""
+def items_of(plan: Plan, module_of: ModuleOf) -> Iterator[TrialItem]:
+    """The items of a plan, in its order, each below its module."""
     sibling: TrialItem | None = None
     for spec in plan.trials:
-        sibling = item_of(TrialItem, parent, spec.item_name, spec, plan.paths(spec), sibling)
+        sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths, sibling)
         yield sibling
 
 
@@ -179,13 +189,12 @@ def item_of(
     parent: pytest.Collector,
     name: str,
     spec: TrialSpec,
-    paths: TrialPaths,
+    paths_of: Callable[[TrialSpec], TrialPaths],
     sibling: TrialItem | None,
 ) -> Item:
-    """One item; ``sibling`` is another one of the same parent."""
+    """One item; ``sibling`` is another one below the same collector."""
     item: Item = kind.of(parent, name, _use_fixtures, sibling)
-    item.spec, item.paths, item.running = spec, paths, None
-    item.add_marker(pytest.mark.aorta)
+    item.spec, item.paths_of = spec, paths_of
     item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
     # At construction, so that even the report of a crashed worker's last item says which trial it was.
     item.user_properties += [

@@ -270,7 +270,8 @@ def last_step(folder: Path) -> tuple[int, int | None] | None:
 
 def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[TrialSpec, TrialPaths]]:
     """The trials among the items of an xdist worker, by node id."""
-    from pytest_aorta.plugin.items.collection import ROOT, plans_of
+    from pytest_aorta.plugin.items.chosen_trials import ROOT
+    from pytest_aorta.plugin.items.collection import plans_of
 
     found = {replay.nodeid: (replay.spec, replay.paths) for replay in run.replays}
     given = {(run.config.invocation_params.dir / text.partition("::")[0]).absolute() for text in run.config.args}

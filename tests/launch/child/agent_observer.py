@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     spec = WorkerSpec(
         role="default",
         local_world_size=RANKS,
-        rdzv_handler=OneHost("contract"),
+        rdzv_handler=OneHost("contract", forks=True),
         entrypoint=rank,
         args=(folder,),
         max_restarts=1,

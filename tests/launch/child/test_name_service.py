@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.namespaces import in_namespace, needs_namespaces
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -28,13 +26,6 @@ class Meet(Gloo):
 )
 
 ADDRESS = "127.0.0.77"
-
-
-def can_use_namespaces() -> bool:
-    """Whether a process may have files of its own, as root may."""
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        return False
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
@@ -67,23 +58,20 @@ def queries() -> Iterator[list[bytes]]:
     server.close()
 
 
-def in_namespace(path: Path, *command: str) -> list[str]:
-    """A command that sees other files below /etc: only names of this host, and only the resolver above."""
-    (path / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
-    (path / "resolv.conf").write_text(f"nameserver {ADDRESS}\noptions timeout:1 attempts:1\n")
-    (path / "nsswitch.conf").write_text("hosts: files dns\n")
-    binds = " && ".join(f"mount --bind {path}/{name} /etc/{name}" for name in ("hosts", "resolv.conf", "nsswitch.conf"))
-    return ["unshare", "-m", "sh", "-c", f'{binds} && exec "$@"', "sh", *command]
-
-
-needs_namespaces = pytest.mark.skipif(not can_use_namespaces(), reason="needs a mount namespace of its own (root)")
+def with_that_resolver_only(stage: Stage, *command: str) -> list[str]:
+    files = {
+        "hosts": f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n",
+        "resolv.conf": f"nameserver {ADDRESS}\noptions timeout:1 attempts:1\n",
+        "nsswitch.conf": "hosts: files dns\n",
+    }
+    return in_namespace(stage.path, files, *command)
 
 
 @needs_namespaces
 def test_ranks_of_one_host_ask_no_name_server(stage: Stage, queries: list[bytes]) -> None:
     stage.write(meet=MEET)
     command = (sys.executable, "-m", "pytest", "meet.py", "--aorta-nproc", "3", "--aorta-trials", "2")
-    done = stage.command(*in_namespace(stage.path, *command))
+    done = stage.command(*with_that_resolver_only(stage, *command))
     assert done.ret == 0
     assert queries == []
 
@@ -106,7 +94,7 @@ def test_a_workload_can_ask_before_and_after(stage: Stage, queries: list[bytes])
     ask()
     """
     stage.write(ask=script)
-    done = stage.command(*in_namespace(stage.path, sys.executable, "ask.py"))
+    done = stage.command(*with_that_resolver_only(stage, sys.executable, "ask.py"))
     assert done.ret == 0
     assert {b"somewhere" in query for query in queries} == {True}
     assert len(queries) in (1, 2)  # of IPv4 and of IPv6, of one of two calls

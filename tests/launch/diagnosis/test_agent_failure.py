@@ -65,6 +65,12 @@ def node_0_has_gone() -> None:
     raise RendezvousConnectionError("The connection to the C10d store has failed. See inner exception for details.")
 
 
+def no_etcd() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    raise RendezvousConnectionError("The connection to etcd has failed. See inner exception for details.")
+
+
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
@@ -73,6 +79,7 @@ def node_0_has_gone() -> None:
         (health_check_port_in_use, "--aorta-slots"),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),
+        (no_etcd, "--enable-v2"),
     ],
 )
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
@@ -105,3 +112,15 @@ def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
     assert found.failure is not None
     assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
     assert [record["blame"] for record in found.ranks] == ["collateral", "collateral"]
+
+
+def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
+    found = judge(evidence(ended({"type": "RuntimeError", "message": "no more processes"}), ranks=2))
+
+    assert found.failure is not None
+    assert found.failure["message"] == "the agent failed: no more processes"
+    assert found.failure["rank"] is None
+    for record in found.ranks:
+        assert record["failure"] is not None
+        assert record["failure"]["message"] == "the agent ended before this rank did"
+        assert (record["blame"], record["exit_code"]) == ("collateral", None)

@@ -219,7 +219,8 @@ def has_parameter(function: Callable[..., Any], name: str) -> bool:
 def refuse_native_threads() -> None:
     """Called before this process forks ranks: a thread of a library may hold a lock that they would never get.
 
-    Threads of Python's own are no danger: they hold locks of Python objects only.
+    Threads of Python's own are those of torch's agent, which keep a rendezvous alive, copy logs, or read the watchdog's
+    pipe: they look up no names. Agents whose workload has started threads do not fork.
 
     Raises:
         RuntimeError: there is one.
@@ -227,7 +228,7 @@ def refuse_native_threads() -> None:
     if (native := native_threads()) > 0:
         raise RuntimeError(
             f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
-            "the elastic option start_method=spawn starts them afresh"
+            "--aorta-elastic start_method=spawn starts them afresh"
         )
 
 

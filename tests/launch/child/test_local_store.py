@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import psutil
-
-
-def outcome_of(script: str) -> str:
-    """What a script prints, in a process of its own: it forks, and starts threads of torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from support.processes import outcome_of
 
 
 def test_a_store_is_served_without_a_thread_in_this_process() -> None:
     assert (
         outcome_of("""
         import os
-        from pytest_aorta.launch.child.store_process import StoreProcess
+        from pytest_aorta.launch.child.local_store import StoreProcess, connect
 
         store = StoreProcess()
         threads = len(os.listdir("/proc/self/task"))
-        client = store.connect()
+        client = connect(store.port)
         client.set("key", "value")
         print(client.get("key").decode(), len(os.listdir("/proc/self/task")) - threads)
         store.close()
@@ -38,10 +26,10 @@ def test_a_store_is_served_without_a_thread_in_this_process() -> None:
 def test_it_listens_on_the_loopback_interface_only() -> None:
     assert outcome_of("""
         import os, psutil
-        from pytest_aorta.launch.child.store_process import StoreProcess
+        from pytest_aorta.launch.child.local_store import StoreProcess, connect
 
         store = StoreProcess()
-        store.connect()
+        connect(store.port)
         child, = psutil.Process().children()
         print([found.laddr.ip for found in child.net_connections() if found.status == "LISTEN"])
         store.close()
@@ -52,9 +40,9 @@ def test_it_listens_on_the_loopback_interface_only() -> None:
 def test_it_ends_with_the_process_that_has_started_it() -> None:
     pid = outcome_of("""
         import psutil
-        from pytest_aorta.launch.child.store_process import StoreProcess
+        from pytest_aorta.launch.child.local_store import StoreProcess, connect
 
-        StoreProcess().connect()
+        connect(StoreProcess().port)
         print(psutil.Process().children()[0].pid)
     """)
     try:
@@ -67,7 +55,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     assert (
         outcome_of("""
         import socket
-        from pytest_aorta.launch.child.store_process import StoreProcess
+        from pytest_aorta.launch.child.local_store import StoreProcess
 
         taken = socket.create_server(("127.0.0.1", 0))
         try:

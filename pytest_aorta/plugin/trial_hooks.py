@@ -1,0 +1,160 @@
+"""The hooks of a session that has trials; see ``hooks`` for when they are registered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.plugin.compat import longrepr_of
+from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.failure_text import TrialFailed
+from pytest_aorta.plugin.report_payload import PAYLOAD
+from pytest_aorta.plugin.xdist_roles import is_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+def select(config: pytest.Config) -> None:
+    """Read the selection, and find out which trials are to be collected.
+
+    Raises:
+        pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
+    """
+    from pytest_aorta.plugin.run import run_of
+
+    run = run_of(config)
+    if run.selection.may_end_early:
+        from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
+
+        give_out_one_by_one(config)
+    if run.selection.replays:
+        from pytest_aorta.plugin.items.replays import select_replays
+
+        select_replays(config, run)
+    elif run.selection.workloads or run.selection.commands:
+        from pytest_aorta.plugin.items.collection import select_trials
+
+        select_trials(config, run)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Send an xdist worker what was decided here."""
+    from pytest_aorta.plugin.run import run_of
+
+    run = run_of(node.config)
+    folder = run.stopping.folder
+    node.workerinput["aorta"] = {
+        "folder": None if folder is None else str(folder),
+        "stamp": run.runner.store.stamp,
+        "paths": [str(argument) for argument in node.config.args],
+        "chosen": sorted(run.chosen or ()),
+    }
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """One line, when there is a plan."""
+    run = current_run(config)
+    if run is None or run.chosen is None or config.get_verbosity() < 0:
+        return None
+    from pytest_aorta.plugin.summary.terminal import header
+
+    return header(run)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Add the selected trials to what the session collects."""
+    report = yield
+    run = current_run(collector.config)
+    if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
+        return report
+    if run.selection.replays:
+        from pytest_aorta.plugin.items.replays import selected_replays
+
+        report.result.append(selected_replays(collector, report.result))
+    else:
+        from pytest_aorta.plugin.items.collection import selected_trials
+
+        report.result.append(selected_trials(collector, report.result, run))
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before the first item: refuse what would prevent every trial."""
+    option = session.config.option
+    # pytest's own loop, which comes after this, will not start when something could not be collected.
+    broken = session.testsfailed and not option.continue_on_collection_errors
+    if not option.collectonly and not broken and not is_worker(session.config):
+        from pytest_aorta.plugin.preflight import check_trials
+
+        check_trials(session)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Trials for which there is no time are not run."""
+    run = current_run(item.config)
+    if run is None or run.stopping.rounds is None or run.has_result(item):
+        return None
+    from pytest_aorta.plugin.stopping.early_end import omit
+
+    return omit(item, nextitem, run.stopping.rounds) or None
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
+        text = str(call.excinfo.value)
+        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
+        report.longrepr = longrepr_of(shown, *item.reportinfo()[:2])
+    if report.skipped and call.excinfo is not None:
+        from pytest_aorta.plugin.stopping.early_end import NotNeeded, longrepr_of_skip
+
+        if isinstance(call.excinfo.value, NotNeeded):
+            report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
+    payload = item.stash.get(PAYLOAD, None)
+    if payload is not None:
+        report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    """TIMEOUT, and ERROR where the workload is not what failed."""
+    if getattr(report, "aorta", None) is None:
+        return None
+    from pytest_aorta.plugin.summary.terminal import status_word
+
+    return status_word(report)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
+    from pytest_aorta.plugin.deadlines import TIMEOUT
+    from pytest_aorta.plugin.items.minimize import MinimizeItem
+    from pytest_aorta.plugin.items.trial_item import TrialItem
+
+    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
+        item.stash[TIMEOUT] = settings.timeout
+        return True
+    return None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End all processes."""
+    run = current_run(config)
+    if run is not None:
+        from pytest_aorta.plugin.sigterm import ignore_from_now_on
+
+        ignore_from_now_on()
+        run.close()

@@ -1,0 +1,286 @@
+"""Trials of two nodes of a network: each record says what was lost, none of these is ``ok``, and nothing waits longer
+than its deadline."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.etcd import etcd_command
+from support.network import Network, elastic
+from support.stage import Stage
+
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
+
+ENDPOINT = "node0:29500"
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+
+class Nodes:
+    """Pytest on the nodes of a network, with two ranks on each."""
+
+    def __init__(self, network: Network, stage: Stage) -> None:
+        self.network = network
+        self.stage = stage
+        stage.copy(FAULTS)
+
+    def start(self, part: str, node: int, *more: str, results: str = "results", **options: Any) -> Any:
+        """The pytest of one node, whose ranks play a part of ``RankFaults``."""
+        given = {"nnodes": 2, "node_rank": node, "rdzv_endpoint": ENDPOINT, **options}
+        words = ("--aorta-nproc", "2", "--aorta-timeout", "30", "--aorta-results-dir", results, *more)
+        return self.network.start(
+            node, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *words, *elastic(**given)
+        )
+
+    def wait_for(self, name: str) -> None:
+        """Wait until ranks have made a file."""
+        self.stage.wait_until((self.stage.path / name).exists)
+
+    def trial(self) -> dict[str, Any]:
+        """The record."""
+        return self.stage.trial("RankFaults/trial_0.json")
+
+
+@pytest.fixture
+def nodes(network: Network, stage: Stage) -> Nodes:
+    return Nodes(network, stage)
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a node; its exit status. A test that fails shows its output."""
+    said, errors = process.communicate(timeout=110)
+    print((said + errors).decode())
+    return int(process.returncode)
+
+
+def ranks_on(trial: dict[str, Any], host: str | None) -> list[int]:
+    """The ranks that ran there; ``None`` for those of which that is not known."""
+    return [rank["rank"] for rank in trial["ranks"] if rank["host"] == host]
+
+
+def assert_not_met(trial: dict[str, Any], why: str = "node 1 did not come") -> None:
+    assert (trial["exit_status"], trial["result"]["passed"]) == ("timeout", False)
+    assert f"the nodes have not all met at {ENDPOINT} ({why})" in trial["failure"]["message"]
+    assert trial["ranks"] == []
+
+
+def assert_lost(trial: dict[str, Any]) -> None:
+    lost = ranks_on(trial, None)
+    assert trial["exit_status"] == "infrastructure_failed"
+    assert (trial["result"]["passed"], trial["failure"]["rank"]) == (False, lost[0])
+    assert f"never heard of; of 4 ranks, there is no word of rank {lost[0]}, {lost[1]}" in trial["failure"]["message"]
+    assert [rank["blame"] for rank in trial["ranks"] if rank["rank"] in lost] == ["cause", "unknown"]
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_both_take_part(nodes: Nodes, backend: str) -> None:
+    trials = ("--aorta-trials", "2")
+    other = nodes.start("no_fault", 1, *trials, rdzv_backend=backend)
+    first = nodes.start("no_fault", 0, *trials, rdzv_backend=backend)
+
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    for trial in nodes.stage.trials().values():
+        assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 4.0 * 4**3)
+        assert [rank["host"] for rank in trial["ranks"]] == ["node0", "node0", "node1", "node1"]
+    nodes.stage.wait_until_alone()
+
+
+@pytest.fixture
+def etcd(nodes: Nodes) -> Iterator[str]:
+    """The endpoint of an etcd on node 0."""
+    client, peer = "10.213.77.1:2379", "10.213.77.1:2380"
+    process = nodes.network.start_command(0, *etcd_command(client, peer, nodes.stage.path))
+    asked = (sys.executable, "-c", "import socket; socket.create_connection(('node0', 2379))")
+    nodes.stage.wait_until(lambda: nodes.network.start_command(0, *asked).wait() == 0)
+    yield client
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_both_meet_in_etcd(nodes: Nodes, etcd: str, backend: str) -> None:
+    where = {"rdzv_backend": backend, "rdzv_endpoint": etcd, "rdzv_id": "run-7"}
+    other, first = (nodes.start("no_fault", node, "--aorta-trials", "2", **where) for node in (1, 0))
+
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    for trial in nodes.stage.trials().values():
+        assert trial["exit_status"] == "ok"
+        assert sorted(rank["host"] for rank in trial["ranks"]) == ["node0", "node0", "node1", "node1"]
+    nodes.stage.wait_until(lambda: len(nodes.stage.processes()) == 1)  # etcd
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_a_node_that_is_killed_in_run_when_they_have_met_in_etcd(nodes: Nodes, etcd: str, backend: str) -> None:
+    where = {"rdzv_backend": backend, "rdzv_endpoint": etcd, "rdzv_id": "run-8"}
+    other, first = (nodes.start("second_node_sleeps", node, **where) for node in (1, 0))
+    nodes.wait_for("sleeps")
+    other.kill()
+
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    assert_lost(nodes.trial())
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_c10d_counts_nodes_by_their_addresses_and_static_by_their_numbers(nodes: Nodes, backend: str) -> None:
+    """Here node 0 has the address that comes last."""
+    where = {"rdzv_endpoint": "node1:29500", "rdzv_backend": backend}
+    other = nodes.start("no_fault", 0, node_rank=1, **where)
+    first = nodes.start("no_fault", 1, node_rank=0, **where)
+
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    hosts = [rank["host"] for rank in nodes.trial()["ranks"]]
+    ordered = ["node0", "node0", "node1", "node1"]
+    assert hosts == (ordered if backend == "c10d" else ordered[::-1])
+
+
+def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
+    first = nodes.start("no_fault", 0)
+    listening = [sys.executable, "-c", "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"]
+    found: list[str] = []
+
+    def store_listens() -> bool:
+        table, _ = nodes.network.start_command(0, *listening).communicate()
+        ends = [line.split()[1:4:2] for line in table.decode().splitlines() if ":" in line]
+        found[:] = [local for local, state in ends if state == "0A" and local.endswith(f":{29500:04X}")]
+        return bool(found)
+
+    nodes.stage.wait_until(store_listens)
+    assert found == [f"{socket.inet_aton('10.213.77.1')[::-1].hex().upper()}:{29500:04X}"]
+    first.kill()
+    first.communicate()
+
+
+def test_a_node_that_is_late(nodes: Nodes) -> None:
+    first = nodes.start("no_fault", 0)
+    nodes.stage.wait_until((nodes.stage.results / "RankFaults" / "trial_0" / "stderr.log").exists)
+    other = nodes.start("no_fault", 1)
+
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    assert ranks_on(nodes.trial(), "node1") == [2, 3]
+
+
+def test_a_node_that_is_too_late(nodes: Nodes) -> None:
+    first = nodes.start("no_fault", 0, "--aorta-timeout", "20")
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    assert finish(nodes.start("no_fault", 1, "--aorta-timeout", "8")) not in (0, None)
+    assert_not_met(nodes.trial())
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_node_that_is_killed_at_the_start(nodes: Nodes, backend: str) -> None:
+    other = nodes.start("no_fault", 1, rdzv_backend=backend)
+    nodes.stage.wait_until((nodes.stage.results / "RankFaults" / "trial_0.node_1").exists)
+    other.kill()
+    assert finish(nodes.start("no_fault", 0, "--aorta-timeout", "15", rdzv_backend=backend)) != 0
+    assert_not_met(nodes.trial())
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_node_that_is_killed_in_run(nodes: Nodes, backend: str) -> None:
+    other = nodes.start("second_node_sleeps", 1, rdzv_backend=backend)
+    first = nodes.start("second_node_sleeps", 0, rdzv_backend=backend)
+    nodes.wait_for("sleeps")
+    other.kill()
+
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    assert_lost(nodes.trial())
+
+
+def test_a_node_that_is_lost_with_its_network_in_run(nodes: Nodes) -> None:
+    """As by a loss of power: no connection is closed, and the other node waits."""
+    other, first = nodes.start("second_node_sleeps", 1), nodes.start("second_node_sleeps", 0)
+    nodes.wait_for("sleeps")
+    nodes.network.cut()
+    other.kill()
+
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    trial = nodes.trial()
+    lost = ranks_on(trial, None)
+    assert (trial["exit_status"], trial["failure"]["rank"], len(lost)) == ("timeout", lost[0], 2)
+    for rank in lost:
+        assert f"rank {rank} is missing: never heard of" in trial["failure"]["message"]
+
+
+def test_a_node_that_is_lost_with_its_network_after_the_first_one_is_done(nodes: Nodes) -> None:
+    other, first = (nodes.start("second_node_lingers", node, exit_barrier_timeout=3) for node in (1, 0))
+    nodes.wait_for("lingers")
+    nodes.network.cut()
+    other.kill()
+
+    assert finish(first) == pytest.ExitCode.TESTS_FAILED
+    trial = nodes.trial()
+    assert_lost(trial)
+    assert [rank["passed"] for rank in trial["ranks"] if rank["host"] == "node0"] == [True, True]
+
+
+def test_a_link_that_goes_down_in_run(nodes: Nodes) -> None:
+    other, first = nodes.start("steps_on", 1), nodes.start("steps_on", 0)
+    nodes.wait_for("steps")
+    nodes.network.cut()
+
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    trial = nodes.trial()
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", None)
+    assert f"node1 does not reach {ENDPOINT}, where the nodes meet: " in trial["failure"]["message"]
+    assert {rank["blame"] for rank in trial["ranks"]} == {"unknown"}
+
+
+def test_a_link_that_goes_down_when_a_process_group_has_little_patience(nodes: Nodes) -> None:
+    part = "gives_up_when_the_network_goes"
+    other, first = nodes.start(part, 1), nodes.start(part, 0)
+    nodes.wait_for("steps")
+    nodes.network.cut()
+
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert_lost(nodes.trial())
+
+
+def test_what_a_node_has_left_in_an_earlier_run_does_not_count(nodes: Nodes) -> None:
+    limit = ("--aorta-timeout", "15")
+    other, first = nodes.start("second_node_sleeps", 1, *limit), nodes.start("second_node_sleeps", 0, *limit)
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert ranks_on(nodes.trial(), "node1") == [2, 3]
+
+    assert finish(nodes.start("second_node_sleeps", 0, *limit)) == pytest.ExitCode.TESTS_FAILED
+    assert_not_met(nodes.trial())
+
+
+def test_the_port_of_the_store_is_in_use(nodes: Nodes) -> None:
+    program = "import socket; taken = socket.create_server(('', 29500)); print(flush=True); taken.accept()"
+    taken = nodes.network.start_command(0, sys.executable, "-c", program)
+    assert taken.stdout is not None
+    taken.stdout.readline()
+    first = nodes.start("no_fault", 0)
+    _, said = first.communicate(timeout=110)
+
+    assert first.returncode == pytest.ExitCode.USAGE_ERROR
+    assert b"the nodes cannot meet at port 29500 of this host: Address already in use" in said
+    assert finish(nodes.start("no_fault", 1, "--aorta-timeout", "8")) not in (0, None)
+    assert nodes.stage.trials() == {}
+    taken.kill()
+    taken.communicate()
+
+
+def test_nodes_that_do_not_see_the_same_results_directory(nodes: Nodes) -> None:
+    limit = ("--aorta-timeout", "25")
+    other = nodes.start("no_fault", 1, *limit, results="elsewhere")
+    first = nodes.start("no_fault", 0, *limit)
+    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
+    assert_not_met(nodes.trial())
+    [said] = (nodes.stage.path / "elsewhere").rglob("stderr.log")
+    assert "set AORTA_NODES_SECRET to the same value on every node" in said.read_text()
+
+
+def test_nodes_that_have_been_given_a_secret(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AORTA_NODES_SECRET", "of this job")
+    other = nodes.start("no_fault", 1, results="elsewhere")
+    first = nodes.start("no_fault", 0)
+    assert finish(first) == finish(other) == pytest.ExitCode.OK
+    record = (nodes.stage.results / "RankFaults" / "trial_0.json").read_text()
+    assert "of this job" not in record

@@ -1,0 +1,126 @@
+"""Installed but unused, the plugin costs nothing: no import, no call per test that runs, no file read twice.
+
+The counts stand for the time, which no busy machine can tell; ``python -m benchmarks --only unused`` measures it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import call_counter
+from support.stage import Stage
+
+#: All that pytest imports of this package at its start.
+AT_START = [
+    "pytest_aorta",
+    "pytest_aorta._version",
+    "pytest_aorta.common",
+    "pytest_aorta.common.request_error",
+    "pytest_aorta.option_values",
+    "pytest_aorta.plugin",
+    "pytest_aorta.plugin.fixtures",
+    "pytest_aorta.plugin.hooks",
+    "pytest_aorta.plugin.late_hooks",
+    "pytest_aorta.plugin.options",
+    "pytest_aorta.plugin.xdist_roles",
+]
+
+#: And to look at files that were given as arguments.
+FOR_FILES = [
+    "pytest_aorta.common.import_target",
+    "pytest_aorta.plugin.given_files",
+    "pytest_aorta.plugin.items",
+    "pytest_aorta.plugin.items.discovery",
+]
+
+#: The hooks of a session without trials. None of them is called for a test that runs.
+HOOKS = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_generate_tests",
+]
+
+
+def write_tests(stage: Stage, files: int, tests: int) -> list[str]:
+    """Write ordinary tests; the files."""
+    text = "\n".join(f"def test_{number}(tmp_path): pass" for number in range(tests))
+    return [str(stage.write_file(f"test_{number}.py", text)) for number in range(files)]
+
+
+def counted(stage: Stage, *arguments: str) -> dict[str, Any]:
+    """Run pytest; what ``call_counter`` has counted."""
+    file = stage.path / "counts.json"
+    support = str(Path(call_counter.__file__).parents[1])
+    # Stages set an option of ours.
+    env = {call_counter.FILE: str(file), "PYTHONPATH": support, "PYTEST_AORTA_GRACE": ""}
+    result = stage.run("-p", "support.call_counter", *arguments, env=env)
+    assert result.ret == pytest.ExitCode.OK
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize("as_files", [False, True], ids=["folder", "files"])
+def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_they_run(
+    stage: Stage, as_files: bool
+) -> None:
+    files = write_tests(stage, files=3, tests=10)
+    found = counted(stage, *(files if as_files else ()))
+    assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START + FOR_FILES * as_files)
+    assert found["calls"]["run"] == {}
+    # Of a test function, its names are compared when it is collected.
+    assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
+    assert found["hooks"] == HOOKS
+
+
+def test_files_that_are_given_are_read_once_and_parsed_only_if_they_may_have_workloads(stage: Stage) -> None:
+    files = write_tests(stage, files=12, tests=1)
+    for number in range(3):
+        methods = "    def setup(self): pass\n    def run(self): pass"
+        files.append(str(stage.write_file(f"idle_{number}.py", f"class Idle{number}:\n{methods}")))
+    found = counted(stage, *files, "--collect-only")
+    calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
+    assert calls["discovery.__init__"] == len(files)
+    assert calls["discovery._facts"] == 3
+
+
+def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
+    (file,) = write_tests(stage, files=1, tests=1)
+    stage.write(idle="class Idle:\n    def setup(self): pass\n    def run(self): pass")
+    stage.write(test_starts="def test_starts(request): request.getfixturevalue('aorta_run')")
+    assert "pytest_runtest_makereport" in counted(stage, file, "idle.py", "--collect-only")["hooks"]
+    assert "pytest_runtest_makereport" in counted(stage, file, "--aorta-trials=2")["hooks"]
+    assert "pytest_runtest_makereport" in counted(stage, file, "test_starts.py")["hooks"]
+
+
+def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
+    pytest.importorskip("xdist")
+    write_tests(stage, files=2, tests=10)
+    found = counted(stage, "-n", "2")
+    assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
+    assert found["calls"]["run"].pop("controller_hooks.pytest_runtest_logreport") == 60
+    # The name of the run, for its two workers.
+    assert sum(found["calls"]["run"].values()) <= 10
+
+
+def test_a_test_that_starts_trials_in_a_worker_is_noticed_by_the_controller(stage: Stage) -> None:
+    pytest.importorskip("xdist")
+    stage.write(
+        test_starts="""
+        class Idle:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True}
+
+        def test_starts(aorta_run): assert aorta_run(Idle).result.passed
+        def test_by_name(request): assert request.getfixturevalue("aorta_run")(Idle).result.passed
+        """
+    )
+    result = stage.run("-n", "2")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*= trials =*", *["test_starts.py::test_*0 of 1*"] * 2])
+    assert len(stage.files()) == 2

@@ -1,0 +1,72 @@
+"""Where the agent of one host finds the store of its rendezvous."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from support.processes import free_port, outcome_of
+
+from pytest_aorta.launch.child.rendezvous import _is_here, _store_here
+
+
+def test_names_and_addresses_of_this_host_are_known() -> None:
+    assert [_is_here(host) for host in ("localhost", "127.0.0.1", socket.gethostname())] == [True, True, True]
+    assert [_is_here(host) for host in ("192.0.2.1", "no-such-host.invalid")] == [False, False]
+
+
+def test_a_store_of_another_host_is_left_to_torch() -> None:
+    assert _store_here("192.0.2.1:29500", forks=True) == "192.0.2.1:29500"
+
+
+@pytest.mark.parametrize("host", ["localhost", socket.gethostname()])
+def test_a_store_is_served_at_the_port_that_was_asked_for(host: str) -> None:
+    port = free_port()
+    script = f"""
+        from pytest_aorta.launch.child.local_store import connect
+        from pytest_aorta.launch.child.rendezvous import _store_here
+        from pytest_aorta.launch.child.side_process import close_side_processes
+
+        print(_store_here("{host}:{port}", forks=True))
+        connect({port}).set("key", "value")
+        close_side_processes()
+    """
+    assert outcome_of(script) == f"127.0.0.1:{port}"
+
+
+def test_a_store_that_is_there_already_is_not_used() -> None:
+    """Another program's, or another trial's: ranks would find what it has left there."""
+    script = """
+        from pytest_aorta.launch.child.local_store import StoreProcess
+        from pytest_aorta.launch.child.rendezvous import rendezvous
+        from pytest_aorta.trials.elastic_options import elastic_options
+
+        store = StoreProcess()
+        asked = f"localhost:{store.port}"
+        try:
+            rendezvous(elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": asked}), "trial", None)
+        except OSError as error:
+            print(str(error).replace(str(store.port), "PORT"))
+        store.close()
+    """
+    assert outcome_of(script) == (
+        "port PORT of this host is taken, at which rdzv_endpoint=localhost:PORT asks for the store; give a free one "
+        "with --aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then has one of its own"
+    )
+
+
+def test_a_store_in_a_thread_serves_as_one_in_a_process_does() -> None:
+    script = """
+        import psutil
+        from pytest_aorta.launch.child.local_store import connect, serve_local_store
+
+        store = serve_local_store(forks=False)
+        client = connect(store.port)
+        client.set("key", "value")
+        listens = {found.laddr.ip for found in psutil.Process().net_connections() if found.status == "LISTEN"}
+        print(client.get("key").decode(), listens, psutil.Process().children())
+        del client
+        store.close()
+        print([found for found in psutil.Process().net_connections() if found.status == "LISTEN"])
+    """
+    assert outcome_of(script).splitlines() == ["value {'127.0.0.1'} []", "[]"]

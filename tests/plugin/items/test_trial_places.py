@@ -1,0 +1,220 @@
+"""Where trials stand in pytest's tree: in a module with a file and a line, for fixtures, IDEs and other plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ide_reporter
+from support.stage import Stage
+
+#: Two workloads, of which one stands in another class; their lines are told by comments.
+WORKLOADS = """
+    import os
+
+    class Steady:  # Steady
+        def __init__(self, config): pass
+        def setup(self): pass
+        def run(self): return {"passed": "BROKEN" not in os.environ}
+
+    class Other(Steady):  # Other
+        pass
+    """
+
+TESTS = """
+    import pytest
+
+    def test_alone(): pass
+
+    class TestMore:
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_number(self, number): pass
+    """
+
+#: Fixtures as conftest files have them, that ask for a module.
+CONFTEST = """
+    import pytest
+
+    @pytest.fixture(autouse=True, scope="module")
+    def _of_a_module(request):
+        print("module of", request.node.nodeid, request.module.__name__, request.module.__file__)
+
+    @pytest.fixture(autouse=True)
+    def _of_a_test(request):
+        print("test in", request.node.module.__name__, request.fspath)
+
+    def pytest_runtest_setup(item):
+        print("hook of the conftest")
+    """
+
+
+def line_of(name: str, text: str = WORKLOADS) -> int:
+    """The line of a class in a file that was written from an indented text, from 1."""
+    (line,) = [number for number, line in enumerate(text.strip().splitlines(), 1) if line.endswith(f"# {name}")]
+    return line
+
+
+@pytest.fixture
+def mine(stage: Stage) -> Stage:
+    """A project with tests and a package of its own workloads, which are in the ini file."""
+    stage.write_file("pytest.ini", "[pytest]\naorta_workload =\n    steady\n    other\naorta_trials = 2")
+    stage.write_file("mine/__init__.py", "")
+    stage.write_file("mine/workloads.py", WORKLOADS)
+    stage.write_file("tests/test_it.py", TESTS)
+    stage.register(steady="mine.workloads:Steady", other="mine.workloads:Other")
+    return stage
+
+
+def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
+    """Run pytest as an IDE does; its report."""
+    file = stage.path / "report.json"
+    support = str(Path(ide_reporter.__file__).parents[1])
+    env = {ide_reporter.FILE: str(file), "PYTHONPATH": os.pathsep.join([str(stage.path), support])}
+    stage.run("-p", "support.ide_reporter", *arguments, env=env)
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None:
+    mine.write_file("conftest.py", CONFTEST)
+    result = mine.run_here("steady[local-none-0]", "--aorta-trials", "1", "-s")
+    result.assert_outcomes(passed=1)
+    file = mine.path / "mine/workloads.py"
+    result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
+    result.stdout.fnmatch_lines(["*hook of the conftest"])
+
+
+def test_module_fixtures_apply_to_the_trials_of_a_file_that_is_not_imported(stage: Stage) -> None:
+    stage.write_file("conftest.py", CONFTEST)
+    stage.write_file("sub/reproducer.py", WORKLOADS + "\n    assert 'pytest' not in __import__('sys').modules\n")
+    result = stage.run("sub/reproducer.py", "-s", "--aorta-isolation", "spawn")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([f"*module of sub/reproducer.py reproducer {stage.path}/sub/reproducer.py"])
+
+
+@pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
+def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Stage, arguments: tuple[str, ...]) -> None:
+    found = ide(mine, "--collect-only", *arguments)
+    file = f"{mine.path}/mine/workloads.py"
+    names = ["steady"] if "aorta::steady" in arguments else ["steady", "other"]
+    trials = {f"{file}::{name}[local-none-{index}]": line_of(name.capitalize()) for name in names for index in (0, 1)}
+    assert {key: value["line"] for key, value in found.items() if "local-none" in key} == trials
+    assert all(found[key]["in"] == [f"{mine.path}/mine", file] for key in trials)
+    tests = f"{mine.path}/tests/test_it.py"
+    assert [key for key in found if key not in trials] == [
+        f"{tests}::test_alone",
+        *(f"{tests}::TestMore::test_number[{number}]" for number in (1, 2)),
+    ]
+
+    chosen = [f"{file}::steady[local-none-1]", f"{tests}::test_alone"]
+    assert ide(mine, *chosen) == dict.fromkeys(chosen, "passed")
+
+
+def test_an_ide_finds_and_runs_workloads_that_are_installed_elsewhere(stage: Stage) -> None:
+    stage.write_file("pytest.ini", "[pytest]\naorta_workload = gemm")
+    stage.write_file("test_it.py", TESTS)
+    (trial,) = [(key, value) for key, value in ide(stage, "--collect-only").items() if "gemm" in key]
+    assert trial[0] == f"{stage.path}/pytest.ini::gemm[local-none-0]"
+    assert trial[1]["in"] == [f"{stage.path}/pytest.ini"]
+
+    assert list(ide(stage, "--collect-only", trial[0])) == [trial[0]]
+    assert list(ide(stage, "--collect-only", f"{stage.path}/pytest.ini::gemm")) == [trial[0]]
+
+
+def test_without_an_ini_file_they_stand_in_one_that_could_be_there(stage: Stage) -> None:
+    options = ("--rootdir", str(stage.path), "--aorta-workload", "gemm")
+    (trial,) = ide(stage, "--collect-only", *options)
+    assert trial == f"{stage.path}/aorta::gemm[local-none-0]"
+    assert list(ide(stage, "--collect-only", *options, trial)) == [trial]
+
+
+def test_reports_lead_to_the_class_wherever_it_is_installed(mine: Stage) -> None:
+    mine.write_file("pytest.ini", "[pytest]")
+    options = ("--aorta-workload", "other", "--aorta-workload", "gemm", "--collect-only", "-q")
+    mine.write_file("conftest.py", "def pytest_collection_finish(session): print([i.location for i in session.items])")
+    (line,) = [line for line in mine.run_here(*options).outlines if line.startswith("[(")]
+    other, gemm = eval(line)
+    assert other == ("mine/workloads.py", line_of("Other") - 1, "other[local-none-0]")
+    gemm_file = mine.path / gemm[0]
+    assert gemm_file.read_text().splitlines()[gemm[1]].startswith("class Gemm")
+
+
+def test_a_failure_names_the_line_of_the_class(mine: Stage) -> None:
+    result = mine.run_here("steady[local-bad-0]", "--tb=line", "--aorta-mitigations", "bad", *broken(mine))
+    result.stdout.fnmatch_lines([f"{mine.path}/mine/workloads.py:{line_of('Steady')}: workload_failed in run: *"])
+
+
+def broken(stage: Stage) -> tuple[str, str]:
+    """Options with which all trials of ``bad`` fail."""
+    stage.write_registry(mitigations={"bad": {"BROKEN": "1"}})
+    return "--aorta-registry-file", str(stage.path / "registry.json")
+
+
+def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> None:
+    mine.write_file("tests/test_it.py", "def test_bad(): assert False\ndef test_good(): pass")
+    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "1", "-v")
+    mine.run_here(*options).assert_outcomes(passed=3, failed=3)
+    again = mine.run_here(*options, "--lf")
+    assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
+    again.assert_outcomes(failed=3, deselected=2)
+
+
+@pytest.mark.parametrize("folder", ["", "tests"])
+def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
+    mine: Stage, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
+    monkeypatch.chdir(mine.path / folder)
+    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
+    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
+    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
+    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
+    assert len(ids) == 3
+    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
+
+
+def test_a_node_id_relative_to_the_root_runs_from_any_folder(mine: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
+    monkeypatch.chdir(mine.path / "tests/repro")
+    ids = ("tests/repro/reproducer.py::Steady[local-none-1]", "aorta::other[local-none-0]")
+    result = mine.run_here("--collect-only", "-q", *ids)
+    assert [line for line in result.outlines if "::" in line] == list(ids)
+
+
+VSCODE = "python_files/vscode_pytest/__init__.py"
+
+
+def vscode_plugin() -> Path | None:
+    """The plugin of an installed VS Code, or that which ``VSCODE_PYTEST`` names."""
+    given = os.environ.get("VSCODE_PYTEST")
+    found = sorted(Path.home().glob(f".vscode*/extensions/ms-python.python-*/{VSCODE}"))
+    return Path(given) if given else found[-1] if found else None
+
+
+@pytest.mark.slow
+def test_vs_code_s_own_plugin_finds_and_runs_trials(mine: Stage) -> None:
+    plugin = vscode_plugin()
+    if plugin is None:
+        pytest.skip(f"neither VS Code's Python extension nor VSCODE_PYTEST, the path of its {VSCODE}")
+    mine.write_file("ide/vscode_pytest.py", plugin.read_text())
+    pipe = mine.path / "pipe"
+    path = os.pathsep.join([str(mine.path), str(mine.path / "ide")])
+    env = {"TEST_RUN_PIPE": str(pipe), "PYTHONPATH": path}
+
+    def run(*arguments: str) -> str:
+        pipe.write_text("")
+        mine.run("-p", "vscode_pytest", f"--rootdir={mine.path}", *arguments, env=env)
+        return pipe.read_text()
+
+    name = "mine/workloads.py::steady[local-none-1]"
+    found = run("--collect-only", ".")
+    assert name in found
+    assert "tests/test_it.py::TestMore::test_number[2]" in found
+    assert '"error": []' in found
+    ran = run(f"{mine.path}/{name}")
+    assert f'"{mine.path}/{name}"' in ran
+    assert '"outcome": "success"' in ran
