@@ -34,11 +34,14 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
     search = Scan(project.recipe, overview.requests, overview.directories, project.actions(action), only)
     values = len(overview.directories) if project.recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
+    length = search.expected + values  # of trials: those of the recipe, whether they are there or not
+    steps = max(1, length // 200)
     with click.progressbar(
-        length=search.expected + values, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True
+        length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
     ) as bar:
         project.directories.refresh_values(lambda: bar.update(1))
         search.run(lambda: bar.update(1))
+        bar.update(max(0, length - bar.pos))
     try:
         merged = merge(
             project.recipe.index, overview.index, search.found, search.is_gone if prune else lambda key: False
