@@ -33,7 +33,7 @@ def select(config: pytest.Config) -> None:
         from pytest_aorta.plugin.items.replays import select_replays
 
         select_replays(config, run)
-    elif run.selection.workloads:
+    elif run.selection.workloads or run.selection.commands:
         from pytest_aorta.plugin.items.collection import select_trials
 
         select_trials(config, run)
