@@ -109,6 +109,7 @@ def _make_project(folder: Path) -> Path:
     (package / "__init__.py").touch()
     (package / "library.py").write_text(LIBRARY)
     (package / "workload.py").write_text(WORKLOAD)
+    (folder / "script.py").write_text(SCRIPT)
     (folder / "pyproject.toml").write_text(CONFIGURATION)
     return folder
 
@@ -132,7 +133,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """The covered lines of a script that does the same."""
     folder = _make_project(tmp_path_factory.mktemp("reference"))
-    (folder / "script.py").write_text(SCRIPT)
     for variables in ({"DISABLE_TF32": "0"}, {"DISABLE_TF32": "1"}):
         _run(python, "coverage", "run", "--parallel", "--source=my_package", "script.py", cwd=folder, **variables)
     _run(python, "coverage", "combine", cwd=folder)
@@ -143,13 +143,14 @@ def reference(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
 @pytest.mark.parametrize(
     "how",
     [
-        ("--aorta-isolation=fork",),
-        ("--aorta-isolation=spawn",),
-        ("--aorta-isolation=none",),
-        ("--aorta-slots=2",),
-        ("-n", "2"),
+        ("my_package/workload.py", "--aorta-isolation=fork"),
+        ("my_package/workload.py", "--aorta-isolation=spawn"),
+        ("my_package/workload.py", "--aorta-isolation=none"),
+        ("my_package/workload.py", "--aorta-slots=2"),
+        ("my_package/workload.py", "-n", "2"),
+        ("--aorta-command={python} script.py",),
     ],
-    ids=["fork", "spawn", "none", "slots", "xdist"],
+    ids=["fork", "spawn", "none", "slots", "xdist", "command"],
 )
 def test_trials_cover_what_a_plain_script_does(
     how: tuple[str, ...], python: Path, reference: Lines, tmp_path: Path
@@ -158,7 +159,7 @@ def test_trials_cover_what_a_plain_script_does(
     cells = ("--aorta-trials=2", "--aorta-mitigations=none", "--aorta-mitigations=tf32_off")
     done = _run(
         python,
-        *("pytest", "my_package/workload.py", *cells, *how, "-p", "no:cacheprovider"),
+        *("pytest", *(word.replace("{python}", str(python)) for word in how), *cells, "-p", "no:cacheprovider"),
         *("--cov=my_package", "--cov-report=json"),
         cwd=folder,
     )
