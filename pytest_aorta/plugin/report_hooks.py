@@ -11,6 +11,8 @@ import pytest
 
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.last_failed import remember
+from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -117,6 +119,7 @@ class ReportHooks:
         """Write what no report has brought. A run with a result that could not be written is no success."""
         run = current_run(self.config)
         if run is not None:
+            remember(self.config)
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
             self.writer.finish(self.open, _ended_early(session, run.interrupted))
@@ -139,6 +142,9 @@ class ReportHooks:
         try:
             return (yield)
         finally:
+            if "writer" in self.__dict__:
+                for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
+                    terminalreporter.write_line(line)
             if self._folded is not None:
                 self._folded.end()
 
