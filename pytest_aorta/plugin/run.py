@@ -102,6 +102,12 @@ class Run:
         if self.watcher is not None:
             self.watcher.trial_started(trial, paths)
 
+    def end_processes(self, why: str) -> None:
+        """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
+        self.unreported += self.prefetcher.close(why)
+        for runner in (self.runner, *self.further_runners.values()):
+            runner.close()
+
     def close(self) -> None:
         """End all processes."""
         for runner in (self.runner, *self.further_runners.values()):

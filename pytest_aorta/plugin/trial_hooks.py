@@ -87,9 +87,9 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before the first item: refuse what would prevent every trial."""
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Before the first item, refuse what would prevent every trial; end all processes before coverage is combined."""
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
@@ -97,6 +97,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         from pytest_aorta.plugin.preflight import check_trials
 
         check_trials(session)
+    result = yield
+    run = current_run(session.config)
+    if run is not None and session.config.pluginmanager.has_plugin("_cov"):
+        # A zygote writes its data when it ends. pytest-cov's wrapper, which is around this one, combines those that
+        # are there when the loop is over; later ones would be left as files.
+        run.end_processes("the run ended before its item")
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
