@@ -64,7 +64,10 @@ def pytest_configure_node(node: Any) -> None:
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.history import stamp
 
-        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
+        node.workerinput["aorta"] = {
+            "stamp": node.config.stash.setdefault(STAMP, stamp()),
+            "each": node.config.getoption("dist", "no") == "each",
+        }
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -50,6 +50,7 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
+        "each": node.config.getoption("dist", "no") == "each",
         "chosen": sorted(run.chosen or ()),
     }
 

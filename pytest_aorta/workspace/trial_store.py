@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.probe.packages import read_package_list, write_package_list
 from pytest_aorta.workspace import cells, history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json
-from pytest_aorta.workspace.paths import PartKind, TrialPaths
+from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
 from pytest_aorta.workspace.resume import KEPT, read_kept, read_record, reasons_against, retitle
 
 if TYPE_CHECKING:
@@ -105,10 +105,12 @@ class TrialStore:
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
-        if planned and not self.resume and {paths.file for paths in planned} == self.written:
+        trials = {file for file in self.written if not repeat_of(file)}
+        if planned and not self.resume and {paths.file for paths in planned} == trials:
             workloads = {paths.file.parts[0] for paths in planned}
             with locked(self.results):
-                history.retire_others(self.results, workloads, planned, self.stamp, self._begun)
+                kept = {*planned, *map(TrialPaths, self.written)}
+                history.retire_others(self.results, workloads, kept, self.stamp, self._begun)
 
     def settle(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.

@@ -79,7 +79,11 @@ def test_of_one_run_the_last_record_of_a_trial_is_kept_and_the_others_move_aside
     for host in ("first", "second", "third"):
         store.write(PATHS, record(host=host))
 
-    assert tree(tmp_path) == {".history/now/probe/trial_0.json": "first", "probe/trial_0.json": "third"}
+    assert tree(tmp_path) == {
+        ".history/now/probe/trial_0.json": "first",
+        ".history/now~1/probe/trial_0.json": "second",
+        "probe/trial_0.json": "third",
+    }
     assert len(list((tmp_path / ".history" / "now" / "probe").iterdir())) == 2
 
 

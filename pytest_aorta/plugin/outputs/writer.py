@@ -102,6 +102,8 @@ class TrialWriter:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
+        if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
+            return facts
         self.triage.add(facts)
         if self.decisions is not None and self.decisions.update(facts.key):
             decided = self.run.stopping.decided
