@@ -84,7 +84,6 @@ def test_of_one_run_the_last_record_of_a_trial_is_kept_and_the_others_move_aside
         ".history/now~1/probe/trial_0.json": "second",
         "probe/trial_0.json": "third",
     }
-    assert len(list((tmp_path / ".history" / "now" / "probe").iterdir())) == 2
 
 
 def test_a_resumed_result_is_only_renamed(tmp_path: Path) -> None:
