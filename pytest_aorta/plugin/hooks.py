@@ -19,7 +19,7 @@ from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
 )
 from pytest_aorta.plugin.late_hooks import TRIALS, register_hooks
 from pytest_aorta.plugin.options import add_options, is_mentioned
-from pytest_aorta.plugin.xdist_roles import STAMP, is_controller
+from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, place_under_each
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +66,7 @@ def pytest_configure_node(node: Any) -> None:
 
         node.workerinput["aorta"] = {
             "stamp": node.config.stash.setdefault(STAMP, stamp()),
-            "each": node.config.getoption("dist", "no") == "each",
+            "each": place_under_each(node),
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_aorta.plugin.xdist_roles import decisions_of_controller, worker_of_workers
+from pytest_aorta.plugin.xdist_roles import decisions_of_controller
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Occurrences:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        everywhere = bool(decisions_of_controller(config).get("each"))
-        self._worker, self._workers = worker_of_workers(config) if everywhere else (0, 1)
+        self._worker, self._workers = decisions_of_controller(config).get("each") or (0, 1)
         #: How often items have begun, by their identity: equal items have equal node ids.
         self._begun: Counter[int] = Counter()
         #: Of items that were collected several times, how often; and of each its place among those.

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_of
 
 #: Earlier records of a trial that are kept.
 KEPT_RECORDS = 10
@@ -71,6 +71,16 @@ def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
     """The folders of a trial's artifacts from further ranks and nodes."""
     name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
     return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
+
+
+def repeats(folder: Path, before: float) -> dict[str, list[int]]:
+    """Which repeats of each trial there are in a folder that were written before a time, in seconds since the epoch."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for path in folder.glob("trial_*.repeat_*.json"):
+        number = repeat_of(PurePosixPath(path.name))
+        if number and path.lstat().st_mtime < before:
+            found[path.name.partition(".")[0]].append(number)
+    return found
 
 
 def trials_with_further_folders(folder: Path) -> set[str]:

@@ -53,6 +53,8 @@ class TrialStore:
         self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
         #: Trials with folders of further ranks or nodes, by folder; each is read once as well.
         self._further: dict[PurePosixPath, set[str]] = {}
+        #: Repeats of trials that an earlier run has left, by folder and trial.
+        self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
 
     @property
     def is_writer(self) -> bool:
@@ -164,9 +166,21 @@ class TrialStore:
                     target = self._target(paths, result)
                     if target is not None:
                         temporary.rename(target)
+                    if not paths.repeat:
+                        self._retire_repeats(paths)
             self._remove_temporary(paths.file)
         finally:
             self.written.add(paths.file)
+
+    def _retire_repeats(self, paths: TrialPaths) -> None:
+        """Move aside what an earlier run has left of a trial's repeats."""
+        folder = paths.file.parent
+        if folder not in self._repeats:
+            self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
+        for number in self._repeats[folder].pop(paths.file.stem, ()):
+            repeat = paths.repeated(number)
+            if repeat.file not in self.written:
+                history.retire(self.results, repeat, self.stamp)
 
     def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
         """Where a record goes, which is free then; ``None`` for nowhere."""

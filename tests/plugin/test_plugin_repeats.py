@@ -119,6 +119,27 @@ def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
     assert second.earlier() == []
 
 
+@pytest.mark.slow
+def test_with_dist_each_a_crashed_worker_loses_its_own_repeat_and_no_other(second: Stage) -> None:
+    """Whatever the workers are named."""
+    second.write(
+        conftest="""
+        import os, pytest
+
+        @pytest.fixture(autouse=True)
+        def die(worker_id):
+            if worker_id == "b7":
+                os.kill(os.getpid(), 9)
+        """
+    )
+    second.run("second.py", "--dist", "each", "--tx", "popen//id=a7", "--tx", "popen//id=b7")
+    statuses = second.statuses()
+    assert sorted(statuses) == ["Second/trial_0.json", "Second/trial_0.repeat_1.json"]
+    assert statuses["Second/trial_0.json"] == "workload_failed"
+    lost = second.trial("Second/trial_0.repeat_1.json")
+    assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
+
+
 def test_a_file_that_is_given_twice_runs_twice_where_pytest_is_asked_to(second: Stage) -> None:
     assert outcomes(second.run("second.py", "second.py", "--keep-duplicates")) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
