@@ -32,7 +32,8 @@ class Occurrences:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._worker, self._workers = decisions_of_controller(config).get("each") or (0, 1)
+        place: tuple[int, int] = decisions_of_controller(config).get("each") or (0, 1)
+        self._worker, self._workers = place
         #: How often items have begun, by their identity: equal items have equal node ids.
         self._begun: Counter[int] = Counter()
         #: Of items that were collected several times, how often; and of each its place among those.

@@ -24,7 +24,11 @@ class Second:
     def run(self):
         fd = os.open("ledger", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.write(fd, b".")
-        return {"passed": os.fstat(fd).st_size > 1}
+        try:
+            os.mkdir("first")
+        except FileExistsError:
+            return {"passed": True}
+        return {"passed": False}
 """
 
 

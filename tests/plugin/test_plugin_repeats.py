@@ -13,13 +13,18 @@ from support.stage import counts as outcomes
 SECOND = """
 import os
 
+def first(name):
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return False
+    return True
+
 class Second:
     def __init__(self, config): pass
     def setup(self): pass
     def run(self):
-        fd = os.open("ledger", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        os.write(fd, b".")
-        time = os.fstat(fd).st_size
+        time = next(number for number in range(1, 100) if first(f"time_{number}"))
         print("time", time)
         with open(os.path.join(os.environ["AORTA_TRIAL_DIR"], "mine"), "w") as file:
             file.write(str(time))
