@@ -63,8 +63,6 @@ class TrialRunner:
         Raises:
             PlanError: one of its workloads has the name of another; their results would lie in one place.
         """
-        if any(other.digest == plan.digest for other in self.plans):
-            return  # its file was given twice, with --keep-duplicates
         known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
         for spec in plan.trials:
             other = known.get(spec.workload.name)
@@ -73,7 +71,8 @@ class TrialRunner:
                     f"two workloads are named {other.name!r}: {other.target} and {spec.workload.target}; "
                     "give one of the classes another name with a class attribute `name`"
                 )
-        self.plans.append(plan)
+        if all(other.digest != plan.digest for other in self.plans):  # else its file was given twice
+            self.plans.append(plan)
 
     @property
     def engine(self) -> TrialEngine:
