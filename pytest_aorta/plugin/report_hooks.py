@@ -12,6 +12,7 @@ import pytest
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.last_failed import remember
+from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -144,6 +145,9 @@ class ReportHooks:
         try:
             return (yield)
         finally:
+            if "writer" in self.__dict__:
+                for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
+                    terminalreporter.write_line(line)
             if self._folded is not None:
                 self._folded.end()
 

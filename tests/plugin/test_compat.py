@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +74,12 @@ def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: 
     """Without ``_pytest._code.code``, a failed trial is shown with a traceback through the plugin, or not at all."""
     config = pytester.parseconfigure()
     report = pytest.TestReport(
-        "aorta::w[a]", ("generated.txt", 0, "w"), {}, "failed", longrepr_of("first\nsecond", Path("w.py")), "call"
+        "aorta::w[a]",
+        ("generated.txt", 0, "w"),
+        {},
+        "failed",
+        longrepr_of("first\nsecond", "w.py", None, "first"),
+        "call",
     )
 
     plain = config.hook.pytest_report_to_serializable(config=config, report=report)
@@ -90,7 +94,7 @@ def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pyt
     shown = io.StringIO()
     writer = pytester.parseconfigure().get_terminal_writer()
     writer._file = shown
-    found = with_lines(longrepr_of("first\nsecond", Path("w.py")), ["and 3 more"])
+    found = with_lines(longrepr_of("first\nsecond", "w.py", None, "first"), ["and 3 more"])
     found.toterminal(writer)
     with_lines("a text", ["and 4 more"]).toterminal(writer)
 
