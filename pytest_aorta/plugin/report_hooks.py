@@ -101,10 +101,13 @@ class ReportHooks:
             self.gating.see(report)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str) -> None:
+    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
         """Record the item that an xdist worker has died of."""
         self.open.pop(crashitem, None)
-        self.writer.write_lost(crashitem, "the xdist worker that ran this trial died")
+        from pytest_aorta.plugin.xdist_roles import place_under_each
+
+        worker, _ = place_under_each(report.node) or (0, 1)
+        self.writer.write_lost(crashitem, "the xdist worker that ran this trial died", worker)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""

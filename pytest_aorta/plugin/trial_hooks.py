@@ -46,6 +46,7 @@ def select(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
     from pytest_aorta.plugin.run import run_of
+    from pytest_aorta.plugin.xdist_roles import place_under_each
 
     run = run_of(node.config)
     folder = run.stopping.folder
@@ -53,6 +54,7 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
+        "each": place_under_each(node),
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
 

@@ -17,8 +17,9 @@ from pytest_aorta.plugin.failure_text import TrialFailed, failure_of
 from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
+from pytest_aorta.plugin.repeats import Occurrence
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
-from pytest_aorta.plugin.run import Run, run_of, warn
+from pytest_aorta.plugin.run import Run, run_of, warn, without_exit_status
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import round_of
@@ -38,6 +39,8 @@ class TrialItem(GeneratedFunction):
 
     spec: TrialSpec
     running: RunningTrial | None = None
+    #: Which one in this run it is, once it has begun.
+    occurrence = Occurrence()
 
     #: Gives the trial's paths: most items are only collected, and have none.
     paths_of: Callable[[TrialSpec], TrialPaths]
@@ -51,7 +54,10 @@ class TrialItem(GeneratedFunction):
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
         run = run_of(self.config)
         self.stash[PAYLOAD] = ReportPayload()
-        if not run.has_result(self) and not run.prefetcher.is_running(self.nodeid):
+        self.user_properties = without_exit_status(self)
+        self.occurrence = run.occurrences.next(self)
+        self.paths = self.paths_of(self.spec).repeated(self.occurrence.number)
+        if (self.occurrence.again or not run.has_result(self)) and not run.prefetcher.is_running(self.nodeid):
             run.stopping.check(cell_of(self.spec), round_of(self) or "")
         try:
             super().setup()
@@ -80,7 +86,7 @@ class TrialItem(GeneratedFunction):
     def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
         """Start the trial, and ahead of their items those that may be."""
         prefetch(self.session, run)
-        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec))
+        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec), again=self.occurrence.again)
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""
@@ -215,6 +221,8 @@ def prefetch(session: pytest.Session, run: Run) -> None:
     queued = []
     for item in session.items:
         if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none" or item.spec.origin is not None:
+            continue
+        if run.occurrences.copies(item) > 1:  # which of them pytest comes to first is not known
             continue
         code = next(user_code(item, installed), None)
         if code is not None:

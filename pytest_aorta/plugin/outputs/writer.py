@@ -102,6 +102,8 @@ class TrialWriter:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
+        if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
+            return facts
         self.triage.add(facts)
         if self.decisions is not None and self.decisions.update(facts.key):
             decided = self.run.stopping.decided
@@ -131,14 +133,14 @@ class TrialWriter:
             return ""
         return f"; kept in {path}"
 
-    def write_lost(self, nodeid: str, why: str) -> None:
-        """Record an item whose process died before it could report."""
+    def write_lost(self, nodeid: str, why: str, repeat: int = 0) -> None:
+        """Record an item whose process died before it could report; ``repeat``: which one of its trial it was."""
         found = self._find(nodeid)
         if found is None:
             return  # no trial
         from pytest_aorta.launch.record import logs_in, lost_record
 
-        spec, paths = found
+        spec, paths = found[0], found[1].repeated(repeat)
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
         lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
