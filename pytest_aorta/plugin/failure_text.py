@@ -45,6 +45,21 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
         super().__init__(text, pytrace=False)
 
 
+class TrialBroken(Exception):
+    """A trial that did not run, as its item's outcome: the workload is not what failed.
+
+    Not a ``pytest.fail``: allure's report calls such a test failed, and one that ends with any other exception broken.
+    """
+
+    def __init__(self, failure: TrialFailed) -> None:
+        super().__init__(str(failure).partition("\n")[0])
+        self.failure = failure
+
+
+# Reporters print the name of the class with that of its module.
+TrialFailed.__module__ = TrialBroken.__module__ = "builtins"
+
+
 def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> str:
     """The failure, the ends of the logs, and a command that runs just this trial again."""
     failure = record.failure

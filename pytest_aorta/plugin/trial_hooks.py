@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.current_run import current_run
-from pytest_aorta.plugin.failure_text import TrialFailed
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -52,6 +52,14 @@ def pytest_configure_node(node: Any) -> None:
         "paths": [str(argument) for argument in node.config.args],
         "chosen": sorted(run.chosen or ()),
     }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups of trials go on without the one that has killed its worker."""
+    from pytest_aorta.plugin.group_schedulers import group_scheduler
+
+    return group_scheduler(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -113,8 +121,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        text = str(call.excinfo.value)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, TrialBroken):
+        error = error.failure
+    if isinstance(error, TrialFailed):
+        text = str(error)
         shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
         report.longrepr = longrepr_of(shown, *item.reportinfo()[:2])
     if report.skipped and call.excinfo is not None:
@@ -125,6 +136,10 @@ def pytest_runtest_makereport(
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
         report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
+        if report.when == "teardown" and item.config.getoption("htmlpath", None):
+            from pytest_aorta.plugin.report_details import links_of
+
+            report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
 
 

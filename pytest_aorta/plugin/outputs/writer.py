@@ -131,11 +131,11 @@ class TrialWriter:
             return ""
         return f"; kept in {path}"
 
-    def write_lost(self, nodeid: str, why: str) -> None:
-        """Record an item whose process died before it could report."""
+    def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
+        """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
         found = self._find(nodeid)
         if found is None:
-            return  # no trial
+            return None
         from pytest_aorta.launch.record import logs_in, lost_record
 
         spec, paths = found
@@ -143,6 +143,7 @@ class TrialWriter:
         logs = logs_in(paths.folder_in(self.store.results))
         lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
+        return found
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""
