@@ -205,7 +205,7 @@ ROWS = {
     "pytest-split": Row(("pytest_split.plugin",), ("--splits=2", "--group=1"), half_ran),
     "pytest-subtests": Row(("pytest_subtests.plugin",)),
     "pytest-sugar": Row(("pytest_sugar",), ("--force-sugar",)),
-    "pytest-testmon": Row(("testmon.pytest_testmon",), ("--testmon",)),
+    "pytest-testmon": Row(("testmon.pytest_testmon",), ("--testmon-noselect",)),
     "pytest-timeout": Row(("pytest_timeout",), ("--timeout=100",)),
     "pytest-tldr": Row(("pytest_tldr",), (), all_ran_without_a_table),
     "pytest-xdist": Row(("xdist.plugin",), ("-n2", "--junitxml=out.xml"), junit),
