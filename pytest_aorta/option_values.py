@@ -205,6 +205,33 @@ def switch(value: Any) -> bool:
     return found
 
 
+def command(value: Any) -> str:
+    """A program and its arguments."""
+    from pytest_aorta.trials.command_line import words_of
+
+    words_of(value)
+    return str(value)
+
+
+def shown_command(text: str) -> str:
+    """What may be repeated of a text that is no command: not the values of variables, which may be secrets."""
+    return repr(re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*=)\S*", r"\1...", text))
+
+
+def regex(value: Any) -> str:
+    """What is searched for in lines."""
+    from pytest_aorta.trials.output_rules import checked_regex
+
+    return checked_regex(value)
+
+
+def metric(value: Any) -> str:
+    """A regular expression whose groups have names."""
+    from pytest_aorta.trials.output_rules import checked_metric
+
+    return checked_metric(value)
+
+
 def name(value: Any) -> str:
     """Of a workload, an environment, a host."""
     if not isinstance(value, str) or not value.strip():

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_aorta.commands import CommandError, command_entries, completed
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
@@ -18,6 +19,7 @@ from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
 from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.output_rules import OutputRules
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
@@ -39,11 +41,14 @@ class PlanError(RequestError):
 class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
+    ``commands`` are workloads as well, and ``output`` says what to look for in what these print.
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
     a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
     """
 
     workloads: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    output: OutputRules = field(default_factory=OutputRules)
     trials: int = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
@@ -128,7 +133,7 @@ def make_plan(selection: Selection, registry: Registry) -> Plan:
         RegistryError: an unknown name, or two definitions of one.
         PlanError: a combination that makes no sense.
     """
-    entries = [registry.workload(name) for name in selection.workloads]
+    entries = [registry.workload(name) for name in selection.workloads] + command_entries(selection.commands)
     return planned(entries, selection, registry)
 
 
@@ -144,7 +149,10 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    entries = list(entries)
+    try:
+        entries = [completed(entry, selection.output, selection.execution) for entry in entries]
+    except CommandError as error:
+        raise PlanError(str(error)) from None
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
@@ -167,7 +175,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 environment_index=environment_index,
                 mitigation_index=mitigation_index,
                 trial_index=index,
-                overrides=selection.config,
+                overrides={**entry.options, **selection.config},
                 steps=selection.steps,
                 execution=selection.execution,
                 limits=selection.limits,

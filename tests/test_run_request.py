@@ -92,7 +92,21 @@ ODD: dict[str, list[Any]] = {
 
 
 #: What a run of several cells can be asked for.
-OF_PYTEST = {"baseline", "margin", "report", "until-decided", "duration", "gate", "minimize", "max-trials"}
+OF_PYTEST = {
+    "order",
+    "replay",
+    "baseline",
+    "margin",
+    "report",
+    "until-decided",
+    "duration",
+    "gate",
+    "minimize",
+    "max-trials",
+}
+
+#: Options of the workload ``command``, which a request has among ``config_overrides``.
+OF_COMMANDS = {"command", "fail-on", "pass-on", "metric", "fail-on-nonfinite"}
 
 
 def fields() -> list[tuple[type, str, str]]:
@@ -129,7 +143,7 @@ def typed(option: str, text: str) -> pytest.Config:
 
 def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
     options = {option.name for option in OPTIONS}
-    assert {option for _, _, option in fields()} == set(REFUSED) == options - {"order", "replay", *OF_PYTEST}
+    assert {option for _, _, option in fields()} == set(REFUSED) == options - OF_PYTEST - OF_COMMANDS
     for kind, field, option in fields():
         assert option == "extra-env" or field in READERS[kind]
     assert set(ODD) == set(REFUSED) - {"extra-env", "elastic", "host"}

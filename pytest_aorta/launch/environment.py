@@ -26,13 +26,13 @@ from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
 from pytest_aorta.runtime.zygotes.zygote_spec import Behind, ZygoteSpec
-from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX
+from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec
 
 #: Variables that change from item to item.
 _NOT_INHERITED = (
     *("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"),
-    *(TRIAL_INDEX, TRIAL_DIR),  # of a trial that runs pytest
+    *(TRIAL_INDEX, TRIAL_DIR, TRIAL_SEED),  # of a trial that runs pytest
 )
 
 

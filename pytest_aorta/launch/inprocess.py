@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.place import Place, clear_place, make_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, resolve_launch
+from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.verification import check_claims, warning_of
@@ -33,7 +33,7 @@ from pytest_aorta.trials.loading import describe, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
 from pytest_aorta.trials.place_variables import NAMES, note_tmp, take_place
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
-from pytest_aorta.trials.seeding import ProcessSeeds
+from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 from pytest_aorta.trials.sources import imported_later
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -190,7 +190,9 @@ class InProcessTrial:
         with contextlib.suppress(OSError):  # where results cannot be written, as the record will show
             self._folder.mkdir(parents=True, exist_ok=True)
             self._place = make_place(self.spec.trial_index, self._folder, self._temporary, os.environ)
-            take_place(self._place.variables(self.spec.overlay))
+            seed = random_seed() if self.spec.given_seed is None else self.spec.given_seed
+            command = is_command(self.spec.workload.target)
+            take_place(self._place.variables(self.spec.overlay, seed if command else None))
         os.environ.update(self.spec.overlay)
         undo.enter_context(own_arguments(self.spec.workload.target))
 

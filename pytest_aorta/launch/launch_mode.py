@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.spec import TrialSpec
 
 #: ``launch_mode`` of a script that takes the place of a workload.
@@ -16,6 +17,10 @@ SCRIPT = "script"
 
 #: ``target`` of such a workload; which script, and how it is started, is in the options.
 SCRIPT_TARGET = "pytest_aorta.launch.child.script:run_script"
+
+#: ``target`` of a command whose ranks torchrun starts.
+COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.command_ranks:run_command_ranks"
+
 
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
@@ -34,6 +39,11 @@ class LaunchPlan:
 
     mode: Mode
     nproc: int = 1
+
+
+def is_command(target: str) -> bool:
+    """Whether a trial runs a command."""
+    return target in (COMMAND_TARGET, COMMAND_RANKS_TARGET)
 
 
 def world_size(environ: Mapping[str, str] = os.environ) -> int:

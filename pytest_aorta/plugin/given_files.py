@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.import_target import module_file
-from pytest_aorta.plugin.items.discovery import from_root, has_tests, has_workloads
+from pytest_aorta.plugin.items.discovery import from_root, has_tests, has_workloads, may_have_workloads
 
 
 class GivenFiles:
@@ -40,7 +40,18 @@ def given_files(config: pytest.Config) -> set[Path]:
     here = str(config.invocation_params.dir)
     config.args = from_root(config.args, config.invocation_params.dir, config.rootpath)
     files = (_file(argument.partition("::")[0], here, pyargs=config.option.pyargs) for argument in config.args)
-    return {Path(file) for file in files if file is not None and has_workloads(Path(file))}
+    return {
+        Path(file) for file in files if file is not None and _may_have_workloads(file) and has_workloads(Path(file))
+    }
+
+
+def _may_have_workloads(file: str) -> bool:
+    """Of most files, this is all that is done: there may be hundreds, and none with a workload."""
+    try:
+        with open(file, "rb") as opened:
+            return may_have_workloads(opened.read())
+    except (OSError, ValueError):
+        return False
 
 
 def _file(argument: str, here: str, *, pyargs: bool) -> str | None:

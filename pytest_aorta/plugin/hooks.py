@@ -19,7 +19,7 @@ from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
 )
 from pytest_aorta.plugin.late_hooks import TRIALS, register_hooks
 from pytest_aorta.plugin.options import add_options, is_mentioned
-from pytest_aorta.plugin.xdist_roles import STAMP, is_controller
+from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, is_worker
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,8 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    if config.args_source is pytest.Config.ArgsSource.ARGS:
-        _look_at_files(config)
+    if getattr(config.option, "lf", False) and not is_worker(config):
+        from pytest_aorta.plugin.last_failed import recall
+
+        recall(config)
+    _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.trial_hooks import select
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
 from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_aorta.plan import Selection
 
 
@@ -71,6 +71,39 @@ def _gate(text: str) -> Any:
 
 OPTIONS = (
     Option("workload", valid.name, "NAME", "run this registered workload; repeat for several", repeat=True),
+    Option(
+        "command",
+        valid.command,
+        "CMD",
+        "run this command as a workload, such as 'python train.py'; repeat for several",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "fail-on",
+        valid.regex,
+        "REGEX",
+        "a trial of a command fails when a line of its output matches; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "pass-on",
+        valid.regex,
+        "REGEX",
+        "a trial of a command passes when a line matches, and fails when none does; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option(
+        "metric",
+        valid.metric,
+        "REGEX",
+        "named groups are metrics of a command, such as 'step (?P<step>\\d+) loss (?P<loss>\\S+)'; repeat",
+        repeat=True,
+        separator="\n",
+    ),
+    Option("fail-on-nonfinite", valid.switch, "", "a trial of a command fails when a metric is NaN or infinite"),
     Option("trials", valid.positive_int, "N", "trials per cell (default 1)"),
     Option(
         "environment", valid.name, "NAME", "registered environment; repeat for an axis (default local)", repeat=True
@@ -199,12 +232,16 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
     )
 
 
+#: Whether options are those of an earlier run, whose paths are those of this one.
+RECALLED = pytest.StashKey[bool]()
+
+
 def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the workloads are of this run only, and not of every run with this ini file."""
-    return any(
+    return RECALLED not in config.stash and any(
         getattr(config.option, option.ini, None) is not None or environ.get(option.variable)
         for option in OPTIONS
-        if option.name in ("workload", "replay")
+        if option.name in ("workload", "command", "replay")
     )
 
 
@@ -218,6 +255,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     from pytest_aorta.triage.settings import TriageSettings
     from pytest_aorta.trials.execution import Execution, Resources
     from pytest_aorta.trials.limits import Limits
+    from pytest_aorta.trials.output_rules import OutputRules
 
     values = {option.ini: _read(option, config, environ) for option in OPTIONS}
     worker, workers = worker_of_workers(config)
@@ -242,7 +280,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
 
     return Selection(
         **given("trials", "mitigations", "steps", "collect", "results_dir", "resume", "history", "order", "report"),
-        **given(workloads="workload", environments="environment"),
+        **given(workloads="workload", environments="environment", commands="command"),
+        output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
         extra_env={name: value for pairs in values["aorta_extra_env"] or () for name, value in pairs.items()},
         config=dict(values["aorta_config"] or ()),
         replays=tuple(config.invocation_params.dir / text for text in values["aorta_replay"] or ()),
@@ -297,8 +336,9 @@ def _set_bounds(values: dict[str, Any]) -> None:
     if values["aorta_trials"] is not None:
         return
     if values["aorta_duration"]:
-        axes = ("workload", "environment", "mitigations")
-        cells = math.prod(len(values[f"aorta_{axis}"] or ("",)) for axis in axes)
+        workloads = (*(values["aorta_workload"] or ()), *(values["aorta_command"] or ()))
+        axes = (workloads, values["aorta_environment"], values["aorta_mitigations"])
+        cells = math.prod(len(axis or ("",)) for axis in axes)
         values["aorta_trials"] = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
     elif values["aorta_minimize"] or values["aorta_until_decided"]:
         values["aorta_trials"] = _TRIALS_UNTIL_DECIDED
@@ -370,5 +410,6 @@ def _parse(option: Option, text: str, source: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
-        shown = valid.shown_pairs(text) if option.name == "extra-env" else repr(text)
+        readers = {"extra-env": valid.shown_pairs, "command": valid.shown_command}
+        shown = readers.get(option.name, repr)(text)
         raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.plan import Plan
+from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file
 from pytest_aorta.plugin.items.discovery import workload_classes
@@ -43,6 +43,7 @@ def check_trials(session: pytest.Session) -> None:
         end_in_order_when_terminated(config)
         refuse(check_resources, run_of(config).selection, option_text, parallel=is_controller(config))
         refuse(check_report, run_of(config))
+        refuse(_check_output_options, config, run_of(config).selection)
     if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
         results = run_of(config).results
         refuse(check_writable, results, f"--aorta-results-dir {results}")
@@ -68,6 +69,16 @@ def check_trials(session: pytest.Session) -> None:
         refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
         run.runner.store.settle(plan.flat_cells)
+
+
+def _check_output_options(config: pytest.Config, selection: Selection) -> None:
+    """Refuse what is said of the output of commands where there is none; in an ini file, it may be for other runs."""
+    if selection.commands or selection.replays or "command" in selection.workloads:
+        return
+    for name in ("fail_on", "pass_on", "metric", "fail_on_nonfinite"):
+        if getattr(config.option, f"aorta_{name}") is not None:
+            flag = f"--aorta-{name.replace('_', '-')}"
+            raise RequestError(f"{flag}: is about the output of a command; add --aorta-command 'CMD'")
 
 
 def _has_marked_tests(session: pytest.Session) -> bool:
@@ -115,7 +126,7 @@ def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | N
     run = run_of(config)
     chosen = run.selection
     can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
-    return [(spec, None) for spec in run.plan.trials] if chosen.workloads and can_be_wrong else []
+    return [(spec, None) for spec in run.plan.trials] if (chosen.workloads or chosen.commands) and can_be_wrong else []
 
 
 def _plans(run: Run) -> list[Plan]:

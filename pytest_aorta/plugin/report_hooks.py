@@ -12,6 +12,7 @@ import pytest
 from pytest_aorta.plugin.compat import has_no_summary
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.last_failed import remember
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -128,6 +129,7 @@ class ReportHooks:
         """Write what no report has brought. A run with a result that could not be written is no success."""
         run = current_run(self.config)
         if run is not None:
+            remember(self.config)
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
             self.writer.finish(self.open, _ended_early(session, run.interrupted))

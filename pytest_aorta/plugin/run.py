@@ -52,7 +52,7 @@ class Run:
             ahead=2 * selection.resources.total_slots if selection.may_end_early else None,
             wanted=self._is_needed,
         )
-        #: Names of trials on the command line, empty for all; ``None`` where ``--aorta-workload`` was not given.
+        #: Names of trials on the command line, empty for all; ``None`` where none of ``--aorta-workload`` is collected.
         self.chosen: set[str] | None = None
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []

@@ -33,7 +33,7 @@ def select(config: pytest.Config) -> None:
         from pytest_aorta.plugin.items.replays import select_replays
 
         select_replays(config, run)
-    elif run.selection.workloads:
+    elif run.selection.workloads or run.selection.commands:
         from pytest_aorta.plugin.items.collection import select_trials
 
         select_trials(config, run)
@@ -50,7 +50,7 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
-        "chosen": sorted(run.chosen or ()),
+        "chosen": None if run.chosen is None else sorted(run.chosen),
     }
 
 

@@ -220,7 +220,7 @@ SECTIONS = (
 
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
-    "env_vars": frozenset(("AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "TMPDIR")),
+    "env_vars": frozenset(("AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
     "host": frozenset(("own_name_lookup_ms",)),
     "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average", "cpu_clock_mhz")),
     "end.libraries": frozenset(("count", "digest", "names")),

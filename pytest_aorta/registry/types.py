@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
 
@@ -79,8 +79,10 @@ class WorkloadEntry:
         name: as it is typed; unique in a registry.
         target: ``module:Class``, or ``/absolute/file.py:Class``.
         source_package: ``pytest-aorta`` or the name of a distribution.
+        options: of the workload, that come with the entry.
     """
 
     name: str
     target: str
     source_package: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -75,6 +75,12 @@ class ProgressEvent(TypedDict):
     total: int | None
 
 
+class AliveEvent(TypedDict):
+    """Something goes on, although no step is done: the stall limit begins again."""
+
+    type: Literal["alive"]
+
+
 class RankData(TypedDict):
     """A ``RankRecord`` before it is recorded.
 
@@ -223,6 +229,7 @@ TrialEvent = (
     BeginEvent
     | EndEvent
     | ProgressEvent
+    | AliveEvent
     | EnvEvent
     | EnvEndEvent
     | ImportedEvent

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.trials.events import EndEvent, FailureData, Phase, ResultData, Send
+from pytest_aorta.trials.command_line import CommandNotFound
+from pytest_aorta.trials.events import EndEvent, FailureData, Phase, Send
 from pytest_aorta.trials.outcome import exit_failure
-from pytest_aorta.trials.returned import NotAResult, result_to_plain
+from pytest_aorta.trials.returned import CommandResult, NotAResult, result_to_plain
 from pytest_aorta.trials.steps import StepCounter
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
@@ -76,7 +77,7 @@ class Lifecycle:
 
     def run(self, *, reraise: bool = False) -> bool:
         """Run it; the ``end`` event carries the result as plain data."""
-        return self._phase("run", lambda: result_to_plain(self.workload.run()), reraise)
+        return self._phase("run", lambda: self.workload.run(), reraise)
 
     def cleanup(self) -> bool:
         """Clean up, where the workload can."""
@@ -88,14 +89,16 @@ class Lifecycle:
 
         return self._phase("cleanup", body)
 
-    def _phase(self, phase: Phase, body: Callable[[], ResultData | None], reraise: bool = False) -> bool:
+    def _phase(self, phase: Phase, body: Callable[[], object], reraise: bool = False) -> bool:
         self.send({"type": "begin", "phase": phase, "at": time.time()})
         end: EndEvent = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
         try:
             result = body()
-            if result is not None:
-                end["result"] = result
+            if phase == "run":
+                end["result"] = result_to_plain(result)
+            if isinstance(result, CommandResult) and result.failure is not None:
+                end["failure"] = result.failure
             return True
         except BaseException as error:
             self.error = error
@@ -109,17 +112,24 @@ class Lifecycle:
 
 
 def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> None:
-    """Replace ``progress`` on the instance by a method that writes every step to ``steps`` and sends some as events."""
-    last = 0.0
+    """Replace ``progress`` on the instance by a method that writes every step to ``steps`` and sends some as events.
+
+    ``progress(None)``: something goes on, although no step is done.
+    """
+    last = alive = 0.0
     count: Callable[[Any, Any], None] = (lambda step, total: None) if steps is None else StepCounter(steps).set
 
-    def progress(step: int, total: int | None = None) -> None:
-        nonlocal last
+    def progress(step: int | None, total: int | None = None) -> None:
+        nonlocal last, alive
         # The number of a step that is on a GPU would have to be waited for.
-        if type(step) is int or not getattr(step, "is_cuda", False):
+        if type(step) is int or not (step is None or getattr(step, "is_cuda", False)):
             count(step, total)
         now = time.monotonic()
-        if now - last >= _PROGRESS_INTERVAL:
+        if step is None:
+            if now - alive >= _PROGRESS_INTERVAL:
+                alive = now
+                send({"type": "alive"})
+        elif now - last >= _PROGRESS_INTERVAL:
             last = now
             step, total = int(step), None if total is None else int(total)
             count(step, total)
@@ -135,6 +145,8 @@ def failure_of(error: BaseException, phase: Phase) -> FailureData:
     """The failure of a phase that has raised."""
     failure = exit_failure(phase, None, describe_exception(error))
     failure["at"] = time.time()
+    if isinstance(error, CommandNotFound):
+        del failure["traceback"]
     if isinstance(error, NotAResult):
         failure["kind"] = "result"
     if isinstance(error, SystemExit):

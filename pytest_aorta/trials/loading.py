@@ -145,11 +145,13 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
     config: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     startup: dict[str, str] = {}
+    own: dict[str, Any] = {}
     data: dict[str, str | None] = {}
     scope, config_error = "global", None
     try:
         resolved = resolve_config(cls, overrides, steps)
         config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
+        own = cls.aorta_description(resolved.value) if hasattr(cls, "aorta_description") else {}
         aorta.check_isolation(cls)
         scope = aorta.result_scope(cls)
         startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
@@ -170,6 +172,7 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         "config_warnings": list(warnings),
         "startup_variables": startup,
         "requires_process": aorta.requires_process(cls),
+        **own,
     }
 
 

@@ -176,7 +176,7 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
             # Also where rank 0 has passed.
             return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
         if not seen.result["passed"]:
-            return "workload_failed", unpassed_failure(seen.result)
+            return "workload_failed", seen.failures.get("run") or unpassed_failure(seen.result)
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)

@@ -12,6 +12,9 @@ TRIAL_INDEX = "AORTA_TRIAL_INDEX"
 #: A folder for files that belong to the trial's record.
 TRIAL_DIR = "AORTA_TRIAL_DIR"
 
+#: A seed for the program of a command, below 2**31.
+TRIAL_SEED = "AORTA_TRIAL_SEED"
+
 #: Name of that folder, in the trial's artifacts.
 FILES = "files"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.events import ResultData
+from pytest_aorta.trials.events import FailureData, ResultData
 from pytest_aorta.trials.result_size import bounded
 from pytest_aorta.trials.workload import WorkloadResult
 
@@ -22,6 +23,13 @@ _SHOWN = 100
 
 class NotAResult(TypeError):
     """What ``run()`` returned has no ``passed``, or one that is neither true nor false."""
+
+
+@dataclass
+class CommandResult(WorkloadResult):
+    """The result of a command, and what it has failed of."""
+
+    failure: FailureData | None = None
 
 
 def result_to_plain(result: object) -> ResultData:

@@ -45,6 +45,11 @@ def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
     return derived_seed(seed, "rank", rank, attempt)
 
 
+def command_seed(seed: int) -> int:
+    """The seed of a trial for the program of a command: below 2**31, as NumPy takes it."""
+    return derived_seed(seed, "command") >> (SEED_BITS - 31)
+
+
 @dataclass(frozen=True)
 class Generator:
     """A generator of a module: how to seed it, and whether its state comes from a seed.

@@ -5,7 +5,9 @@ Slow, and in need of a package index: `pytest tests/downstream -m downstream`.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,13 +22,19 @@ from support.pip_environments import ROOT, copy_of_this_project, environ_without
 
 pytestmark = pytest.mark.downstream
 
-SUITES = ("pytest-xdist", "pytest-timeout")
+#: What each suite asks for in its own configuration, beside the plugin. Optional plugins are part of what they test.
+SUITES = {
+    "pytest-xdist": ("pytest-timeout", "filelock", "pexpect", "psutil", "pytest-cov", "setproctitle"),
+    "pytest-timeout": ("pexpect", "pytest-cov", "pytest-xdist"),
+    "pytest-rerunfailures": ("pytest-xdist",),
+    "pytest-randomly": ("factory-boy", "faker", "numpy", "pytest-xdist"),
+}
 
-#: What the suites ask for in their own configurations. Their optional plugins are part of what they test.
-REQUIREMENTS = ("pytest", *SUITES, "filelock", "pexpect", "psutil", "pytest-cov", "setproctitle")
+#: Installed for all; pytest-aorta, when it is unused, needs nothing else.
+REQUIREMENTS = ("pytest", "pytest-xdist")
 
-#: What pytest-aorta needs when it is installed but unused, so not torch: 200 MB more would prove less.
-AORTA_REQUIREMENTS = ("psutil", "pydantic")
+#: Names a checkout of a suite whose source archive has no tests, in the version that is installed.
+CHECKOUT = "DOWNSTREAM_CHECKOUT_OF_"
 
 #: Longest run of a suite in seconds, for the case that something hangs.
 PATIENCE = 900
@@ -85,7 +93,6 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
         venv.create(folder / "venv", with_pip=True)
         side = found[name] = Side(folder / "venv" / "bin" / "python", folder)
         pip(side.python, "install", *constraints, *REQUIREMENTS)
-    pip(side.python, "install", *constraints, *AORTA_REQUIREMENTS)
     pip(side.python, "install", "--no-deps", str(copy_of_this_project(tmp_path_factory.mktemp("project"))))
     for name, side in found.items():
         options = side.pytest("--help", cwd=side.folder).stdout
@@ -93,19 +100,19 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
     return found
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The source archives of the other plugins, in the versions of constraints.txt."""
-    folder = tmp_path_factory.mktemp("sources")
-    constraints = (ROOT / "constraints.txt").read_text()
-    found = {}
-    for suite in SUITES:
-        pinned = re.search(rf"^{suite}==\S+", constraints, re.MULTILINE)
-        assert pinned is not None, f"constraints.txt does not pin {suite}"
-        target = folder / suite
-        pip(Path(sys.executable), "download", "--no-binary", ":all:", "--no-deps", "-d", str(target), pinned[0])
-        (found[suite],) = target.glob("*.tar.gz")
-    return found
+def _source(name: str, folder: Path) -> Path:
+    """A suite's source archive in the version of constraints.txt, unpacked."""
+    pinned = re.search(rf"^{name}==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None, f"constraints.txt does not pin {name}"
+    pip(Path(sys.executable), "download", "--no-binary", name, "--no-deps", "-d", str(folder), pinned[0])
+    (archive,) = folder.glob("*.tar.gz")
+    source = _unpack(archive, folder / "unpacked")
+    if not any(source.glob("test*")):
+        variable = CHECKOUT + name.upper().replace("-", "_")
+        if variable not in os.environ:
+            pytest.skip(f"the source archive of {name} has no tests; {variable} would name a checkout of {pinned[0]}")
+        shutil.copytree(Path(os.environ[variable]) / "tests", source / "tests")
+    return source
 
 
 def _unpack(archive: Path, target: Path) -> Path:
@@ -125,8 +132,22 @@ def _differences(without: Outcomes, with_it: Outcomes) -> dict[str, dict[str, tu
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_suite_ends_the_same_with_and_without_us(name: str, sides: dict[str, Side], sources: dict[str, Path]) -> None:
-    suites = {key: _unpack(sources[name], side.folder / name) for key, side in sides.items()}
+def test_suite_ends_the_same_with_and_without_us(name: str, sides: dict[str, Side], tmp_path: Path) -> None:
+    source = _source(name, tmp_path)
+    installed = {name, *SUITES[name]} - {*REQUIREMENTS}
+    suites = {}
+    for key, side in sides.items():
+        suites[key] = shutil.copytree(source, side.folder / name)
+        pip(side.python, "install", "-c", str(ROOT / "constraints.txt"), *installed)
+    try:
+        _compare(suites, sides)
+    finally:
+        for side in sides.values():  # one suite's plugins are nothing that another one asks for
+            pip(side.python, "uninstall", "--yes", *installed)
+
+
+def _compare(suites: dict[str, Path], sides: dict[str, Side]) -> None:
+    """Run a suite on both sides; all its tests have to end the same."""
     ended = {key: side.outcomes(suites[key], "-n", "2") for key, side in sides.items()}
     assert any(outcome == ("passed",) for outcome in ended["without"].values())
 

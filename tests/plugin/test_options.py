@@ -91,6 +91,10 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
 
 GIVEN = {
     "workload": ("fsdp", "gemm", "allreduce"),
+    "command": ("python a.py", "bash -c 'b; c'", "d"),
+    "fail-on": ("nan", "a;b", "c|d"),
+    "pass-on": ("fine", "a;b", "c|d"),
+    "metric": (r"loss (?P<loss>\S+)", "(?P<a>.);", "(?P<b>.)"),
     "trials": ("2", "3", "4"),
     "environment": ("here", "there", "elsewhere"),
     "mitigations": ("a,b", "c", "d"),
@@ -357,6 +361,7 @@ VALID = {
     ),
     **dict.fromkeys(("workload", "environment", "results-dir", "host", "registry-file", "baseline"), "a name"),
     **dict.fromkeys(("mitigations", "collect", "minimize"), "names separated by commas"),
+    "fail-on-nonfinite": "true or false",
     "grace": "a number of seconds, 0 for none",
     "preload": "auto, none, or names of modules separated by commas, such as torch,numpy",
     "slots": "a whole number of at least 1, or auto",
@@ -375,6 +380,12 @@ VALID = {
     "isolation": "one of fork, spawn, none",
     "launcher": "one of auto, elastic, torchrun, external",
     "order": "one of interleaved, grouped, random",
+}
+
+#: How the answers of those begin that add what is wrong.
+SAY_WHY = {
+    "command": "a program and its arguments, such as ",
+    **dict.fromkeys(("fail-on", "pass-on", "metric"), "a regular expression "),
 }
 
 #: Texts that are nearly numbers, sizes, lists and pairs, and numbers larger than anything.
@@ -408,6 +419,8 @@ def test_what_is_no_value_is_answered_by_what_is_valid(each: Option, text: str) 
         assert answer is None or answer.startswith(
             ("KEY=VALUE with a KEY of max_restarts, ", f"{text.split('=')[0].strip()}= ")
         )
+    elif each.name in SAY_WHY:
+        assert answer is None or answer.startswith(SAY_WHY[each.name])
     elif each.name == "gate":  # says where
         assert answer is None or answer.endswith("as in failure_rate<=0.02 or verdict(omp_1)==fixes")
     else:

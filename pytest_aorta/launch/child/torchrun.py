@@ -114,11 +114,11 @@ def with_stores_apart(max_restarts: int) -> dict[str, str]:
     return {**({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if max_restarts else {}), **os.environ}
 
 
-def poll(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
-    """Yields ``None`` as long as a process runs, and then its return code."""
+def poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
+    """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
-            yield process.wait(POLL_INTERVAL)
+            yield process.wait(interval)
             return
         except subprocess.TimeoutExpired:
             yield None

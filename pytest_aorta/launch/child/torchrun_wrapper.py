@@ -15,14 +15,11 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from pytest_aorta.launch.child.bootstrap_variables import bootstrap_variables
 from pytest_aorta.launch.child.recording_context import RecordingContext
 from pytest_aorta.launch.child.script_events import record_exit, record_start
 from pytest_aorta.launch.child.torch_compat.rank_context import use_context_in_torchrun
 from pytest_aorta.launch.diagnosis.trial_evidence import RankExit
-from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL
-
-#: Holds the module that Python imports in every rank.
-_BOOTSTRAP = Path(__file__).with_name("bootstrap")
 
 
 class ScriptContext(RecordingContext):
@@ -46,10 +43,7 @@ def main(order: dict[str, Any], arguments: list[str]) -> int:
     os.chdir(order["cwd"])
     ScriptContext.folder, ScriptContext.stop_timeout = Path(order["folder"]), order["grace"]
     use_context_in_torchrun(ScriptContext)
-    before = os.environ.get("PYTHONPATH")
-    bootstrap = {"folder": order["folder"], "signal": STACK_SIGNAL, "pythonpath": before, "sys_path": order["sys_path"]}
-    os.environ["AORTA_BOOTSTRAP"] = json.dumps(bootstrap)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_BOOTSTRAP), *([before] if before else [])])
+    os.environ.update(bootstrap_variables(os.environ, folder=order["folder"], sys_path=order["sys_path"]))
     # Of an outer torchrun, whose rank's failure this one's are not.
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     try:

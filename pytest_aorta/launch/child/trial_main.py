@@ -7,10 +7,10 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child import script, workload_main
+from pytest_aorta.launch.child import command_ranks, script, workload_main
 from pytest_aorta.launch.child.agent_files import use_for_agent
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.runtime.zygotes.channel import Channel
 from pytest_aorta.trials.place_variables import take_place
@@ -20,7 +20,7 @@ from pytest_aorta.trials.steps import step_file
 
 def load(argument: PrepareArgument) -> None:
     """Import the workload; a script is imported by its ranks."""
-    if argument["target"] != SCRIPT_TARGET:
+    if argument["target"] not in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         workload_main.load(argument, argument["seed"], argument["preload"])
 
 
@@ -28,6 +28,8 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
     if argument["target"] == SCRIPT_TARGET:
         return script.prepare_script(argument)
+    if argument["target"] == COMMAND_RANKS_TARGET:
+        return command_ranks.prepare_command(argument)
     description = workload_main.prepare(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
@@ -60,6 +62,8 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if payload["target"] == SCRIPT_TARGET:
         script.run_script(payload, send)
+    elif payload["target"] == COMMAND_RANKS_TARGET:
+        command_ranks.run_command_ranks(payload, send)
     elif mode == "elastic":
         from pytest_aorta.launch.child.elastic import run_elastic
 

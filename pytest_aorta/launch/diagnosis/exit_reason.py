@@ -25,13 +25,13 @@ _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
 _UNCAUGHT = 1
 
 
-def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | None) -> FailureData:
+def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> FailureData:
     """The failure of a process in its ``run``.
 
     Args:
         code: not 0; negative for a signal.
         error_file: content of the file that torch's ``record`` writes.
-        stderr: a log.
+        stderr: a log, or the end of one as text.
     """
     if code < 0:
         name = signal_name(-code)
@@ -53,9 +53,10 @@ def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
     return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
 
 
-def _printed(stderr: Path | None) -> FailureData | None:
+def _printed(stderr: Path | str | None) -> FailureData | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends."""
-    lines = _PREFIX.sub("", read_tail(stderr, _TAIL)).splitlines() if stderr is not None else []
+    text = read_tail(stderr, _TAIL) if isinstance(stderr, Path) else stderr or ""
+    lines = _PREFIX.sub("", text).splitlines()
     starts = [number for number, line in enumerate(lines) if line == _HEADING]
     if not starts:
         return None

@@ -17,7 +17,7 @@ from pytest_aorta.launch.host.artifacts import STACKS
 from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
 from pytest_aorta.launch.host.node_files import with_other_nodes
 from pytest_aorta.launch.host.rank_results import combined_result
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -126,7 +126,7 @@ class Evidence:
         """Of the last attempt."""
         mode = self._cell.plan.mode
         launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
-        if self._spec.workload.target == SCRIPT_TARGET:
+        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
             launcher = "script"
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.trials.place_variables import FILES, TRIAL_DIR, TRIAL_INDEX
+from pytest_aorta.trials.place_variables import FILES, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.seeding import command_seed
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ class Place:
     problem: str | None = None
     shared: bool = False
 
-    def variables(self, overlay: Container[str]) -> dict[str, str]:
-        """What the trial finds in its environment, but for what its ``overlay`` sets."""
+    def variables(self, overlay: Container[str], seed: int | None = None) -> dict[str, str]:
+        """What the trial finds in its environment, but for what its ``overlay`` sets; ``seed``: for a command."""
         found = {TRIAL_INDEX: str(self.index), TRIAL_DIR: str(self.files)}
+        if seed is not None:
+            found[TRIAL_SEED] = str(command_seed(seed))
         if self.tmp is not None:
             found["TMPDIR"] = str(self.tmp)
         return {name: value for name, value in found.items() if name not in overlay}

@@ -19,7 +19,7 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.nodes.store import Meeting, NodeStore
 from pytest_aorta.launch.record import build_record
@@ -197,7 +197,7 @@ class ProcessTrial:
             "watched": spec.all_watched,
             "environment": spec.environment_data,
             "collect": list(spec.collect),
-            "place": place.variables(spec.overlay),
+            "place": place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
@@ -334,7 +334,7 @@ class ProcessTrial:
         except ValueError:
             return  # ``done``, or what the workload has written to the channel
         self.seen.see(event)
-        if event["type"] in ("begin", "progress", "attempt"):
+        if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
         elif event["type"] == "ranks":
             self._evidence.combine_results()

@@ -24,6 +24,9 @@ ROOT = "aorta"
 def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
     """Find out which of these ``trials``, by name, are chosen; only they, and given paths, are collected.
 
+    Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
+    the folders that are given.
+
     Raises:
         pytest.UsageError: there is no trial of a name on the command line.
     """
@@ -31,16 +34,32 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
     paths: list[str] = []
     run.chosen = set()
     if "chosen" in decided:
-        paths, run.chosen = decided["paths"], set(decided["chosen"])
+        paths = decided["paths"]
+        run.chosen = None if decided["chosen"] is None else set(decided["chosen"])
     elif config.args_source is pytest.Config.ArgsSource.ARGS:
         paths, run.chosen = split_arguments(config, trials, root)
+        if paths and not is_typed(config):
+            run.chosen = run.chosen | _below(config, trials, paths, root) or None
     elif not is_typed(config):
         paths = config.args
-    unknown = run.chosen - set(trials)
+    unknown = (run.chosen or set()) - set(trials)
     if unknown:
         examples = ", ".join(list(trials)[:3])
         raise pytest.UsageError(f"no such trial: {', '.join(sorted(unknown))}; the plan has {examples}, ...")
+    if run.chosen is None:
+        run.runner.plans.clear()
     config.args = paths
+
+
+def _below(config: pytest.Config, trials: Mapping[str, TrialSpec], paths: list[str], root: str) -> set[str]:
+    """The trials that stand in these folders, as tests do: a project's workloads are not those of each of its tests."""
+    folders = [path for path in ((config.invocation_params.dir / path).resolve() for path in paths) if path.is_dir()]
+    places: dict[str, Path] = {}
+    for trial in trials.values():
+        target = trial.workload.target
+        if target not in places:
+            places[target] = place_of(config, root, target).resolve()
+    return {name for name, trial in trials.items() if {*folders} & {*places[trial.workload.target].parents}}
 
 
 def split_arguments(

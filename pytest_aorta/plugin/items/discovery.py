@@ -71,13 +71,17 @@ def definition_line(path: Path, name: str) -> int:
 _BASE, _METHODS = re.compile(rb"Workload"), (re.compile(rb"def\s+setup\b"), re.compile(rb"def\s+run\b"))
 
 
+def may_have_workloads(text: bytes) -> bool:
+    """Whether it is worth while to parse a Python file with this text."""
+    return _BASE.search(text) is not None or all(method.search(text) for method in _METHODS)
+
+
 class _Source:
     """One version of a file, which is parsed at most once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        text = path.read_bytes()
-        self.may_have_workloads = bool(_BASE.search(text) or all(method.search(text) for method in _METHODS))
+        self.may_have_workloads = may_have_workloads(path.read_bytes())
 
     @cached_property
     def facts(self) -> FileFacts:

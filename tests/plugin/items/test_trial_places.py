@@ -114,6 +114,19 @@ def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Sta
     assert ide(mine, *chosen) == dict.fromkeys(chosen, "passed")
 
 
+@pytest.mark.parametrize(
+    ("argument", "trials"),
+    [(".", 4), ("mine", 4), ("tests", 0), ("tests/test_it.py::test_alone", 0), ("aorta::other[local-none-1]", 1)],
+)
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
+    mine: Stage, argument: str, trials: int, workers: tuple[str, ...]
+) -> None:
+    result = mine.run(argument, *workers, "-v")
+    result.assert_outcomes(passed=trials + {".": 3, "tests": 3, "tests/test_it.py::test_alone": 1}.get(argument, 0))
+    assert len(mine.files()) == trials
+
+
 def test_an_ide_finds_and_runs_workloads_that_are_installed_elsewhere(stage: Stage) -> None:
     stage.write_file("pytest.ini", "[pytest]\naorta_workload = gemm")
     stage.write_file("test_it.py", TESTS)
@@ -161,6 +174,26 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again = mine.run_here(*options, "--lf")
     assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
     again.assert_outcomes(failed=3, deselected=2)
+
+
+@pytest.mark.parametrize("where", [("--aorta-workload", "other"), ("tests/repro/reproducer.py",)], ids=["name", "file"])
+def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
+    mine.write_file("pytest.ini", "[pytest]")
+    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
+    mine.write_file("tests/test_it.py", "def test_good(): pass")
+    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "2")
+    first = mine.run_here(*where, *options, "-v")
+    names = {name for name, words in mine.words(first).items() if words == ["FAILED"]}
+    assert names == {name for name in mine.words(first) if "bad" in name}
+    assert {*mine.words(mine.run_here("--lf", "-v"))} == names
+
+
+def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> None:
+    mine.run_here("--aorta-workload", "steady", "--aorta-extra-env", "BROKEN=hunter2").assert_outcomes(failed=2)
+    result = mine.run_here("--lf")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
+    assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
 
 
 @pytest.mark.parametrize("folder", ["", "tests"])

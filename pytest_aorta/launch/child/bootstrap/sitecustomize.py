@@ -1,13 +1,10 @@
-"""Imported by Python as a rank of a user's script starts: arms the dump of its stacks.
+"""Imported by Python as a command, or a rank of a user's script, starts: arms the dump of its stacks.
 
 Before the script begins, its environment and ``sys.path`` are as they would be without this file, and a
-``sitecustomize`` of the user is imported. No imports from this package: the rank may run in another interpreter.
+``sitecustomize`` of the user is imported. No imports from this package: it may be another interpreter. None of modules
+that take time either: every program would pay for them.
 """
 
-from __future__ import annotations
-
-import importlib
-import json
 import os
 import sys
 
@@ -16,20 +13,21 @@ def _arm() -> None:
     text = os.environ.pop("AORTA_BOOTSTRAP", None)
     if text is None:
         return
-    order = json.loads(text)
-    if order["pythonpath"] is None:
+    folder, stacks, number, pythonpath, *sys_path = text.split("\x1f")
+    if pythonpath == "-":
         os.environ.pop("PYTHONPATH", None)
     else:
-        os.environ["PYTHONPATH"] = order["pythonpath"]
-    sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
+        os.environ["PYTHONPATH"] = pythonpath[1:]
+    sys.path.extend(path for path in sys_path if path not in sys.path)
     try:
         import faulthandler
 
         faulthandler.enable(file=2)
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        stacks = os.path.join(order["folder"], "attempt_" + attempt, "rank_" + rank + ".stacks.log")
+        if not stacks:
+            attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+            stacks = os.path.join(folder, "attempt_" + attempt, "rank_" + rank + ".stacks.log")
         fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        faulthandler.register(order["signal"], file=fd, all_threads=True)
+        faulthandler.register(int(number), file=fd, all_threads=True)
     except (OSError, KeyError, ValueError):  # then there will be no stacks; the script runs all the same
         pass
 
@@ -40,7 +38,7 @@ def _import_hidden_module() -> None:
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     own = sys.modules.pop("sitecustomize")
     try:
-        importlib.import_module("sitecustomize")
+        __import__("sitecustomize")
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise

@@ -1,0 +1,103 @@
+"""A command as text: its words, its placeholders, the files that it names, and its name."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.trials.command_line import distinct_names, files_in, filled, label_of, script_of, words_of
+from pytest_aorta.trials.names import identifier
+
+VALUES = {"trial": "3", "dir": "/a b/files", "seed": "42"}
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
+def test_words_are_those_of_a_shell(words: list[str]) -> None:
+    assert words_of(shlex.join(["program", *words])) == ["program", *words]
+
+
+@pytest.mark.parametrize("wrong", ["", "  ", "''", "python 'x", "a\0b", "HF_TOKEN=abc python x.py"])
+def test_what_is_no_command_is_refused_without_the_values_of_variables(wrong: str) -> None:
+    with pytest.raises(ValueError, match="a program and its arguments") as refused:
+        words_of(wrong)
+    assert "abc" not in str(refused.value)
+
+
+@given(st.lists(st.text()))
+def test_only_the_names_of_the_placeholders_are_replaced(words: list[str]) -> None:
+    assert filled(words, VALUES) == [
+        word.replace("{trial}", "3").replace("{dir}", "/a b/files").replace("{seed}", "42") for word in words
+    ]
+
+
+def test_other_braces_stay() -> None:
+    words = ['{"trial": {trial}, "dirs": {}}', "{dir}/x", "{0}", "{ seed }", "{Seed}", "${HOME}", "{seed:04d}"]
+    assert filled(words, VALUES) == ['{"trial": 3, "dirs": {}}', "/a b/files/x", *words[2:]]
+
+
+def test_scripts_and_configurations_decide_what_a_command_does_data_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "run.sh", "ds.json", "cfg.yaml", "data.bin", "tool"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / "package" / "sub").mkdir(parents=True)
+    (tmp_path / "package" / "__main__.py").touch()
+    (tmp_path / "package" / "sub" / "mod.py").touch()
+
+    assert files_in(["python", "train.py", "--ds=ds.json", "--config", "cfg.yaml", "data.bin", "--out", "x.json"]) == [
+        "train.py",
+        "ds.json",
+        "cfg.yaml",
+    ]
+    assert script_of(["torchrun", "--nproc-per-node", "2", "train.py", "run.sh"]) == "train.py"
+    assert script_of(["./tool", "x"]) == "./tool"
+    assert script_of(["python", "-m", "package.sub.mod"]) == "package/sub/mod.py"
+    assert script_of(["python", "-m", "package"]) == "package/__main__.py"
+    assert script_of(["python", "-c", "print()"]) is None
+    assert files_in(["python", "gone.py"]) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "label"),
+    [
+        ("python train.py --steps 40", "train"),
+        ("torchrun --nproc-per-node 2 src/my-train.py", "my-train"),
+        ("python -m package.sub.mod x", "mod"),
+        ("python -m package.__main__", "package"),
+        ("bash -c 'a && b'", "bash"),
+        ("/opt/bin/all_reduce_perf -b 8", "all_reduce_perf"),
+        ("./äöü.py", "program"),
+        ("'../../e vil/$x[1]::y.py'", "x-1-y"),
+    ],
+)
+def test_its_label_says_what_it_runs(command: str, label: str) -> None:
+    assert label_of(words_of(command)) == label
+
+
+def test_commands_that_run_the_same_are_told_apart_by_the_words_that_differ() -> None:
+    commands = ["python train.py --lr 1 --fast", "python train.py --lr 2", "python other.py", "bash -c 'x y'"]
+    assert distinct_names([words_of(command) for command in commands]) == [
+        "command-train-lr-1-fast",
+        "command-train-lr-2",
+        "command-other",
+        "command-bash",
+    ]
+
+
+@given(st.lists(st.lists(st.text(max_size=60), min_size=1), min_size=1, max_size=4))
+def test_a_name_is_safe_in_node_ids_and_paths(commands: list[list[str]]) -> None:
+    for name in distinct_names([["p", *words] for words in commands]):
+        assert identifier(name) == name
+        assert len(name) <= 100
+
+
+def test_different_commands_have_different_names() -> None:
+    same = ["python a.py '['", "python a.py ']'", "python a.py 1 2", "python a.py 2 1", "python a.py"]
+    names = distinct_names([words_of(command) for command in same])
+    assert len(set(names)) == len(names)
+    assert distinct_names([["python", "a.py"]] * 2) == ["command-a", "command-a"]  # which a plan refuses

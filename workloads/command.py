@@ -1,0 +1,154 @@
+"""Any command as a workload: what a program does is known by its exit status and its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from pytest_aorta.launch.child.bootstrap_variables import bootstrap_variables
+from pytest_aorta.launch.child.command_outcome import command_result
+from pytest_aorta.launch.child.command_process import CommandProcess, gives_stacks, last_to_leave
+from pytest_aorta.trials.command_line import (
+    CommandNotFound,
+    files_in,
+    fill_in,
+    is_python,
+    placeholders_in,
+    program_not_found,
+    script_of,
+    words_of,
+)
+from pytest_aorta.trials.output_rules import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
+from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_SEED
+from pytest_aorta.trials.returned import CommandResult
+from pytest_aorta.trials.workload import Workload
+
+
+def _checked_command(command: str) -> str:
+    words_of(command)
+    return command
+
+
+def _one_or_several(value: object) -> object:
+    """A text is one expression, unless it is a list in JSON: brackets are a part of expressions as well."""
+    if not isinstance(value, str):
+        return value
+    try:
+        listed = json.loads(value)
+    except (ValueError, RecursionError):
+        return (value,)
+    return listed if isinstance(listed, list) else (value,)
+
+
+Regexes = Annotated[tuple[Annotated[str, AfterValidator(checked_regex)], ...], BeforeValidator(_one_or_several)]
+Metrics = Annotated[tuple[Annotated[str, AfterValidator(checked_metric)], ...], BeforeValidator(_one_or_several)]
+
+
+class Command(Workload):
+    """A program, run once per trial, in the folder that pytest was started in.
+
+    It passes with exit code 0; ``fail_on`` and ``pass_on`` may say otherwise. Its output goes to the trial's logs as it
+    comes, and is looked at line by line.
+    """
+
+    class Config(BaseModel):
+        """Options.
+
+        Attributes:
+            command: program and arguments; ``{trial}``, ``{dir}`` and ``{seed}`` are replaced.
+            fail_on: regular expressions; a line that matches one fails the trial.
+            pass_on: regular expressions; if there are any, the trial passes when a line matches one.
+            metric: regular expressions with named groups.
+            fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial.
+            unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
+                is set.
+        """
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        command: Annotated[str, AfterValidator(_checked_command)]
+        fail_on: Regexes = ()
+        pass_on: Regexes = ()
+        metric: Metrics = ()
+        fail_on_nonfinite: bool = False
+        unbuffered: bool = True
+
+    config: Config
+
+    def setup(self) -> None:
+        """Start it.
+
+        Raises:
+            CommandNotFound: there is no such program.
+            OSError: it cannot be started.
+        """
+        words = words_of(self.config.command)
+        program = program_not_found(words[0], os.environ.get("PATH", os.defpath))
+        if program is not None:
+            raise CommandNotFound(program)
+        config = self.config
+        self._findings = OutputFindings(
+            OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
+        )
+        self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
+        self._started = time.perf_counter()
+        self._process = CommandProcess(fill_in(words, os.environ), self._variables())
+
+    def _variables(self) -> dict[str, str]:
+        variables = dict(os.environ)
+        if self.config.unbuffered:
+            variables.setdefault("PYTHONUNBUFFERED", "1")
+        if gives_stacks():
+            folder = Path(variables[TRIAL_DIR]).parent
+            variables |= bootstrap_variables(variables, folder=str(folder), stacks=str(folder / "stacks.log"))
+        return variables
+
+    def run(self) -> CommandResult:
+        """Pass its output on until it ends."""
+        found, counts_steps = self._findings, self._findings.rules.has_steps
+        alive = cast(Callable[[None], None], self.progress)  # which the runner has replaced
+
+        def take(line: str, at: float) -> None:
+            if found.take(line, at) and found.step is not None:
+                self.progress(found.step, found.total)
+            elif not counts_steps:
+                alive(None)
+
+        with last_to_leave():
+            code = self._process.follow(take)
+        elapsed = time.perf_counter() - self._started
+        result = command_result(code, found, self._process.errors.decode(errors="replace"), elapsed)
+        if self._seed is not None:
+            result.metrics[SEED] = self._seed
+        return result
+
+    def cleanup(self) -> None:
+        """End it, where it has not been waited for."""
+        if hasattr(self, "_process"):
+            self._process.end()
+
+    @classmethod
+    def data_files(cls, config: Config) -> list[str]:
+        """The scripts and configurations that it names."""
+        return files_in(words_of(config.command))
+
+    @classmethod
+    def aorta_description(cls, config: Config) -> dict[str, Any]:
+        """What differs from other workloads: its source file is the script, and its interpreter may be another one."""
+        words = words_of(config.command)
+        script = script_of(words)
+        python = shutil.which(words[0]) if is_python(words[0]) else None
+        warnings = []
+        if python is not None and os.path.dirname(python) != os.path.dirname(sys.executable):
+            warnings.append(
+                f"the command's {words[0]} is {python}; what the record says of packages is that of {sys.executable}"
+            )
+        return {"source": None if script is None else os.path.abspath(script), "config_warnings": warnings}
