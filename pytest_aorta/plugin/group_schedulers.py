@@ -6,13 +6,14 @@ next worker dies as well, until none may be started any more. ``--dist load`` an
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from xdist.scheduler import LoadFileScheduling, LoadGroupScheduling, LoadScopeScheduling
 
 if TYPE_CHECKING:
     import pytest
-    from xdist.workermanage import WorkerController
+
+#: Names in ``xdist.scheduler``.
+_OF_MODE = {"loadscope": "LoadScopeScheduling", "loadfile": "LoadFileScheduling", "loadgroup": "LoadGroupScheduling"}
 
 
 class _OnlyOnce:
@@ -20,7 +21,7 @@ class _OnlyOnce:
 
     assigned_work: dict[Any, dict[str, dict[str, bool]]]
 
-    def remove_node(self, node: WorkerController) -> str | None:
+    def remove_node(self, node: Any) -> str | None:
         """Forget a worker; returns the item that it has died of, ``None`` where it had done all of its items."""
         pending = (
             (group, nodeid)
@@ -35,22 +36,10 @@ class _OnlyOnce:
         return lost
 
 
-class _Scopes(_OnlyOnce, LoadScopeScheduling):
-    pass
-
-
-class _Files(_OnlyOnce, LoadFileScheduling):
-    pass
-
-
-class _Groups(_OnlyOnce, LoadGroupScheduling):
-    pass
-
-
-_OF_MODE = {"loadscope": _Scopes, "loadfile": _Files, "loadgroup": _Groups}
-
-
-def group_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+def group_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler for ``--dist``; ``None`` for a mode without groups."""
-    kind = _OF_MODE.get(config.getoption("dist"))
-    return None if kind is None else kind(config, log)
+    name = _OF_MODE.get(config.getoption("dist"))
+    if name is None:
+        return None
+    of_xdist: type[Any] = getattr(importlib.import_module("xdist.scheduler"), name)
+    return type(name, (_OnlyOnce, of_xdist), {})(config, log)
