@@ -75,7 +75,7 @@ def items_of(pytester: pytest.Pytester) -> list[GeneratedFunction]:
 
 def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: pytest.Pytester) -> None:
     """Without ``_pytest._code.code``, a failed trial is shown with a traceback through the plugin, or not at all."""
-    config = pytester.parseconfigure()
+    config = pytester.parseconfig()
     report = pytest.TestReport(
         "aorta::w[a]", ("generated.txt", 0, "w"), {}, "failed", longrepr_of("first\nsecond", Path("w.py")), "call"
     )
@@ -108,7 +108,7 @@ def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pyt
 
 def test_what_the_terminal_reporter_writes_to_can_be_replaced(pytester: pytest.Pytester) -> None:
     """Without ``TerminalWriter._file``, the live view cannot make room for what pytest writes, and is in its way."""
-    config = pytester.parseconfigure()
+    config = pytester.parseconfig()
     file = io.StringIO()
     set_terminal_file(config, file)
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -218,7 +218,7 @@ def test_values_of_native_toml_are_texts(pytester: pytest.Pytester) -> None:
     if pytest.version_tuple < (9, 0):
         pytest.skip("pytest has native TOML since 9.0")
     pytester.makefile(".toml", pytest="[pytest]\naorta_trials = 3\naorta_resume = true\naorta_config = ['a=1']")
-    config = pytester.parseconfigure()
+    config = pytester.parseconfig()
     values = [native_ini_value(config, f"aorta_{name}") for name in ("trials", "resume", "config")]
     assert values == ["3", "true", ["a=1"]]
 
