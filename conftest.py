@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-pytest_plugins = ["pytester", "support.browser", "support.fixtures", "support.slurm_steps", "support.workloads"]
+# Without the extra ``test`` there are no tests to run, but pytest is to start here all the same: the first command of
+# README.md runs trials with what a plain ``pip install .`` brings.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    pytest_plugins = ["pytester", "support.browser", "support.fixtures", "support.slurm_steps", "support.workloads"]
+
+    # How long an example takes says how busy this machine is.
+    settings.register_profile("aorta", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("aorta")
 
 # Without bytecode, each of hundreds of processes that tests start would rewrite the assertions of all plugins anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -14,6 +24,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Runs of pytest in this process would append to it.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
-# How long an example takes says how busy this machine is.
-settings.register_profile("aorta", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("aorta")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """``-n`` balances by stealing; among the ``addopts``, pytest without xdist would refuse the option."""
+    if getattr(config.option, "dist", None) == "no":
+        config.option.dist = "worksteal"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 import runpy
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta import WorkloadResult
+from pytest_aorta.option_table import OPTIONS
+from pytest_aorta.plugin.ordinary_tests.marked_tests import RunTrial
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -25,6 +29,15 @@ def blocks(page: str, language: str) -> list[str]:
 def test_every_option_has_a_row() -> None:
     rows = re.findall(r"^\| `(--aorta-[a-z-]+)", (DOCS / "options.md").read_text(), re.MULTILINE)
     assert rows == [option.flag for option in OPTIONS]
+
+
+def test_every_field_of_a_result_and_every_keyword_of_aorta_run_has_a_row() -> None:
+    page = (DOCS / "workloads.md").read_text()
+    rows = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page, re.MULTILINE)]
+    named = {name for row in rows for name in row}
+    parameters = inspect.signature(RunTrial.__call__).parameters.values()
+    keywords = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert named >= {field.name for field in dataclasses.fields(WorkloadResult)} | keywords
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ import pytest_aorta
 from pytest_aorta import Execution, Limits, RequestError, Resources, RunRequest, run_trials
 from pytest_aorta.api import READERS
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin.options import OPTIONS, OptionError, read_selection
+from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions

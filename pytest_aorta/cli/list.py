@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_aorta.cli.tables import columns
+from pytest_aorta.common.terminal_text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from pytest_aorta.registry import Registry
-
+#: Kinds of names, and the options, which are listed only if they are asked for.
 KINDS = ("workloads", "mitigations", "environments", "collectors")
+OPTIONS = "options"
 
 #: Where pytest looks for registry files that the command line does not name.
 _VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
 
-#: One name: what it stands for, or its ``problem``.
-Entry = dict[str, Any]
-
 
 @click.command("list")
-@click.argument("kinds", nargs=-1, type=click.Choice(KINDS), metavar="[KIND]...")
+@click.argument("kinds", nargs=-1, type=click.Choice((*KINDS, OPTIONS)), metavar="[KIND]...")
+@click.option(
+    "--workload",
+    metavar="NAME",
+    help="The options of this workload, by name or as FILE.py:CLASS; it is imported for that.",
+)
 @click.option(
     "--registry-file",
     "files",
@@ -36,121 +38,66 @@ Entry = dict[str, Any]
     help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or ${_VARIABLE}).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
-def list_registered(kinds: tuple[str, ...], files: tuple[str, ...], as_json: bool) -> None:
-    """Registered workloads, mitigations, environments and collectors.
+def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
+    """Registered workloads, mitigations, environments and collectors, and the options of pytest.
 
-    KIND limits the list to some of these. What cannot be loaded is shown with the reason. No workload is imported.
+    KIND limits the list to some of these: workloads, mitigations, environments, collectors, options; the last ones are
+    listed only if they are named. What cannot be loaded is shown with the reason. Only --workload imports a workload.
     """
+    from pytest_aorta.cli.listed_names import registered
+    from pytest_aorta.cli.listed_options import options_of_pytest, options_of_workload
     from pytest_aorta.registry import Registry
 
+    if workload is not None and set(kinds) - {OPTIONS}:
+        raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
     files = files or tuple(filter(None, os.environ.get(_VARIABLE, "").split(";")))
-    registry = Registry.load([Path(file) for file in files])
-    found = {kind: registered(registry, kind) for kind in kinds or KINDS}
+    registry = Registry.load([Path(file) for file in files], tolerant=True)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind in kinds or (KINDS if workload is None else (OPTIONS,)):
+        if kind != OPTIONS:
+            found[kind] = registered(registry, kind)  # type: ignore[arg-type]  # click has checked it
+        elif workload is not None:
+            found[kind] = options_of_workload(registry, workload)
+        else:
+            found[kind] = options_of_pytest()
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
     click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
 
 
-def registered(registry: Registry, kind: str) -> list[Entry]:
-    """The names of one kind, sorted; ``problem`` is ``None`` for those that can be used."""
-    from pytest_aorta.registry import RegistryError
-
-    names, entry_of = _KINDS[kind]
-    entries = []
-    for name in names(registry):
-        try:
-            entries.append({"name": name, **entry_of(registry, name)})
-        except RegistryError as error:
-            entries.append({"name": name, "problem": str(error)})
-    return entries
-
-
-def _workload(registry: Registry, name: str) -> Entry:
-    workload = registry.workload(name)
-    module = workload.target.rpartition(":")[0]
-    problem = None if _exists(module) else f"there is no module {module}"
-    return {"target": workload.target, "source": workload.source_package, "problem": problem}
-
-
-def _exists(module: str) -> bool:
-    """Whether a module can be found; other than with ``importlib.util.find_spec``, its packages are not imported."""
-    places: Sequence[str] | None = None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        found = (finder.find_spec(".".join(parts[:end]), places) for finder in sys.meta_path)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is None:
-            return False
-        places = spec.submodule_search_locations
-        if places is None:
-            return end == len(parts)
-    return True
-
-
-def _mitigation(registry: Registry, name: str) -> Entry:
-    mitigation = registry.mitigation(name)
-    return {"variables": _variables(mitigation.env), "source": mitigation.source_package, "problem": None}
-
-
-def _environment(registry: Registry, name: str) -> Entry:
-    environment = registry.environment(name)
-    parts = {
-        "docker": environment.docker,
-        "venv": environment.venv,
-        "rocm": environment.rocm,
-        "launcher": list(environment.launcher),
-        "enter": environment.enter,
-    }
-    problem = None
-    if environment.venv and not environment.enter and not Path(environment.venv, "bin", "python").expanduser().exists():
-        problem = f"there is no virtual environment in {environment.venv}"
-    return {
-        "kind": environment.kind,
-        **{key: value for key, value in parts.items() if value},
-        "variables": _variables(environment.env),
-        "source": environment.source_package,
-        "problem": problem,
-    }
-
-
-def _collector(registry: Registry, name: str) -> Entry:
-    return {"name": registry.collector(name), "problem": None}
-
-
-def _variables(variables: Any) -> dict[str, str]:
-    from pytest_aorta.probe.variables import shown_value
-
-    return {name: shown_value(name, value) for name, value in variables.items()}
-
-
-_KINDS: dict[str, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
-    "workloads": (lambda registry: registry.workload_names(), _workload),
-    "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),
-    "environments": (lambda registry: registry.environment_names(), _environment),
-    "collectors": (lambda registry: registry.collector_names(), _collector),
-}
-
-
-def _section(kind: str, entries: list[Entry]) -> str:
+def _section(kind: str, entries: list[dict[str, Any]]) -> str:
     """A heading, and one line for each name."""
     if not entries:
-        return f"{click.style(kind, bold=True)}\n  (none is registered)"
-    rows = [(entry["name"], entry.get("source", ""), _what(entry)) for entry in entries if not entry["problem"]]
-    lines = [f"  {line}" for line in columns(rows)]
+        none = "none is declared" if kind == OPTIONS else "none is registered"
+        return f"{click.style(kind, bold=True)}\n  ({none})"
+    if kind == OPTIONS:
+        return "\n".join([click.style(kind, bold=True), *(line for entry in entries for line in _option(entry))])
+    lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry.get("problem")])]
     for entry in entries:
-        if entry["problem"]:
-            lines.append("  " + click.style(columns([(entry["name"], f"broken: {entry['problem']}")])[0], fg="red"))
+        if entry.get("problem"):
+            row = (entry["name"], entry["source"], f"broken: {entry['problem']}")
+            lines.append("  " + click.style(columns([row])[0], fg="red"))
     return "\n".join([click.style(kind, bold=True), *lines])
 
 
-def _what(entry: Entry) -> str:
-    """What a name stands for, the longest part of its line and so the last one."""
+def _row(entry: dict[str, Any]) -> Sequence[str]:
+    """What a name stands for, the longest part of its line last."""
     if "target" in entry:
-        return str(entry["target"])
+        return entry["name"], entry["source"], entry["target"], entry["summary"]
     parts = [f"{key}={entry[key]}" for key in ("docker", "venv", "rocm") if key in entry]
     if entry.get("launcher"):
         parts.append(f"launcher={' '.join(entry['launcher'])}")
     if entry.get("enter"):
         parts.append("entered")
-    return " ".join([*parts, *(f"{name}={value}" for name, value in entry.get("variables", {}).items())])
+    parts += [f"{name}={value}" for name, value in entry.get("variables", {}).items()]
+    read_by = entry.get("read_by")
+    return entry["name"], entry["source"], " ".join(parts), f"read by {read_by}" if read_by else ""
+
+
+def _option(entry: dict[str, Any]) -> list[str]:
+    """What an option is called, and below that what it means and takes."""
+    default = "" if entry["default"] is None else f"(default {entry['default']})"
+    name = " ".join(filter(None, (entry["name"], entry.get("metavar"), default)))
+    meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
+    return [f"  {one_line(name)}", f"      {one_line(meaning)}"]

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import pytest
-from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback, TerminalRepr
+from _pytest._code.code import (
+    ExceptionRepr,
+    ReprEntryNative,
+    ReprExceptionInfo,
+    ReprFileLocation,
+    ReprTraceback,
+    TerminalRepr,
+)
 from _pytest._io import TerminalWriter
 from _pytest._io.wcwidth import wcswidth
 from _pytest.outcomes import Skipped
@@ -23,14 +30,27 @@ def terminal_width(text: str) -> int:
     return wcswidth(text)
 
 
-def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None = None) -> ReprExceptionInfo:
-    """A text as what pytest's reports hold: shown as it is, its first line in the short summary; ``line`` is from 0.
+def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None, reason: str) -> ReprExceptionInfo:
+    """A text as what pytest's reports hold: shown as it is, the ``reason`` in the short summary. ``line``: from 0.
 
     A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
     these, but they are what travels between xdist's processes.
     """
-    shown = ReprTraceback([ReprEntryNative([text + "\n"])], None, style="native")
-    return ReprExceptionInfo(shown, ReprFileLocation(os.fspath(path), (line or 0) + 1, text.partition("\n")[0]))
+    shown = ReprTraceback([ReprEntryNative([text + "\n"] if text else [])], None, style="native")
+    return ReprExceptionInfo(shown, ReprFileLocation(os.fspath(path), (line or 0) + 1, reason))
+
+
+def add_section(longrepr: object, title: str, text: str) -> None:
+    """Show a text below a failure."""
+    if isinstance(longrepr, ExceptionRepr):
+        longrepr.addsection(title, text)
+
+
+def add_reason(longrepr: object, reason: str) -> None:
+    """Show a reason before a failure's own in the short summary."""
+    crash = getattr(longrepr, "reprcrash", None)
+    if isinstance(crash, ReprFileLocation):
+        crash.message = f"{reason}; {crash.message}"
 
 
 class _WithLines(TerminalRepr):

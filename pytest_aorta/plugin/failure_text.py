@@ -10,6 +10,8 @@ import pytest
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.common.terminal_text import printable as printable
 from pytest_aorta.common.traceback_text import own_frames, without_runner
+from pytest_aorta.plugin.compat import longrepr_of
+from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.rerun_command import rerun_line
 from pytest_aorta.trials.place_variables import KEPT_DAYS
 
@@ -39,10 +41,11 @@ _NOT_SHOWN = ("traceback", "at")
 
 
 class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # an attribute of a function
-    """Shown as text, without a traceback through pytest."""
+    """Shown as text, without a traceback through pytest; ``reason`` stands in the short summary."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text, pytrace=False)
+        self.reason = reason or text.partition("\n")[0]
 
 
 class TrialBroken(Exception):
@@ -52,7 +55,7 @@ class TrialBroken(Exception):
     """
 
     def __init__(self, failure: TrialFailed) -> None:
-        super().__init__(str(failure).partition("\n")[0])
+        super().__init__(failure.reason)
         self.failure = failure
 
 
@@ -60,34 +63,74 @@ class TrialBroken(Exception):
 TrialFailed.__module__ = TrialBroken.__module__ = "builtins"
 
 
-def failure_text(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> str:
-    """The failure, the ends of the logs, and a command that runs just this trial again."""
+def failure_of(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> TrialFailed:
+    """How a trial has failed, as the outcome of its item."""
+    text = failure_text(record, paths.file_in(results), item)
+    was_elsewhere = record.request is not None and record.request.isolation != "none" and not record.ranks
+    if was_elsewhere and getattr(item.config.option, "usepdb", False):
+        inside = f"{rerun_line(item)} --pdb --aorta-isolation none"
+        text += f"\nthe debugger is not in the trial, which was a process of its own. To debug inside: {inside}"
+    return TrialFailed(text, short_reason(record))
+
+
+def shown_failure(error: TrialFailed, item: pytest.Item) -> Any:
+    """A failed trial in the report of its item; with ``--tb=line``, pytest's own line has the reason already."""
+    is_line = getattr(item.config.option, "tbstyle", "auto") == "line"
+    payload = item.stash.get(PAYLOAD, None)
+    # pytest lists what it counts as an error without such a line.
+    is_error = payload is None or payload.exit_status != "workload_failed"
+    text = str(error) if not is_line else error.reason if is_error else ""
+    return longrepr_of(text, *item.reportinfo()[:2], error.reason)
+
+
+def short_reason(record: TrialResult) -> str:
+    """One line. What has failed comes first: where a terminal is narrow, pytest cuts the end off."""
     failure = record.failure
     assert failure is not None
+    lines = _what(failure).splitlines() or [""]
+    return " ".join(printable(f"{lines[0]} ({_status(record)})").split())
+
+
+def _what(failure: Failure) -> str:
     kind = failure.type if failure.type and failure.kind == "exception" else ""
+    return ": ".join(part for part in (kind, failure.message) if part)
+
+
+def _status(record: TrialResult) -> str:
+    assert record.failure is not None
     # Only a cleanup can go wrong in a trial that is ok.
-    what = "cleanup failed" if record.exit_status == "ok" else f"{record.exit_status} in {failure.phase}"
-    lines = [": ".join(part for part in (what, kind, failure.message) if part)]
+    return "cleanup failed" if record.exit_status == "ok" else f"{record.exit_status} in {record.failure.phase}"
+
+
+def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
+    """The failure, the ends of the logs, and a command that runs just this trial again; ``file`` has its record."""
+    failure = record.failure
+    assert failure is not None
+    lines = [": ".join(part for part in (_status(record), _what(failure)) if part)]
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
     for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     for name, relative in record.artifacts.items():
-        if relative.endswith(_FOR_MACHINES):
+        if relative.endswith(_FOR_MACHINES) or not _is_wanted(name, item):
             continue
-        tail = tail_of(paths.file_in(results).parent / relative)
+        tail = tail_of(file.parent / relative)
         if tail:
             lines += ["", f"--- end of {name} ({relative}) ---", *tail]
-    lines += ["", f"trial file: {paths.file_in(results)}"]
+    lines += ["", f"trial file: {file}"]
     lines += [
-        f"{what}: {paths.file_in(results).parent / record.artifacts[name]}"
-        for name, what in _FOLDERS.items()
-        if name in record.artifacts
+        f"{what}: {file.parent / record.artifacts[name]}" for name, what in _FOLDERS.items() if name in record.artifacts
     ]
     lines += [f"run it again: {rerun_line(item)}"]
     if record.request is not None and record.replay_of is None:
-        lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(paths.file_in(results)))}")
+        lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(file))}")
     return printable("\n".join(lines))
+
+
+def _is_wanted(log: str, item: pytest.Item) -> bool:
+    """Whether ``--show-capture`` lets the end of a log be shown."""
+    wanted = getattr(item.config.option, "showcapture", "all")
+    return wanted == "all" or wanted in log
 
 
 def _is(detail: dict[str, Any], failure: Failure) -> bool:

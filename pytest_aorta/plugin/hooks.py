@@ -86,3 +86,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         given = checked_marker(metafunc)
         if takes_trial:
             parametrize(metafunc, given)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A wrong marker ends a run as a wrong option does."""
+    if session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
+        from pytest_aorta.plugin.refusals import has_refused_marker
+
+        if has_refused_marker(session.config):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    """Where nothing was collected, say what was nearly a workload, and what it lacks."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        from pytest_aorta.plugin.items.nearly_workloads import lacking_lines
+
+        for line in lacking_lines(config):
+            terminalreporter.write_line(line, red=True)

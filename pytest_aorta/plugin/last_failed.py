@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.items.discovery import workload_classes
-from pytest_aorta.plugin.options import OPTIONS, RECALLED
+from pytest_aorta.plugin.options import RECALLED
 
 #: Where pytest's cache has the options of the last run with trials.
 _OPTIONS = "aorta/options"

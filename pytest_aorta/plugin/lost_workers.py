@@ -26,7 +26,7 @@ def describe_lost(report: pytest.TestReport, why: str, spec: TrialSpec, paths: T
     path = report.location[0]
     report.when = "teardown"
     report.location = (path, None, report.nodeid.partition("::")[2])
-    report.longrepr = longrepr_of(text, path)
+    report.longrepr = longrepr_of(text, path, None, f"{why} (infrastructure_failed)")
     report.user_properties = [
         *properties_of(spec),
         ("aorta_exit_status", "infrastructure_failed"),

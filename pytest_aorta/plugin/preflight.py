@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import ParamSpec
 
 import pytest
 
@@ -17,6 +15,7 @@ from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.items.trial_item import TrialItem
 from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.outputs.report_option import check_report
+from pytest_aorta.plugin.refusals import refuse
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import is_controller
@@ -24,8 +23,6 @@ from pytest_aorta.request_checks import check_resources, check_writable
 from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.trials.spec import TrialSpec
-
-P = ParamSpec("P")
 
 #: Seconds that an import may hold up the trials of other slots.
 _PATIENCE = 20.0
@@ -89,18 +86,6 @@ def _has_marked_tests(session: pytest.Session) -> bool:
         not isinstance(item, TrialItem) and item.get_closest_marker("aorta") is not None
         for item in getattr(session, "items", ())
     )
-
-
-def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
-    """Make a check, and what it refuses an error of the command line.
-
-    Raises:
-        pytest.UsageError: in the words of the check.
-    """
-    try:
-        check(*arguments, **keywords)
-    except RequestError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def option_text(name: str, value: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OPTIONS, OptionError
+from pytest_aorta.plugin.options import OptionError
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from pytest_aorta.plugin.compat import has_no_summary
 from pytest_aorta.plugin.current_run import current_run
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.last_failed import remember
+from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
 
@@ -154,6 +155,9 @@ class ReportHooks:
         try:
             return (yield)
         finally:
+            if is_pytests and "writer" in self.__dict__:
+                for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
+                    terminalreporter.write_line(line)
             if self._folded is not None:
                 self._folded.end()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.option_table import OPTIONS
 
 #: Not repeated: the item has a result now, and a report is one of all trials.
 _OF_THE_RUN = ("resume", "report")

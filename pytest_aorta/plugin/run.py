@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.plan import Plan, Selection, make_plan
+from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
@@ -21,7 +21,7 @@ from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
-from pytest_aorta.registry import Registry
+from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from pytest_aorta.workspace.paths import TrialPaths
 
 RUN = pytest.StashKey["Run"]()
+
+#: Stands for the workloads that a file or a test has.
+_ANY = WorkloadEntry("any", "", "")
+
+#: Names of which the registry needs not be asked.
+_NO_AXES = (Selection().environments, Selection().mitigations)
 
 
 class Run:
@@ -68,6 +74,16 @@ class Run:
     def registry(self) -> Registry:
         """Built-ins, plugins and the files of ``--aorta-registry-file``."""
         return Registry.load(self.selection.registry_files)
+
+    def check_names(self) -> None:
+        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all.
+
+        Raises:
+            RequestError: one is unknown, or is there twice.
+        """
+        given = self.selection
+        if given.registry_files or given.collect or (given.environments, given.mitigations) != _NO_AXES:
+            trials_of([_ANY], replace(given, trials=1), self.registry)
 
     @cached_property
     def plan(self) -> Plan:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.current_run import current_run
-from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -37,6 +36,10 @@ def select(config: pytest.Config) -> None:
         from pytest_aorta.plugin.items.collection import select_trials
 
         select_trials(config, run)
+    elif not is_worker(config):
+        from pytest_aorta.plugin.refusals import refuse
+
+        refuse(run.check_names)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -125,9 +128,11 @@ def pytest_runtest_makereport(
     if isinstance(error, TrialBroken):
         error = error.failure
     if isinstance(error, TrialFailed):
-        text = str(error)
-        shown = text.partition("\n")[0] if item.config.getoption("tbstyle", "auto") == "line" else text
-        report.longrepr = longrepr_of(shown, *item.reportinfo()[:2])
+        report.longrepr = shown_failure(error, item)
+    elif report.failed and call.when != "teardown" and item.stash.get(PAYLOAD, None) is not None:
+        from pytest_aorta.plugin.ordinary_tests.failed_trials import add_failed_trials
+
+        add_failed_trials(report, item)
     if report.skipped and call.excinfo is not None:
         from pytest_aorta.plugin.stopping.early_end import NotNeeded, longrepr_of_skip
 

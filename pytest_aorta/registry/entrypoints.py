@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
-from pytest_aorta.registry.errors import RegistryError
+from pytest_aorta.registry.errors import RegistryError, one_line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +66,9 @@ class PluginEntry:
             raise
         # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
         except BaseException as error:
-            # On one line, so that a list of problems is a list of lines.
-            message = " ".join(str(error).split())
             raise RegistryError(
                 f"entry point {self.name!r} of group {self.group!r} in {self.source} cannot be loaded: "
-                f"{type(error).__name__}: {message}"
+                f"{one_line_of(error)}"
             ) from error
         return payload
 

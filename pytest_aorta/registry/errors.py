@@ -27,3 +27,11 @@ class UnknownEnvironmentError(RegistryError):
 
 class UnknownCollectorError(RegistryError):
     """No collector has that name."""
+
+
+def one_line_of(error: BaseException) -> str:
+    """Type and message of what a plugin has raised, on one line, so that a list of problems is a list of lines."""
+    from pytest_aorta.common.exception_text import describe_exception  # only here: most runs have no broken plugin
+
+    found = describe_exception(error)
+    return " ".join(f"{found['type']}: {found['message']}".split())

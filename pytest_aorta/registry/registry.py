@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from pytest_aorta.registry import entrypoints
 from pytest_aorta.registry.builtin_environments import BUILTIN_ENVIRONMENTS
@@ -20,11 +20,16 @@ from pytest_aorta.registry.sidecar import Sidecar, read_sidecars
 from pytest_aorta.registry.types import BUILTIN_SOURCE, Environment, Mitigation, WorkloadEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 #: Collectors that come with the package.
 BUILTIN_COLLECTORS: Final = ("amd_log", "numerics", "rocprof")
+
+#: What has names.
+Kind = Literal["workloads", "mitigations", "environments", "collectors"]
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 _BUILT_IN: Final = f"{BUILTIN_SOURCE} (built in)"
 
@@ -37,22 +42,25 @@ class Registry:
     Names come from metadata. A plugin is imported when one of its mitigations or environments is asked for by name, so
     one that is broken, or slow to import, costs no other name anything; a workload's module is never imported here.
     Names are matched exactly, with their case.
+
+    Raises:
+        RegistryError: a name that cannot be used; not if ``tolerant``: then it is an error to ask for it.
+        RegistryCollisionError: a name with two sources, likewise.
     """
 
-    def __init__(self, plugins: Mapping[str, Sequence[PluginEntry]], sidecars: Sequence[Sidecar]) -> None:
+    def __init__(
+        self, plugins: Mapping[str, Sequence[PluginEntry]], sidecars: Sequence[Sidecar], *, tolerant: bool = False
+    ) -> None:
         self._workloads = Catalog(
             "workload", map(_workload, plugins[entrypoints.WORKLOADS]), unknown=UnknownWorkloadError
         )
         self._mitigations = Catalog(
             "mitigation",
             [
-                *(
-                    _ready(name, Mitigation(name, dict(env), BUILTIN_SOURCE), _BUILT_IN)
-                    for name, env in BUILTIN_MITIGATIONS.items()
-                ),
+                *(_ready(mitigation.name, mitigation, _BUILT_IN) for mitigation in BUILTIN_MITIGATIONS),
                 *map(_plugin_mitigation, plugins[entrypoints.MITIGATIONS]),
                 *(
-                    _ready(mitigation.name, mitigation, sidecar.source)
+                    _ready(mitigation.name, mitigation, sidecar.source, mitigation.source_package)
                     for sidecar in sidecars
                     for mitigation in sidecar.mitigations
                 ),
@@ -67,7 +75,7 @@ class Registry:
                 *(_ready(environment.name, environment, _BUILT_IN) for environment in BUILTIN_ENVIRONMENTS),
                 *map(_plugin_environment, plugins[entrypoints.ENVIRONMENTS]),
                 *(
-                    _ready(environment.name, environment, sidecar.source)
+                    _ready(environment.name, environment, sidecar.source, environment.source_package)
                     for sidecar in sidecars
                     for environment in sidecar.environments
                 ),
@@ -78,20 +86,27 @@ class Registry:
             "collector",
             [
                 *(_ready(name, name, _BUILT_IN) for name in BUILTIN_COLLECTORS),
-                *(_ready(entry.name, entry.name, entry.source) for entry in plugins[entrypoints.COLLECTORS]),
+                *(
+                    _ready(entry.name, entry.name, entry.source, entry.distribution)
+                    for entry in plugins[entrypoints.COLLECTORS]
+                ),
             ],
             unknown=UnknownCollectorError,
         )
+        self._all: tuple[Catalog[Any], ...] = (self._workloads, self._mitigations, self._environments, self._collectors)
+        if not tolerant:
+            for error in (error for catalog in self._all for error in catalog.refused):
+                raise error
 
     @classmethod
-    def load(cls, sidecars: Sequence[Path] = ()) -> Registry:
+    def load(cls, sidecars: Sequence[Path] = (), *, tolerant: bool = False) -> Registry:
         """Read the metadata of what is installed, and the sidecar files. Imports no plugin.
 
         Raises:
             RegistryCollisionError: a name with two sources, or two sidecars of one name.
             RegistryError: a name that cannot be used, or a sidecar that cannot be read.
         """
-        return cls(plugin_entries(), read_sidecars(sidecars))
+        return cls(plugin_entries(), read_sidecars(sidecars), tolerant=tolerant)
 
     def workload(self, name: str) -> WorkloadEntry:
         """Where the workload is; its module is not imported."""
@@ -108,6 +123,11 @@ class Registry:
     def collector(self, name: str) -> str:
         """``name``, if there is such a collector."""
         return self._collectors.get(name)
+
+    def source_package(self, kind: Kind, name: str) -> str:
+        """Where a name comes from that is known, whether or not it can be loaded."""
+        catalogs: dict[Kind, Catalog[Any]] = dict(zip(KINDS, self._all, strict=True))
+        return catalogs[kind].source_package(name)
 
     def workload_names(self) -> list[str]:
         """Sorted; a name is here also when its module cannot be imported."""
@@ -131,12 +151,7 @@ class Registry:
         Imports the plugins of mitigations and environments, but no workload: of those, only the form of the target is
         checked.
         """
-        return [
-            *self._workloads.problems(),
-            *self._mitigations.problems(),
-            *self._environments.problems(),
-            *self._collectors.problems(),
-        ]
+        return [problem for catalog in self._all for problem in catalog.problems()]
 
 
 def get_mitigation(name: str, sidecars: Sequence[Path] = ()) -> Mitigation:
@@ -149,31 +164,33 @@ def get_environment(name: str, sidecars: Sequence[Path] = ()) -> Environment:
     return Registry.load(sidecars).environment(name)
 
 
-def _ready(name: str, value: T, source: str) -> Offer[T]:
-    return Offer(name, source, lambda: value)
+def _ready(name: str, value: T, source: str, source_package: str = BUILTIN_SOURCE) -> Offer[T]:
+    return Offer(name, source, source_package, lambda: value)
 
 
 def _workload(entry: PluginEntry) -> Offer[WorkloadEntry]:
-    return Offer(entry.name, entry.source, lambda: WorkloadEntry(entry.name, entry.target(), entry.distribution))
+    return _offer(entry, lambda: WorkloadEntry(entry.name, entry.target(), entry.distribution))
 
 
 def _plugin_mitigation(entry: PluginEntry) -> Offer[Mitigation]:
-    def load() -> Mitigation:
-        return mitigation_from(
-            entry.payload(), name=entry.name, source_package=entry.distribution, where=_where("mitigation", entry)
-        )
-
-    return Offer(entry.name, entry.source, load)
+    where = f"mitigation {entry.name!r} of {entry.source}"
+    return _offer(
+        entry,
+        lambda: mitigation_from(entry.payload(), name=entry.name, source_package=entry.distribution, where=where),
+    )
 
 
 def _plugin_environment(entry: PluginEntry) -> Offer[Environment]:
-    def load() -> Environment:
-        return environment_from(
-            entry.payload(), name=entry.name, source_package=entry.distribution, where=_where("environment", entry)
-        )
+    where = f"environment {entry.name!r} of {entry.source}"
+    return _offer(
+        entry,
+        lambda: environment_from(entry.payload(), name=entry.name, source_package=entry.distribution, where=where),
+    )
 
-    return Offer(entry.name, entry.source, load)
+
+def _collector(entry: PluginEntry) -> Offer[str]:
+    return _offer(entry, lambda: entry.name)
 
 
-def _where(kind: str, entry: PluginEntry) -> str:
-    return f"{kind} {entry.name!r} of {entry.source}"
+def _offer(entry: PluginEntry, load: Callable[[], T]) -> Offer[T]:
+    return Offer(entry.name, entry.source, entry.distribution, load)

@@ -26,11 +26,13 @@ class Mitigation:
         name: as it is typed; unique in a registry.
         env: variable -> value; empty for the mitigation that changes nothing.
         source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
+        read_by: the libraries that read the variables, in words; empty where that is not known.
     """
 
     name: str
     env: Mapping[str, str] = field(hash=False, repr=False)
     source_package: str
+    read_by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

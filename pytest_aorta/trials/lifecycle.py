@@ -12,6 +12,7 @@ from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.events import EndEvent, FailureData, Phase, Send
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.returned import CommandResult, NotAResult, result_to_plain
+from pytest_aorta.trials.step_clock import StepClock
 from pytest_aorta.trials.steps import StepCounter
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
@@ -40,6 +41,7 @@ class Lifecycle:
         self.steps = steps
         self.before_setup = before_setup
         self.workload: Any = None
+        self.clock = StepClock()
         #: What the last phase that failed has raised.
         self.error: BaseException | None = None
 
@@ -70,13 +72,14 @@ class Lifecycle:
         def body() -> None:
             self.before_setup()
             self.workload = self.cls(self.config)
-            report_progress_to(self.workload, self.send, self.steps)
+            report_progress_to(self.workload, self.send, self.steps, self.clock)
             self.workload.setup()
 
         return self._phase("setup", body, reraise)
 
     def run(self, *, reraise: bool = False) -> bool:
         """Run it; the ``end`` event carries the result as plain data."""
+        self.clock.start()
         return self._phase("run", lambda: self.workload.run(), reraise)
 
     def cleanup(self) -> bool:
@@ -97,6 +100,7 @@ class Lifecycle:
             result = body()
             if phase == "run":
                 end["result"] = result_to_plain(result)
+                end["result"]["step_times_ms"] = end["result"]["step_times_ms"] or self.clock.times_ms()
             if isinstance(result, CommandResult) and result.failure is not None:
                 end["failure"] = result.failure
             return True
@@ -111,12 +115,13 @@ class Lifecycle:
             self.send(end)
 
 
-def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> None:
+def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clock: StepClock | None = None) -> None:
     """Replace ``progress`` on the instance by a method that writes every step to ``steps`` and sends some as events.
 
     ``progress(None)``: something goes on, although no step is done.
     """
     last = alive = 0.0
+    report = StepClock().report if clock is None else clock.report
     count: Callable[[Any, Any], None] = (lambda step, total: None) if steps is None else StepCounter(steps).set
 
     def progress(step: int | None, total: int | None = None) -> None:
@@ -129,7 +134,9 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> 
             if now - alive >= _PROGRESS_INTERVAL:
                 alive = now
                 send({"type": "alive"})
-        elif now - last >= _PROGRESS_INTERVAL:
+            return
+        report(step, now)
+        if now - last >= _PROGRESS_INTERVAL:
             last = now
             step, total = int(step), None if total is None else int(total)
             count(step, total)
@@ -143,7 +150,12 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None) -> 
 
 def failure_of(error: BaseException, phase: Phase) -> FailureData:
     """The failure of a phase that has raised."""
-    failure = exit_failure(phase, None, describe_exception(error))
+    described = describe_exception(error)
+    if isinstance(error, AssertionError):
+        from pytest_aorta.trials.assertions import explained  # only here: most trials need no parser
+
+        described = explained(error, described)
+    failure = exit_failure(phase, None, described)
     failure["at"] = time.time()
     if isinstance(error, CommandNotFound):
         del failure["traceback"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,6 +26,9 @@ from pytest_aorta.trials.limits import Limits
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
 ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"]
+
+#: Characters of a failure's message in the representation of a record.
+_REPR = 200
 
 #: Validation context of data that ``to_dict`` gave, as opposed to values.
 ENCODED = "encoded"
@@ -126,6 +130,11 @@ class ResultRecord(_Record):
     main_work_started: bool | None = None
     executed_iterations: int | None = None
     configured_iterations: int | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        """What is known."""
+        unknown = ResultRecord(passed=self.passed)
+        return ((name, value) for name, value in self if name == "passed" or value != getattr(unknown, name))
 
 
 class Failure(_Record):
@@ -354,6 +363,14 @@ class TrialResult(_Record):
         if status != "ok" and (status == "timeout") is not (failure.kind in ("timeout", "stall")):
             raise ValueError(f"exit_status is {status!r}, but failure.kind is {failure.kind!r}")
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        """Which trial it is and how it ended: an assertion about it shows this, and no value of a variable."""
+        yield "trial_id", self.trial_id
+        yield "exit_status", self.exit_status
+        if self.failure is not None:
+            text = ": ".join(filter(None, (self.failure.type, self.failure.message)))
+            yield "failure", text if len(text) <= _REPR else f"{text[:_REPR]}..."
 
     @property
     def restarts(self) -> int:

@@ -22,7 +22,7 @@ class WorkloadResult:
         first_failure_iteration: index of the first failing iteration, ``None`` without one.
         failure_details: one mapping per failure; free keys.
         total_iterations: iterations that the workload counts as done.
-        step_times_ms: duration of every step, in milliseconds.
+        step_times_ms: duration of every step, in milliseconds; without it, those between calls of ``progress``.
         elapsed_sec: duration of the main work, in seconds; 0 when not measured.
         metrics: any further values; numbers are best.
         main_work_started: ``False`` when the run ended before its main work; ``None`` when not tracked.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -75,9 +74,14 @@ def items_of(pytester: pytest.Pytester) -> list[GeneratedFunction]:
 
 def test_repr_exception_info_shows_a_text_as_it_is_and_survives_xdist(pytester: pytest.Pytester) -> None:
     """Without ``_pytest._code.code``, a failed trial is shown with a traceback through the plugin, or not at all."""
-    config = pytester.parseconfig()
+    config = pytester.parseconfigure()
     report = pytest.TestReport(
-        "aorta::w[a]", ("generated.txt", 0, "w"), {}, "failed", longrepr_of("first\nsecond", Path("w.py")), "call"
+        "aorta::w[a]",
+        ("generated.txt", 0, "w"),
+        {},
+        "failed",
+        longrepr_of("first\nsecond", "w.py", None, "first"),
+        "call",
     )
 
     plain = config.hook.pytest_report_to_serializable(config=config, report=report)
@@ -92,7 +96,7 @@ def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pyt
     shown = io.StringIO()
     writer = pytester.parseconfigure().get_terminal_writer()
     writer._file = shown
-    found = with_lines(longrepr_of("first\nsecond", Path("w.py")), ["and 3 more"])
+    found = with_lines(longrepr_of("first\nsecond", "w.py", None, "first"), ["and 3 more"])
     found.toterminal(writer)
     with_lines("a text", ["and 4 more"]).toterminal(writer)
 
@@ -108,7 +112,7 @@ def test_lines_come_below_a_failure_whatever_it_is_shown_as(pytester: pytest.Pyt
 
 def test_what_the_terminal_reporter_writes_to_can_be_replaced(pytester: pytest.Pytester) -> None:
     """Without ``TerminalWriter._file``, the live view cannot make room for what pytest writes, and is in its way."""
-    config = pytester.parseconfig()
+    config = pytester.parseconfigure()
     file = io.StringIO()
     set_terminal_file(config, file)
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.failure_text import failure_text, tail_of
+from pytest_aorta.plugin.failure_text import failure_text, short_reason, tail_of
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
@@ -47,7 +47,7 @@ def record(status: str = "workload_failed", **fields: Any) -> TrialResult:
 
 
 def text_of(trial: TrialResult, results: Path) -> list[str]:
-    return failure_text(trial, results, PLACE, item()).splitlines()
+    return failure_text(trial, PLACE.file_in(results), item()).splitlines()
 
 
 def test_the_first_line_is_the_reason_and_the_last_ones_say_where_and_how_again(tmp_path: Path) -> None:
@@ -123,6 +123,33 @@ def test_the_ends_of_logs_that_have_one_are_shown(tmp_path: Path) -> None:
     start = lines.index("--- end of stderr (trial_3/stderr.log) ---")
     assert lines[start : start + 4] == ["--- end of stderr (trial_3/stderr.log) ---", "warning", "error", ""]
     assert not any("stdout" in line or "gone" in line for line in lines)
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [("all", 2), ("stdout", 1), ("stderr", 1), ("log", 0), ("no", 0)])
+def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, shown: int) -> None:
+    folder = PLACE.file_in(tmp_path).parent / "trial_3"
+    folder.mkdir(parents=True)
+    artifacts = {name: f"trial_3/{name}.log" for name in ("stdout", "stderr")}
+    for name in artifacts:
+        (folder / f"{name}.log").write_text("a line\n")
+    asked = item()
+    asked.config.option.showcapture = wanted
+    text = failure_text(record(artifacts=artifacts), PLACE.file_in(tmp_path), asked)
+    assert text.count("a line") == text.count("--- end of") == shown
+    assert wanted == "all" or f"end of {wanted}" in text or not shown
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ({"kind": "signal", "message": "ended by SIGSEGV in run()"}, "ended by SIGSEGV in run()"),
+        ({"kind": "exception", "type": "E", "message": "one\ntwo"}, "E: one"),
+        ({"kind": "exception", "type": "AssertionError", "message": ""}, "AssertionError"),
+        ({"kind": "exception", "type": "E", "message": "\x1b[2J"}, "E: \N{REPLACEMENT CHARACTER}[2J"),
+    ],
+)
+def test_the_short_summary_begins_with_what_has_failed(failure: dict[str, str], reason: str) -> None:
+    assert short_reason(record(failure={"phase": "run", **failure})) == f"{reason} (workload_failed in run)"
 
 
 def test_of_a_long_log_only_the_end_is_read_and_shown(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_aorta.option_table import OPTIONS, Option
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OPTIONS, Option, OptionError, is_mentioned, read_selection
+from pytest_aorta.plugin.options import OptionError, is_mentioned, read_selection
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from support.stage import Stage
 
@@ -151,3 +153,22 @@ def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage)
     result.stdout.no_fnmatch_line("*noise*")
     result.stderr.no_fnmatch_line("*noise*")
     assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
+
+
+def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
+    stage.write(
+        repro="""
+        class Fails:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): raise ValueError("no")
+        """
+    )
+    outside = stage.run("repro.py", "--pdb").stdout.str()
+    [hint] = [line for line in outside.splitlines() if "To debug inside: " in line]
+    assert outside.index(hint) < outside.index("entering PDB")
+    command = shlex.split(hint.partition("To debug inside: ")[2])
+    inside = stage.run(*command[1:])
+    inside.stdout.fnmatch_lines(["*entering PDB*", "> *repro.py(4)run()"])
+    inside.stdout.no_fnmatch_line("*To debug inside*")
+    stage.run("repro.py").stdout.no_fnmatch_line("*To debug inside*")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.options import OPTIONS
+from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.rerun_command import rerun_line
 
 NODE_ID = "aorta::fsdp[local-none-3]"

@@ -20,7 +20,7 @@ GLIBC = platform.libc_ver()[0] == "glibc"
 
 def seen_by_a_process_with(mitigation: str, code: str, **ambient: str) -> str:
     """What ``code`` prints in an interpreter that was started with the mitigation's variables."""
-    controlled = {variable for env in BUILTIN_MITIGATIONS.values() for variable in env}
+    controlled = {variable for built_in in BUILTIN_MITIGATIONS for variable in built_in.env}
     environ = {variable: value for variable, value in os.environ.items() if variable not in controlled}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -35,17 +35,21 @@ def seen_by_a_process_with(mitigation: str, code: str, **ambient: str) -> str:
 def test_every_builtin_mitigation_meets_the_rules_for_plugins() -> None:
     registry = Registry.load()
 
-    for name, env in BUILTIN_MITIGATIONS.items():
-        checked = mitigation_from(env, name=name, source_package="pytest-aorta", where=name)
-        assert registry.mitigation(name) == checked
+    for each in BUILTIN_MITIGATIONS:
+        checked = mitigation_from(each.env, name=each.name, source_package="pytest-aorta", where=each.name)
+        assert registry.mitigation(each.name) == checked
 
 
 def test_the_mitigation_none_sets_nothing_and_no_other_one_does_so() -> None:
-    assert [name for name, env in BUILTIN_MITIGATIONS.items() if not env] == ["none"]
+    assert [each.name for each in BUILTIN_MITIGATIONS if not each.env] == ["none"]
+
+
+def test_of_every_builtin_mitigation_it_is_said_what_reads_its_variables() -> None:
+    assert [each.name for each in BUILTIN_MITIGATIONS if not each.read_by] == ["none"]
 
 
 def test_no_two_builtin_mitigations_are_the_same_under_two_names() -> None:
-    counted = Counter(tuple(sorted(env.items())) for env in BUILTIN_MITIGATIONS.values())
+    counted = Counter(tuple(sorted(each.env.items())) for each in BUILTIN_MITIGATIONS)
 
     assert [env for env, count in counted.items() if count > 1] == []
 

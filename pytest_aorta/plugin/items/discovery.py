@@ -143,30 +143,31 @@ def _classes(module: ast.Module) -> list[tuple[ast.ClassDef, dict[str, bool]]]:
     def methods(node: ast.ClassDef, seen: frozenset[str]) -> dict[str, bool]:
         found: dict[str, bool] = {}
         for base in reversed(node.bases):
-            name = _last_name(base)
+            name = last_name(base)
             if name in classes and name not in seen:
                 found.update(methods(classes[name], seen | {name}))
             elif name == "Workload":
                 found.update(setup=True, run=True, **{_DECLARED: False})
         for part in node.body:
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[part.name] = _is_abstract(part)
+                found[part.name] = is_abstract(part)
         return found
 
     return [(node, methods(node, frozenset({node.name}))) for node in classes.values()]
 
 
-def _is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """By its decorator, or because all it does is to raise NotImplementedError."""
-    if any(_last_name(mark) == "abstractmethod" for mark in function.decorator_list):
+    if any(last_name(mark) == "abstractmethod" for mark in function.decorator_list):
         return True
     last = function.body[-1]
     raised = last.exc if isinstance(last, ast.Raise) else None
     raised = raised.func if isinstance(raised, ast.Call) else raised
-    return raised is not None and len(function.body) <= 2 and _last_name(raised) == "NotImplementedError"
+    return raised is not None and len(function.body) <= 2 and last_name(raised) == "NotImplementedError"
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """``Workload`` of ``Workload`` and of ``pytest_aorta.Workload``; empty for anything else."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

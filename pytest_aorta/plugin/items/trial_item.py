@@ -13,7 +13,7 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, failure_text
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, failure_of
 from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
@@ -129,7 +129,7 @@ class TrialItem(GeneratedFunction):
             raise
         if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
-            failure = TrialFailed(self._failure_text(record))
+            failure = self._failure(record)
             raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 
     def _finish(self) -> None:
@@ -162,10 +162,10 @@ class TrialItem(GeneratedFunction):
             raise TrialFailed(f"a warning, turned into an error: {error}") from None
         # After an interruption there is no report that could show it, and pytest's own end must not fail with it.
         if record.failure is not None and record.failure.phase == "cleanup" and run.interrupted is None:
-            raise TrialFailed(self._failure_text(record))
+            raise self._failure(record)
 
-    def _failure_text(self, record: TrialResult) -> str:
-        return failure_text(record, run_of(self.config).results, self.paths, self)
+    def _failure(self, record: TrialResult) -> TrialFailed:
+        return failure_of(record, run_of(self.config).results, self.paths, self)
 
     def visible_traceback(self, traceback: Any) -> Any:
         """Without isolation, a traceback begins with the workload and not with the callers of it."""

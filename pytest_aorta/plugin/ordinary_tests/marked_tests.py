@@ -16,6 +16,8 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
+from pytest_aorta.plugin.refusals import MARKER
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of
@@ -95,6 +97,7 @@ class RunTrial:
         extra_env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         index: int = 0,
+        **unknown: NoReturn,
     ) -> TrialResult:
         """Run one trial in a separate process and wait for its end.
 
@@ -113,6 +116,7 @@ class RunTrial:
                 a ``RegistryError``.
         """
         __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_run", self.__call__, unknown)
         run = self.run
         steps = valid.taken(valid.optional(valid.positive_int), steps, "steps")
         timeout = valid.taken(valid.optional(valid.seconds), timeout, "timeout")
@@ -135,6 +139,9 @@ class RunTrial:
         watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
         spec = replace(spec, trial_index=index, watched=tuple(watched))
         return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
+
+    def __repr__(self) -> str:
+        return "aorta_run"  # in assertions: what pytest shows of aorta_run(...)
 
     @property
     def run(self) -> Run:
@@ -232,9 +239,11 @@ class MarkedTrial:
         steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         extra_env: Mapping[str, str] | None = None,
+        **unknown: NoReturn,
     ) -> TrialResult:
         """Run a workload in this trial's cell; arguments as of ``aorta_run``."""
         __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_trial", self.__call__, unknown)
         return self._run(
             workload,
             steps=steps,
@@ -244,6 +253,9 @@ class MarkedTrial:
             extra_env=extra_env,
             index=self.index,
         )
+
+    def __repr__(self) -> str:
+        return "aorta_trial"
 
 
 def _without(node_id: str, label: str) -> str:
@@ -289,10 +301,10 @@ def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
     for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
         problem = _problem(marker)
         if problem is not None:
-            _refuse(metafunc, f"@pytest.mark.aorta {problem}")
+            _refuse(metafunc, f"{MARKER} {problem}")
         problem = _name_problem(run, marker.kwargs, "trials=")
         if problem is not None:
-            _refuse(metafunc, f"@pytest.mark.aorta: {problem}")
+            _refuse(metafunc, f"{MARKER}: {problem}")
         given.update(marker.kwargs)
     if "trials" in given:
         given["trials"] = valid.positive_int(given["trials"])

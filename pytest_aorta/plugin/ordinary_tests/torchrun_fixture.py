@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_aorta import option_values as valid
 from pytest_aorta.launch.child.script import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.ordinary_tests.marked_tests import in_a_process, shortened
 from pytest_aorta.plugin.ordinary_tests.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
@@ -44,6 +45,7 @@ class RunTorchrun:
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         mitigations: Sequence[str] = ("none",),
+        **unknown: NoReturn,
     ) -> TorchrunResult:
         """Run a script in separate processes and wait for their end. What it does is in the result, not an exception.
 
@@ -64,6 +66,7 @@ class RunTorchrun:
             LaunchModeError: pytest is a rank itself, or there are too few devices.
         """
         __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_torchrun", self.__call__, unknown)
         _check_number("nproc", nproc, 1)
         _check_number("max_restarts", max_restarts, 0)
         if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):

@@ -266,7 +266,7 @@ def test_unknown_name_in_a_marker_is_an_error_of_the_collection(
 ) -> None:
     with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked({argument}):\n    pass\n")
     result = echo.run_here("test_it.py")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
     result.stdout.no_fnmatch_line("*marked_tests.py*")
     result.stdout.no_fnmatch_line("During handling *")
@@ -275,8 +275,8 @@ def test_unknown_name_in_a_marker_is_an_error_of_the_collection(
 def test_so_is_one_in_an_option_that_a_marked_test_follows(echo: Stage) -> None:
     with_tests(echo, "\ndef test_follows(aorta_trial):\n    pass\n")
     result = echo.run_here("test_it.py", "--aorta-mitigations", "tf32of")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["test_it.py::test_follows: unknown mitigation 'tf32of'; available: *'tf32_off'[?]"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: unknown mitigation 'tf32of'; available: *'tf32_off'[?]"])
 
 
 def test_wrong_argument_of_a_trial_is_refused_in_the_words_of_the_options(echo: Stage) -> None:

@@ -1,0 +1,79 @@
+"""A file from which nothing was collected, although trials were wanted: what its classes lack is said."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.plugin.items.discovery import workload_classes
+from pytest_aorta.plugin.items.nearly_workloads import what_lacks
+
+CASES = {
+    "no run": ("class A:\n    def setup(self): pass", "A has no run()"),
+    "no setup": ("class A:\n    def run(self): pass", "A has no setup()"),
+    "base in another file": (
+        "from common.base import Base\nclass A(Base):\n    def run(self): pass",
+        "A has no setup() in this file, and its base Base is in another one (common.base)",
+    ),
+    "all in another file": (
+        "from .base import MyWorkload as Work, MyWorkload\nclass A(MyWorkload): pass",
+        "A has no setup() and no run() in this file, and its base MyWorkload is in another one (.base)",
+    ),
+    "base in the file": (
+        "class A:\n    def run(self): pass\nclass B(A): pass",
+        "A has no setup(); B has no setup()",
+    ),
+    "abstract": (
+        "class A:\n    def setup(self): pass\n    def run(self):\n        'doc'\n        raise NotImplementedError",
+        "A does not define run()",
+    ),
+    "declared and abstract": (
+        "import abc\nfrom pytest_aorta import Workload\nclass A(Workload):\n    def setup(self): pass\n"
+        "    @abc.abstractmethod\n    def run(self): ...",
+        "A does not define run()",
+    ),
+    "private": ("class _A:\n    def setup(self): pass\n    def run(self): pass", "_A begins with an underscore"),
+    "another class": ("class A:\n    def fit(self): pass", "A: neither setup() nor run()"),
+    "two other classes": ("class A: pass\nclass B: pass", "A, B: neither setup() nor run()"),
+    "a script": ("import sys\nprint(sys.argv)", "it defines no class; a script runs as it is with --aorta-command"),
+    "circular": ("class A(B):\n    def run(self): pass\nclass B(A): pass", "A has no setup(); B has no setup()"),
+}
+
+
+@pytest.mark.parametrize(("source", "said"), CASES.values(), ids=CASES)
+def test_what_a_class_lacks_is_said(tmp_path: Path, source: str, said: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert what_lacks(path).startswith(said)
+    assert list(workload_classes(path)) == []
+
+
+@pytest.mark.parametrize("source", ["import sys", "class A:\n    def fit(self): pass", "class A(B): pass", "def f(:"])
+def test_where_no_trials_were_asked_for_nothing_is_said_of_what_is_not_like_a_workload(
+    tmp_path: Path, source: str
+) -> None:
+    path = tmp_path / "helpers.py"
+    path.write_text(source)
+    assert what_lacks(path, wanted=False) == ""
+
+
+@pytest.mark.parametrize("options", [("--aorta-trials", "2"), (), ("--collect-only",), ("-n", "1")], ids=" ".join)
+def test_it_stands_where_pytest_says_that_it_has_collected_nothing(stage: Stage, options: tuple[str, ...]) -> None:
+    stage.write_file("my repro.py", textwrap.dedent(CASES["no run"][0]))
+    result = stage.run("my repro.py", *options)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["no workload in my repro.py: A has no run(). A workload has setup() and run(), *"])
+
+
+def test_a_script_is_said_to_be_one_only_if_trials_were_asked_for(stage: Stage) -> None:
+    stage.write(train="print('training')")
+    asked = stage.run("train.py", "--aorta-trials", "2")
+    asked.stdout.fnmatch_lines(["no workload in train.py: it defines no class; *"])
+    stage.run("train.py").stdout.no_fnmatch_line("*workload*")
+    stage.write(test_train="def test_it(): pass")
+    result = stage.run("train.py", "test_train.py", "--aorta-trials", "2")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*no workload*")

@@ -1,0 +1,105 @@
+"""What a plain ``pip install .`` brings is what the package imports."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from support.fake_distributions import write_distribution
+from support.pip_environments import copy_of_this_project, environ_without_this_run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli", reason="reads pyproject.toml")
+
+ROOT = Path(__file__).parents[1]
+
+#: Where an import is of something that only the extra ``report`` brings.
+REPORT = "pytest_aorta/triage/report/"
+
+
+@functools.cache
+def imported() -> frozenset[tuple[str, str]]:
+    """Top-level module and importing file of every import, lazy ones and those for types included."""
+    found = set()
+    for folder in ("pytest_aorta", "workloads"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.level == 0:
+                    names = [node.module or ""]
+                found |= {(name.partition(".")[0], path.relative_to(ROOT).as_posix()) for name in names}
+    return frozenset(found)
+
+
+def declared(extra: str | None = None) -> set[str]:
+    """Modules that a plain install brings, or that an extra adds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+
+
+def needed(files: re.Pattern[str]) -> set[str]:
+    """Modules of other distributions that files import."""
+    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names}
+    return {module.removeprefix("_") for module, path in imported() if files.match(path) and module not in own}
+
+
+def test_what_is_declared_is_what_is_imported() -> None:
+    optional = declared("report")
+    assert needed(re.compile("")) - optional == declared()
+
+
+def test_only_the_report_needs_an_extra() -> None:
+    assert needed(re.compile(f"(?!{REPORT})")) & declared("report") == set()
+    assert declared("report") <= needed(re.compile(REPORT))
+
+
+@pytest.mark.slow
+def test_a_torch_that_is_there_is_left_alone(pytester: pytest.Pytester) -> None:
+    """A stand-in for a ROCm build of torch, which no index here has: metadata are all that pip looks at."""
+    folder = pytester.path
+    venv.create(folder / "venv", with_pip=True)
+    [site] = (folder / "venv").glob("lib/python*/site-packages")
+    write_distribution(site, "torch", {}, version="2.9.1+rocm6.4")
+    constraints = ROOT / "constraints.txt"
+
+    assert "torch" not in would_install(folder)
+    # What the page says not to do: of constraints.txt, the version of torch counts as well.
+    assert would_install(folder, "-c", str(constraints))["torch"].startswith("2.13")
+    without = "".join(line for line in constraints.open() if not line.startswith("torch=="))
+    (folder / "others.txt").write_text(without)
+    found = would_install(folder, "-c", "others.txt")
+    assert "torch" not in found
+    assert found["pydantic"] == re.search(r"^pydantic==(.*)$", without, re.MULTILINE)[1]  # type: ignore[index]
+
+
+def would_install(folder: Path, *options: str) -> dict[str, str]:
+    """Name -> version of what ``pip install .`` of a copy of this project would install."""
+    project, report = folder / "project", folder / "report.json"
+    if not project.exists():
+        copy_of_this_project(project)
+    command = [folder / "venv/bin/python", "-m", "pip", "install", "--dry-run", "--quiet", "--report", report]
+    done = subprocess.run(
+        [*map(str, command), *options, str(project)],
+        env=environ_without_this_run(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No matching distribution found" in done.stderr or "ConnectionError" in done.stderr:
+        pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return {
+        entry["metadata"]["name"].lower(): entry["metadata"]["version"]
+        for entry in json.loads(report.read_text())["install"]
+    }

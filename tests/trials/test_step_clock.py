@@ -1,0 +1,85 @@
+"""A workload that returns no step times has those between its reports of steps."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.stage import Stage
+
+from pytest_aorta.trials.step_clock import KEPT, StepClock
+
+
+def clocked(*reports: tuple[object, float]) -> list[float]:
+    clock = StepClock()
+    clock.start()
+    for step, at in reports:
+        clock.report(step, at)
+    return clock.times_ms()
+
+
+@given(st.lists(st.tuples(st.integers(-3, 30), st.floats(0, 10)), max_size=20))
+def test_the_times_are_those_between_two_reports_of_which_the_second_is_higher(gaps: list[tuple[int, float]]) -> None:
+    moments = list(itertools.accumulate(gap for _, gap in gaps))
+    reports = [(step, moment) for (step, _), moment in zip(gaps, moments, strict=True)]
+    expected = [
+        (moment - before) * 1000 / (step - last)
+        for (last, before), (step, moment) in itertools.pairwise(reports)
+        for _ in range(last, step)
+    ]
+    assert clocked(*reports) == pytest.approx(expected, abs=1e-6)
+
+
+def test_reports_before_run_do_not_count() -> None:
+    clock = StepClock()
+    clock.report(1, 0.0)
+    clock.report(2, 1.0)
+    clock.start()
+    clock.report(3, 5.0)
+    assert clock.times_ms() == []
+
+
+def test_steps_that_would_have_to_be_waited_for_have_no_times() -> None:
+    assert clocked((1, 0.0), (2, 1.0), ("3", 2.0), (4, 3.0), (5, 4.0)) == []
+
+
+def test_of_many_steps_times_from_the_whole_run_are_kept() -> None:
+    times = clocked(*((step, step**2 / 1000) for step in range(5 * KEPT)))
+    assert KEPT / 2 <= len(times) <= KEPT
+    assert times == sorted(times)
+    assert times[0] == 1.0
+    assert times[-1] > 2 * (5 * KEPT - 20)
+    assert len(clocked((0, 0.0), (10**15, 1.0))) <= KEPT
+
+
+WORKLOAD = """
+class Reports:
+    def __init__(self, config): self.given = config.get("given")
+    def setup(self):
+        self.progress(7)
+    def run(self):
+        for step in range(1, 6):
+            self.progress(step, 5)
+        return {"passed": True, "step_times_ms": [2.5] * 3 if self.given else []}
+
+class Silent(Reports):
+    def run(self): return {"passed": True}
+"""
+
+
+def test_the_record_and_the_table_have_them_where_the_workload_returns_none(stage: Stage) -> None:
+    stage.write(reports=WORKLOAD)
+    result = stage.run("reports.py", "--aorta-trials", "2")
+    result.assert_outcomes(passed=4)
+    records = {path: record["result"] for path, record in stage.trials().items()}
+    assert len(records["Reports/trial_0.json"]["step_times_ms"]) == 4
+    assert records["Silent/trial_0.json"]["step_times_ms"] == []
+    result.stdout.fnmatch_lines(["cell * step ms", "Reports local-none  0 of 2 * *[0-9]", "Silent local-none *-"])
+
+
+def test_those_that_it_returns_come_first(stage: Stage) -> None:
+    stage.write(reports=WORKLOAD)
+    stage.run("reports.py", "--aorta-config", "given=true").assert_outcomes(passed=2)
+    assert stage.trial("Reports/trial_0.json")["result"]["step_times_ms"] == [2.5] * 3
