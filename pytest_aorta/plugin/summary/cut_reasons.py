@@ -34,7 +34,13 @@ def cut_reasons(terminal: pytest.TerminalReporter, width: int, environ: Mapping[
             if getattr(report, "aorta", None) is None or crash is None:
                 continue
             reason = crash.message.partition("\n")[0]
-            room = width - _BESIDES - terminal_width(str(terminal.config.cwd_relative_nodeid(report.nodeid)))
+            room = width - _BESIDES - terminal_width(_shown_id(terminal.config, str(report.nodeid)))
             if room < min(_ENOUGH, terminal_width(reason)):
                 lines.append(f"{report.nodeid.rpartition('::')[2]}: {reason}")
     return lines
+
+
+def _shown_id(config: pytest.Config, nodeid: str) -> str:
+    """A node id as the summary shows it: relative to the folder that pytest was started in."""
+    path, separator, name = nodeid.partition("::")
+    return os.path.relpath(config.rootpath / path, config.invocation_params.dir) + separator + name
