@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run
-from pytest_aorta.plugin.failure_text import TrialFailed, shown_failure
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -57,6 +57,14 @@ def pytest_configure_node(node: Any) -> None:
         "each": place_under_each(node),
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups of trials go on without the one that has killed its worker."""
+    from pytest_aorta.plugin.group_schedulers import group_scheduler
+
+    return group_scheduler(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -125,8 +133,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        report.longrepr = shown_failure(call.excinfo.value, item)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, TrialBroken):
+        error = error.failure
+    if isinstance(error, TrialFailed):
+        report.longrepr = shown_failure(error, item)
     elif report.failed and call.when != "teardown" and item.stash.get(PAYLOAD, None) is not None:
         from pytest_aorta.plugin.ordinary_tests.failed_trials import add_failed_trials
 
@@ -139,6 +150,10 @@ def pytest_runtest_makereport(
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
         report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
+        if report.when == "teardown" and item.config.getoption("htmlpath", None):
+            from pytest_aorta.plugin.report_details import links_of
+
+            report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
 
 

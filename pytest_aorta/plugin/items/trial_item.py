@@ -13,11 +13,12 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.failure_text import TrialFailed, failure_of
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, failure_of
 from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
 from pytest_aorta.plugin.repeats import Occurrence
+from pytest_aorta.plugin.report_details import add_details
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn, without_exit_status
 from pytest_aorta.plugin.sigterm import reason_of
@@ -98,7 +99,9 @@ class TrialItem(GeneratedFunction):
         if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
             run.runner.store.retire(self.paths)
         self.stash[PAYLOAD] = ReportPayload()
-        run.keep(self, self.paths, self.completed(lost_record(self.spec, lost)))
+        record = self.completed(lost_record(self.spec, lost))
+        run.keep(self, self.paths, record)
+        add_details(self, record, run.results, self.paths)
 
     def completed(self, record: TrialResult) -> TrialResult:
         """The record of a trial that could not be started, with all that this item knows of it."""
@@ -132,7 +135,8 @@ class TrialItem(GeneratedFunction):
             raise
         if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
-            raise self._failure(record)
+            failure = self._failure(record)
+            raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 
     def _finish(self) -> None:
         """Wait until the trial is over, and have its record reported with the teardown.
@@ -157,6 +161,7 @@ class TrialItem(GeneratedFunction):
             run.keep(self, self.paths, running.finish(), running.resumed)  # with the result, if there is one already
             raise
         run.keep(self, self.paths, record, running.resumed)
+        add_details(self, record, run.results, self.paths)
         try:
             warn(self, record.warnings)
         except pytest.PytestWarning as error:
@@ -179,7 +184,9 @@ class TrialItem(GeneratedFunction):
 
 @pytest.mark.aorta
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
-    """The test function of every trial: its argument is the fixture that every trial uses."""
+    # The test function of every trial: its argument is the fixture that every trial uses. Reporters such as allure's
+    # would show a docstring as the description of each trial.
+    pass
 
 
 def items_of(plan: Plan, module_of: ModuleOf) -> Iterator[TrialItem]:
@@ -203,13 +210,18 @@ def item_of(
     item.spec, item.paths_of = spec, paths_of
     item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
     # At construction, so that even the report of a crashed worker's last item says which trial it was.
-    item.user_properties += [
+    item.user_properties += properties_of(spec)
+    return item
+
+
+def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
+    """What reports say of a trial that has not begun."""
+    return [
         ("aorta_trial_id", spec.trial_id),
         ("aorta_workload", spec.workload.name),
         ("aorta_environment", spec.environment.name),
         ("aorta_mitigations", "+".join(spec.mitigations)),
     ]
-    return item
 
 
 def prefetch(session: pytest.Session, run: Run) -> None:

@@ -133,11 +133,14 @@ class TrialWriter:
             return ""
         return f"; kept in {path}"
 
-    def write_lost(self, nodeid: str, why: str, repeat: int = 0) -> None:
-        """Record an item whose process died before it could report; ``repeat``: which one of its trial it was."""
+    def write_lost(self, nodeid: str, why: str, repeat: int = 0) -> tuple[TrialSpec, TrialPaths] | None:
+        """Record an item whose process died before it could report; its trial, ``None`` where it is none.
+
+        ``repeat``: which one of its trial it was.
+        """
         found = self._find(nodeid)
         if found is None:
-            return  # no trial
+            return None
         from pytest_aorta.launch.record import logs_in, lost_record
 
         spec, paths = found[0], found[1].repeated(repeat)
@@ -145,6 +148,7 @@ class TrialWriter:
         logs = logs_in(paths.folder_in(self.store.results))
         lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
+        return spec, paths
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""
