@@ -66,12 +66,13 @@ class TrialRunner:
         known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
         for spec in plan.trials:
             other = known.get(spec.workload.name)
-            if other is not None:
+            if other is not None and other != spec.workload:
                 raise PlanError(
                     f"two workloads are named {other.name!r}: {other.target} and {spec.workload.target}; "
                     "give one of the classes another name with a class attribute `name`"
                 )
-        self.plans.append(plan)
+        if all(other.digest != plan.digest for other in self.plans):  # else its file was given twice
+            self.plans.append(plan)
 
     @property
     def engine(self) -> TrialEngine:

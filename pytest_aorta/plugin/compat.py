@@ -117,6 +117,28 @@ def terminal_file(config: pytest.Config) -> TextIO | None:
     return config.get_terminal_writer()._file if type(reporter) is pytest.TerminalReporter else None
 
 
+def native_ini_value(config: pytest.Config, name: str) -> Any:
+    """A value of pytest 9's native TOML as the text, or the list of texts, that an ini file would have.
+
+    pytest refuses a number or a switch where texts are declared. A value that has no text, such as a table, is as it
+    stands.
+    """
+    found = config._inicfg[name]
+    value = getattr(found, "value", found)
+    return [_as_text(each) for each in value] if isinstance(value, list) else _as_text(value)
+
+
+def _as_text(value: object) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def has_no_summary(terminal: pytest.TerminalReporter) -> bool:
+    """``--no-summary``; a reporter of another plugin may not know it."""
+    return bool(getattr(terminal, "no_summary", False))
+
+
 def set_terminal_file(config: pytest.Config, file: TextIO) -> None:
     """Have pytest's terminal reporter write to another file."""
     config.get_terminal_writer()._file = file

@@ -48,6 +48,21 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
         self.reason = reason or text.partition("\n")[0]
 
 
+class TrialBroken(Exception):
+    """A trial that did not run, as its item's outcome: the workload is not what failed.
+
+    Not a ``pytest.fail``: allure's report calls such a test failed, and one that ends with any other exception broken.
+    """
+
+    def __init__(self, failure: TrialFailed) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+# Reporters print the name of the class with that of its module.
+TrialFailed.__module__ = TrialBroken.__module__ = "builtins"
+
+
 def failure_of(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> TrialFailed:
     """How a trial has failed, as the outcome of its item."""
     text = failure_text(record, paths.file_in(results), item)

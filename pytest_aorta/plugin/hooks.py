@@ -20,7 +20,7 @@ from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
 )
 from pytest_aorta.plugin.late_hooks import TRIALS, register_hooks
 from pytest_aorta.plugin.options import add_options, is_mentioned
-from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, is_worker
+from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, is_worker, place_under_each
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +70,10 @@ def pytest_configure_node(node: Any) -> None:
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.history import stamp
 
-        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
+        node.workerinput["aorta"] = {
+            "stamp": node.config.stash.setdefault(STAMP, stamp()),
+            "each": place_under_each(node),
+        }
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -52,7 +52,7 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
     return any(
         getattr(config.option, option.ini, None) is not None
         or environ.get(option.variable)
-        or config.getini(option.ini)
+        or _ini_value(config, option.ini)
         for option in OPTIONS
     )
 
@@ -208,13 +208,27 @@ def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> 
         given = [part for part in re.split(option.separator, text) if part.strip()] if option.repeat else text
         source = f"the environment variable {option.variable}"
     if given is None:
-        given = config.getini(option.ini) or None
+        given = _ini_value(config, option.ini) or None
         source = f"{option.ini} in {config.inipath}"
     if given is None or given == []:
         return None
     texts = given if isinstance(given, list) else [given]
+    if not all(isinstance(text, str) for text in texts) or (isinstance(given, list) and not option.repeat):
+        raise OptionError(f"{source}: {given!r} is not valid; expected a text, a number, true or false")
     parsed = tuple(_parse(option, text, source) for text in texts)
     return parsed if option.repeat else parsed[0]
+
+
+def _ini_value(config: pytest.Config, name: str) -> Any:
+    """Of a declared ini option."""
+    import pytest  # is there, but not needed to declare options
+
+    try:
+        return config.getini(name)
+    except (TypeError, pytest.UsageError):  # native TOML; which of them depends on the version of pytest
+        from pytest_aorta.plugin.compat import native_ini_value
+
+        return native_ini_value(config, name)
 
 
 def _parse(option: Option, text: str, source: str) -> Any:

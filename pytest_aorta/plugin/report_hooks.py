@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin.compat import has_no_summary
 from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.last_failed import remember
 from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
+
+_LOST = "the xdist worker that ran this trial died"
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,6 +35,8 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self.open: dict[str, None] = {}
         self._folded: FoldedSummary | None = None
+        #: Exit statuses by node id, where pytest-html is to show them.
+        self._ended: dict[str, str] = {}
         #: Path of the report that was written, as it was given.
         self._report = ""
         #: Those of the actions of recipes.
@@ -127,12 +132,22 @@ class ReportHooks:
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
             self._writer_of(report.nodeid).write_report(report)
             self.gating.see(report)
+            if report.when == "teardown" and self.config.getoption("htmlpath", None):
+                self._ended[report.nodeid] = report.aorta["exit_status"] or ""
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """Record the item that an xdist worker has died of."""
+    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
+        """Record the item that an xdist worker has died of, and report an error: the workload is not what failed."""
         self.open.pop(crashitem, None)
-        self._writer_of(crashitem).write_lost(crashitem, "the xdist worker that ran this trial died")
+        from pytest_aorta.plugin.xdist_roles import place_under_each
+
+        worker, _ = place_under_each(report.node) or (0, 1)
+        writer = self._writer_of(crashitem)
+        found = writer.write_lost(crashitem, _LOST, worker)
+        if found is not None:
+            from pytest_aorta.plugin.lost_workers import describe_lost
+
+            describe_lost(report, _LOST, *found, writer.store.results)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
@@ -166,13 +181,15 @@ class ReportHooks:
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
         """Show one or two of many trials that have failed alike."""
-        if "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
+        # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
+        is_pytests = isinstance(terminalreporter, pytest.TerminalReporter)
+        if is_pytests and "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
             self._folded = FoldedSummary(terminalreporter, self.writer.alike)
             self._folded.begin()
         try:
             return (yield)
         finally:
-            if "writer" in self.__dict__:
+            if is_pytests and "writer" in self.__dict__:
                 for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
                     terminalreporter.write_line(line)
             if self._folded is not None:
@@ -191,7 +208,7 @@ class ReportHooks:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not terminalreporter.no_summary and terminalreporter.verbosity > -2:
+        if "writer" in self.__dict__ and not has_no_summary(terminalreporter) and self.config.get_verbosity() > -2:
             for writer in self._writers:
                 writer.print_summary(terminalreporter)
             if self.config.get_verbosity() >= 0:
@@ -208,6 +225,20 @@ class ReportHooks:
             self.gating.print(terminalreporter)
             if self._report:
                 terminalreporter.write_line(f"report: {self._report}")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_header(self, cells: list[str]) -> None:
+        """In pytest-html's table, columns for cell and status."""
+        from pytest_aorta.plugin.report_details import html_header
+
+        html_header(cells)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
+        """pytest-html writes the rows of a test when its last report has come."""
+        from pytest_aorta.plugin.report_details import html_row
+
+        html_row(report, self._ended.get(report.nodeid, ""), cells)
 
     def _write_report(self, run: Run) -> None:
         """``--aorta-report``; not in a run that has ended before its first trial."""

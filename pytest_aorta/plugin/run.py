@@ -14,6 +14,7 @@ from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
+from pytest_aorta.plugin.repeats import Occurrences
 from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
+
+#: Property of a report: how the item's trial has ended; of several trials, the last one.
+EXIT_STATUS = "aorta_exit_status"
 
 RUN = pytest.StashKey["Run"]()
 
@@ -67,6 +71,7 @@ class Run:
         self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
+        self.occurrences = Occurrences(config)
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
@@ -108,6 +113,12 @@ class Run:
         if self.watcher is not None:
             self.watcher.trial_started(trial, paths)
 
+    def end_processes(self, why: str) -> None:
+        """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
+        self.unreported += self.prefetcher.close(why)
+        for runner in (self.runner, *self.further_runners.values()):
+            runner.close()
+
     def close(self) -> None:
         """End all processes."""
         for runner in (self.runner, *self.further_runners.values()):
@@ -131,18 +142,22 @@ class Run:
         paths: TrialPaths,
         extra_env: Mapping[str, str],
         key: CellKey | None = None,
+        *,
+        again: bool = False,
     ) -> RunningTrial:
         """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
+
+        ``again``: whether the item has run before in this run; then nothing that is there stands for it.
 
         Raises:
             pytest.skip.Exception: no more trials of the cell ``key`` are needed.
         """
-        running = self.prefetcher.take(item.nodeid) if not extra_env else None
+        running = self.prefetcher.take(item.nodeid) if not extra_env and not paths.repeat else None
         if running is not None:
             return running
         spec = replace(spec, overlay={**spec.overlay, **extra_env})
         deadline = deadline_of(item, spec)
-        earlier = self.runner.find(spec, paths, deadline)
+        earlier = self.runner.find(spec, paths, deadline) if not again else None
         if earlier is not None:
             return earlier
         if key is not None:
@@ -163,7 +178,7 @@ class Run:
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)
-        item.user_properties.append(("aorta_exit_status", record.exit_status))
+        item.user_properties = [*without_exit_status(item), (EXIT_STATUS, record.exit_status)]
         if not is_worker(self.config):  # a worker's last report may be lost, and then so is its process
             self.unreported.append(trial)
 
@@ -171,6 +186,11 @@ class Run:
         """Start nothing more: pytest itself was interrupted."""
         self.interrupted = why
         self.prefetcher.interrupt(why)
+
+
+def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
+    """The properties of an item but those of its trials, which may be of an earlier time that it ran."""
+    return [(name, value) for name, value in item.user_properties if name != EXIT_STATUS]
 
 
 def warn(item: pytest.Item, texts: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.current_run import current_run, current_runs
-from pytest_aorta.plugin.failure_text import TrialFailed, shown_failure
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
 
@@ -47,6 +47,7 @@ def select(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
     from pytest_aorta.plugin.run import run_of
+    from pytest_aorta.plugin.xdist_roles import place_under_each
 
     run = run_of(node.config)
     folder = run.stopping.folder
@@ -54,8 +55,17 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
+        "each": place_under_each(node),
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups of trials go on without the one that has killed its worker."""
+    from pytest_aorta.plugin.group_schedulers import group_scheduler
+
+    return group_scheduler(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -88,9 +98,9 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before the first item: refuse what would prevent every trial."""
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Before the first item, refuse what would prevent every trial; end all processes before coverage is combined."""
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
@@ -98,6 +108,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         from pytest_aorta.plugin.preflight import check_trials
 
         check_trials(session)
+    result = yield
+    run = current_run(session.config)
+    if run is not None and session.config.pluginmanager.has_plugin("_cov"):
+        # A zygote writes its data when it ends. pytest-cov's wrapper, which is around this one, combines those that
+        # are there when the loop is over; later ones would be left as files.
+        run.end_processes("the run ended before its item")
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -117,8 +134,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, TrialFailed):
-        report.longrepr = shown_failure(call.excinfo.value, item)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, TrialBroken):
+        error = error.failure
+    if isinstance(error, TrialFailed):
+        report.longrepr = shown_failure(error, item)
     elif report.failed and call.when != "teardown" and item.stash.get(PAYLOAD, None) is not None:
         from pytest_aorta.plugin.ordinary_tests.failed_trials import add_failed_trials
 
@@ -131,6 +151,10 @@ def pytest_runtest_makereport(
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
         report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
+        if report.when == "teardown" and item.config.getoption("htmlpath", None):
+            from pytest_aorta.plugin.report_details import links_of
+
+            report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
 
 

@@ -39,6 +39,17 @@ def test_run_of(config: pytest.Config) -> str | None:
     return found.get("testrunuid")
 
 
+def place_under_each(node: Any) -> tuple[int, int] | None:
+    """Which of xdist's workers a node is, and of how many, where each of them runs every item; else ``None``.
+
+    One that takes the place of a crashed worker has that one's number. Names of workers may have any digits, or none.
+    """
+    if node.config.getoption("dist", "no") != "each":
+        return None
+    specs = node.nodemanager.specs
+    return next(number for number, spec in enumerate(specs) if spec is node.gateway.spec), len(specs)
+
+
 def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
     """The number of this xdist worker, from 0, and of how many; 0 and 1 in any other process."""
     found: Mapping[str, Any] = getattr(config, "workerinput", {})

@@ -21,7 +21,7 @@ from pytest_aorta.workspace.paths import HISTORY
 _FILE = re.compile(r"trial_(\d+)\.json")
 
 #: Folders beside a trial file, with what the trial has left: another run of pytest-aorta, perhaps.
-_ARTIFACTS = re.compile(r"(trial_\d+)(?:\.(?:rank|node)_\d+)?")
+_ARTIFACTS = re.compile(r"(trial_\d+)(?:\.repeat_\d+)?(?:\.(?:rank|node)_\d+)?")
 
 _TRIAL_ID = re.compile(r"_d(\d{1,9})_m(\d{1,9})_t\d+$")
 

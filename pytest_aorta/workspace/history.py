@@ -14,13 +14,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_of
 
 #: Earlier records of a trial that are kept.
 KEPT_RECORDS = 10
 
-#: A file or a folder of a trial in the history; the number is that of one that was moved there again by the same run.
-_PART = re.compile(r"(?P<trial>trial_\d+)(?:\.json|\.(?:rank|node)_\d+)?(?:~(?P<number>\d+))?")
+#: A file or a folder of a trial in the history.
+_PART = re.compile(r"(?P<trial>trial_\d+(?:\.repeat_\d+)?)(?:\.json|\.(?:rank|node)_\d+)?")
 
 
 def stamp() -> str:
@@ -60,12 +60,11 @@ def retire(
     present = [part for part in parts if os.path.lexists(results / part)]
     if not present:
         return
-    folder = results / HISTORY / run
-    targets = _free(folder, parts)
+    folder = _free(results / HISTORY, run, parts)
     (folder / parts[0]).parent.mkdir(parents=True, exist_ok=True)
     for part in present:
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            (results / part).rename(targets[part])
+            (results / part).rename(folder / part)
 
 
 def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
@@ -74,23 +73,42 @@ def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
     return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
 
 
+def repeats(folder: Path, before: float) -> dict[str, list[int]]:
+    """Which repeats of each trial there are in a folder that were written before a time, in seconds since the epoch."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for path in folder.glob("trial_*.repeat_*.json"):
+        number = repeat_of(PurePosixPath(path.name))
+        if number and path.lstat().st_mtime < before:
+            found[path.name.partition(".")[0]].append(number)
+    return found
+
+
 def trials_with_further_folders(folder: Path) -> set[str]:
     """Names, without a suffix, of the trials in a folder that have artifacts from further ranks and nodes."""
-    return {path.name.partition(".")[0] for kind in ("rank", "node") for path in folder.glob(f"trial_*.{kind}_*")}
+    return {path.name.rpartition(".")[0] for kind in ("rank", "node") for path in folder.glob(f"trial_*.{kind}_*")}
 
 
-def _free(folder: Path, parts: Collection[PurePosixPath]) -> dict[PurePosixPath, Path]:
-    """Where parts of a trial may go: by their names, or all by ``name~1``, ... (a trial that ran twice in one run)."""
+def _free(history: Path, run: str, parts: Collection[PurePosixPath]) -> Path:
+    """The folder that parts of a trial go to: ``<run>``, or where they are there already ``<run>~1``, ...
+
+    They keep their names, and so a record names its own artifacts.
+    """
     for number in itertools.count():
-        targets = {part: folder / part.with_name(f"{part.name}~{number}" if number else part.name) for part in parts}
-        if not any(map(os.path.lexists, targets.values())):
-            return targets
+        folder = history / (f"{run}~{number}" if number else run)
+        if not any(os.path.lexists(folder / part) for part in parts):
+            return folder
     raise AssertionError
+
+
+def _order(run: str) -> tuple[str, int]:
+    """Sorts the folders of runs by time: ``<run>~10`` comes after ``<run>~2``."""
+    name, _, number = run.partition("~")
+    return name, int(number) if number.isdecimal() else 0
 
 
 def retired_file(results: Path, paths: TrialPaths, run: str) -> Path:
     """Where the file of a trial goes that another run has started again meanwhile; its folder is made."""
-    target = _free(results / HISTORY / run, [paths.file])[paths.file]
+    target = _free(results / HISTORY, run, [paths.file]) / paths.file
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
@@ -145,7 +163,8 @@ def _prune_alone(history: Path, runs: Collection[str], kept: int) -> None:
 def prune(results: Path, run: str, kept: int) -> int:
     """Remove all but the newest ``kept`` earlier records, of every trial that ``run`` has added one of; how many."""
     history, removed = results / HISTORY, 0
-    runs = sorted(path.name for path in history.glob("*")) if (history / run).is_dir() else []
+    runs = sorted((path.name for path in history.glob("*")), key=_order) if (history / run).is_dir() else []
+    # What is in its further folders is of trials that are in the first one as well.
     for name, folders, files in os.walk(history / run):
         folder = Path(name).relative_to(history / run)
         added = {found["trial"] for found in map(_PART.fullmatch, [*folders, *files]) if found and folder.parts}
@@ -162,15 +181,15 @@ def _versions(
     history: Path, runs: Collection[str], folder: Path, trials: Collection[str]
 ) -> Iterator[list[list[Path]]]:
     """Of each trial, its earlier records from the oldest on, each as all its files and folders."""
-    found: dict[str, dict[tuple[str, int], list[Path]]] = {trial: defaultdict(list) for trial in trials}
+    found: dict[str, dict[str, list[Path]]] = {trial: defaultdict(list) for trial in trials}
     for run in runs if found else ():
         with contextlib.suppress(OSError):
             for name in os.listdir(history / run / folder):
                 part = _PART.fullmatch(name)
                 if part is not None and part["trial"] in found:
-                    found[part["trial"]][run, int(part["number"] or 0)].append(history / run / folder / name)
+                    found[part["trial"]][run].append(history / run / folder / name)
     for versions in found.values():
-        yield [versions[key] for key in sorted(versions)]
+        yield list(versions.values())
 
 
 def _remove(parts: Collection[Path], history: Path) -> None:

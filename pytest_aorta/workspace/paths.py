@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -31,6 +31,15 @@ class TrialPaths:
         """The artifacts folder, with the file's stem."""
         return self.file.with_suffix("")
 
+    @property
+    def repeat(self) -> int:
+        """Which repeat of the trial in one run this is; 0 for the trial itself."""
+        return repeat_of(self.file)
+
+    def repeated(self, number: int) -> TrialPaths:
+        """Paths of the trial's repeat ``number``: ``trial_<T>.repeat_<N>.json``; 0 is the trial itself."""
+        return replace(self, file=self.file.with_name(f"{self.file.stem}.repeat_{number}.json")) if number else self
+
     def folder_of(self, rank: int, kind: PartKind = "rank") -> PurePosixPath:
         """The artifacts folder of a rank, or node, that is a pytest process itself: number 0 has the trial's own."""
         return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.{kind}_{rank}")
@@ -42,6 +51,15 @@ class TrialPaths:
     def folder_in(self, results: Path, rank: int = 0, kind: PartKind = "rank") -> Path:
         """Path of the artifacts folder."""
         return results / self.folder_of(rank, kind)
+
+
+_REPEAT = re.compile(r"trial_\d+\.repeat_(\d+)\.json")
+
+
+def repeat_of(file: PurePosixPath) -> int:
+    """Which repeat of a trial has this file; 0 for the trial itself."""
+    found = _REPEAT.fullmatch(file.name)
+    return int(found[1]) if found else 0
 
 
 def trial_paths(workload: str, cell: str | None, trial_index: int) -> TrialPaths:

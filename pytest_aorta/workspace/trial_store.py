@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.probe.packages import read_package_list, write_package_list
 from pytest_aorta.workspace import cells, history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json
-from pytest_aorta.workspace.paths import PartKind, TrialPaths
+from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
 from pytest_aorta.workspace.resume import KEPT, read_kept, read_record, reasons_against, retitle
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class TrialStore:
         self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
         #: Trials with folders of further ranks or nodes, by folder; each is read once as well.
         self._further: dict[PurePosixPath, set[str]] = {}
+        #: Repeats of trials that an earlier run has left, by folder and trial.
+        self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
 
     @property
     def is_writer(self) -> bool:
@@ -105,10 +107,12 @@ class TrialStore:
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
-        if planned and not self.resume and {paths.file for paths in planned} == self.written:
+        trials = {file for file in self.written if not repeat_of(file)}
+        if planned and not self.resume and {paths.file for paths in planned} == trials:
             workloads = {paths.file.parts[0] for paths in planned}
             with locked(self.results):
-                history.retire_others(self.results, workloads, planned, self.stamp, self._begun)
+                kept = {*planned, *map(TrialPaths, self.written)}
+                history.retire_others(self.results, workloads, kept, self.stamp, self._begun)
 
     def settle(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.
@@ -162,9 +166,21 @@ class TrialStore:
                     target = self._target(paths, result)
                     if target is not None:
                         temporary.rename(target)
+                    if not paths.repeat:
+                        self._retire_repeats(paths)
             self._remove_temporary(paths.file)
         finally:
             self.written.add(paths.file)
+
+    def _retire_repeats(self, paths: TrialPaths) -> None:
+        """Move aside what an earlier run has left of a trial's repeats."""
+        folder = paths.file.parent
+        if folder not in self._repeats:
+            self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
+        for number in self._repeats[folder].pop(paths.file.stem, ()):
+            repeat = paths.repeated(number)
+            if repeat.file not in self.written:
+                history.retire(self.results, repeat, self.stamp)
 
     def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
         """Where a record goes, which is free then; ``None`` for nowhere."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,9 @@ from pytest_aorta.plugin.compat import (
     SkippedItem,
     fixture_definitions,
     general_timeout,
+    has_no_summary,
     longrepr_of,
+    native_ini_value,
     set_terminal_file,
     terminal_file,
     terminal_width,
@@ -213,3 +215,18 @@ def test_a_skip_of_ours_is_a_skip() -> None:
 def test_width_of_a_text_in_a_terminal() -> None:
     """Without it, the table at the end is out of line where names are not ASCII."""
     assert [terminal_width(text) for text in ("", "abc", "漢字", "a\u0301")] == [0, 3, 4, 1]
+
+
+def test_values_of_native_toml_are_texts(pytester: pytest.Pytester) -> None:
+    """``Config._inicfg``: without it, numbers in a pytest.toml end pytest with an error."""
+    if pytest.version_tuple < (9, 0):
+        pytest.skip("pytest has native TOML since 9.0")
+    pytester.makefile(".toml", pytest="[pytest]\naorta_trials = 3\naorta_resume = true\naorta_config = ['a=1']")
+    config = pytester.parseconfig()
+    values = [native_ini_value(config, f"aorta_{name}") for name in ("trials", "resume", "config")]
+    assert values == ["3", "true", ["a=1"]]
+
+
+def test_a_reporter_that_does_not_know_no_summary() -> None:
+    """As pytest-tldr's is: the table would end in an AttributeError."""
+    assert not has_no_summary(cast("pytest.TerminalReporter", object()))

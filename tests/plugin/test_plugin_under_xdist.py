@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,18 @@ def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
     assert text.count('<property name="aorta_exit_status" value="ok"') == 3
 
 
-def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
+@pytest.mark.parametrize(
+    "dist",
+    [
+        "load",
+        "loadfile",
+        pytest.param("loadscope", marks=pytest.mark.slow),
+        pytest.param("loadgroup", marks=pytest.mark.slow),
+        pytest.param("worksteal", marks=pytest.mark.slow),
+    ],
+)
+def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str) -> None:
+    options = ("--dist", dist, "--junitxml", "out.xml")
     faulty.write(
         conftest="""
         import os
@@ -97,8 +109,18 @@ def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
                 os.kill(os.getpid(), 9)
         """
     )
-    result = faulty.run("--aorta-workload", "passes", "--aorta-trials", "5", "-n", "2")
-    result.assert_outcomes(passed=4, failed=1)
+    result = faulty.run("--aorta-workload", "passes", "--aorta-trials", "5", "-n", "2", *options)
+    # The workload is not what failed.
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of passes?local-none-2?*", "*the xdist worker that ran this*"])
+    properties = {
+        each.attrib["name"]: each.attrib["value"]
+        for case in ElementTree.parse(faulty.path / "out.xml").iter("testcase")
+        if case.attrib["name"] == "passes[local-none-2]"
+        for each in case.iter("property")
+    }
+    assert properties["aorta_exit_status"] == "infrastructure_failed"
+    assert properties["aorta_trial_file"] == str(faulty.results / "passes/trial_2.json")
     assert list(faulty.statuses().values()) == ["ok", "ok", "infrastructure_failed", "ok", "ok"]
     trial = faulty.trial("passes/trial_2.json")
     assert trial["failure"]["message"] == "the xdist worker that ran this trial died"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,18 @@ def copy_of_this_project(folder: Path) -> Path:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def environment_beside_this_run(folder: Path, *packages: str) -> Path:
+    """An environment with all that this run has, torch with it, and further packages; its Python.
+
+    What is installed here is found there by its paths, and neither copied nor changed.
+    """
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    (installed,) = folder.glob("lib/python*/site-packages")
+    # Again, for what these paths' own files name.
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
+    (installed / "this_run.pth").write_text("\n".join([str(ROOT), *lines, ""]))
+    pip(python, "install", "-c", str(ROOT / "constraints.txt"), *packages)
+    return python

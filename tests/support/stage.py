@@ -257,7 +257,7 @@ def _result(ret: int, stdout: bytes, stderr: bytes, seconds: float) -> pytest.Ru
 
 
 def _is_trial(path: str) -> bool:
-    return re.search(r"(^|/)trial_\d+\.json$", path) is not None
+    return re.search(r"(^|/)trial_\d+(\.repeat_\d+)?\.json$", path) is not None
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,11 @@ def test_of_one_run_the_last_record_of_a_trial_is_kept_and_the_others_move_aside
     for host in ("first", "second", "third"):
         store.write(PATHS, record(host=host))
 
-    assert tree(tmp_path) == {".history/now/probe/trial_0.json": "first", "probe/trial_0.json": "third"}
-    assert len(list((tmp_path / ".history" / "now" / "probe").iterdir())) == 2
+    assert tree(tmp_path) == {
+        ".history/now/probe/trial_0.json": "first",
+        ".history/now~1/probe/trial_0.json": "second",
+        "probe/trial_0.json": "third",
+    }
 
 
 def test_a_resumed_result_is_only_renamed(tmp_path: Path) -> None:
@@ -193,3 +197,22 @@ def test_a_file_that_cannot_be_written_counts_as_one_of_the_run(tmp_path: Path) 
         store.write(PATHS, record())
 
     assert store.written == {PATHS.file}
+
+
+def test_repeats_of_an_earlier_run_move_aside_with_its_trial_and_those_of_this_run_stay(tmp_path: Path) -> None:
+    old, mine = PATHS.repeated(1), PATHS.repeated(2)
+    for paths in (old, mine):
+        TrialStore(tmp_path, "before").write(paths, record(host="old"))
+        os.utime(paths.file_in(tmp_path), (1, 1))
+    store = TrialStore(tmp_path, "now")
+    store.retire(mine)
+    store.write(mine, record(host="mine"))
+
+    store.write(PATHS, record(host="new"))
+
+    assert tree(tmp_path) == {
+        f".history/now/{old.file}": "old",
+        f".history/now/{mine.file}": "old",
+        str(mine.file): "mine",
+        str(PATHS.file): "new",
+    }

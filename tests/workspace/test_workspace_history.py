@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from pytest_aorta.workspace import history
-from pytest_aorta.workspace.history import prune, retire, retire_others, stamp
+from pytest_aorta.workspace.history import prune, retire, retire_others, stamp, trials_with_further_folders
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 
@@ -84,19 +84,20 @@ def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trial_that_runs_again_in_one_run_gets_another_name_in_the_history(tmp_path: Path) -> None:
+def test_a_trial_that_runs_again_in_one_run_gets_another_folder_in_the_history(tmp_path: Path) -> None:
     for attempt in ("first", "second", "third"):
         fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
         (tmp_path / "w/trial_0.json").write_text(attempt)
         retire(tmp_path, trial_paths("w", None, 0), "run1")
 
-    moved = tree(tmp_path / ".history/run1")
+    moved = tree(tmp_path / ".history")
     assert {name: content for name, content in moved.items() if "json" in name} == {
-        "w/trial_0.json": "first",
-        "w/trial_0.json~1": "second",
-        "w/trial_0.json~2": "third",
+        "run1/w/trial_0.json": "first",
+        "run1~1/w/trial_0.json": "second",
+        "run1~2/w/trial_0.json": "third",
     }
-    assert {"w/trial_0/stdout.log", "w/trial_0~1/stdout.log", "w/trial_0~2/stdout.log"} < set(moved)
+    # A record names its artifacts by the name that it has itself.
+    assert {f"{run}/w/trial_0/stdout.log" for run in ("run1", "run1~1", "run1~2")} < set(moved)
 
 
 def test_artifacts_without_a_file_move_as_well(tmp_path: Path) -> None:
@@ -129,9 +130,9 @@ def test_a_file_that_another_process_has_moved_meanwhile_is_none_of_ours(
     fill(tmp_path, "w/trial_0.json")
     real = history._free
 
-    def meanwhile(folder: Path, parts: Collection[PurePosixPath]) -> dict[PurePosixPath, Path]:
+    def meanwhile(folder: Path, run: str, parts: Collection[PurePosixPath]) -> Path:
         (tmp_path / "w/trial_0.json").unlink()
-        return real(folder, parts)
+        return real(folder, run, parts)
 
     monkeypatch.setattr(history, "_free", meanwhile)
 
@@ -232,13 +233,17 @@ def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) ->
     assert sorted(tree(tmp_path).values()) == sorted(contents)
 
 
-def test_a_file_and_its_artifacts_have_one_number(tmp_path: Path) -> None:
+def test_a_file_and_its_artifacts_have_one_folder(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0.json")
     retire(tmp_path, trial_paths("w", None, 0), "run1")
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
     retire(tmp_path, trial_paths("w", None, 0), "run1")
 
-    assert list(tree(tmp_path / ".history/run1/w")) == ["trial_0.json", "trial_0.json~1", "trial_0~1/stdout.log"]
+    assert set(tree(tmp_path / ".history")) == {
+        "run1/w/trial_0.json",
+        "run1~1/w/trial_0.json",
+        "run1~1/w/trial_0/stdout.log",
+    }
 
 
 def retire_often(results: Path, times: int) -> None:
@@ -264,13 +269,13 @@ def test_of_every_trial_the_newest_earlier_records_are_kept(tmp_path: Path) -> N
 
 
 def test_records_of_one_run_count_one_by_one(tmp_path: Path) -> None:
-    for content in "abc":
+    for content in "abcdefghijkl":
         fill(tmp_path, "w/trial_0.json")
         (tmp_path / "w/trial_0.json").write_text(content)
         retire(tmp_path, trial_paths("w", None, 0), "run1")
 
-    assert prune(tmp_path, "run1", 2) == 1
-    assert tree(tmp_path / ".history/run1/w") == {"trial_0.json~1": "b", "trial_0.json~2": "c"}
+    assert prune(tmp_path, "run1", 3) == 9
+    assert tree(tmp_path / ".history") == {f"run1~{n}/w/trial_0.json": "abcdefghijkl"[n] for n in (9, 10, 11)}
 
 
 def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
@@ -292,3 +297,21 @@ def test_a_workload_named_like_a_trial_is_pruned_as_any_other(tmp_path: Path) ->
 
     assert prune(tmp_path, "run1", 1) == 1
     assert list(tree(tmp_path)) == [".history/run1/trial_0/trial_0.json"]
+
+
+def test_repeats_of_a_trial_are_moved_and_kept_apart(tmp_path: Path) -> None:
+    trial = trial_paths("w", None, 0)
+    for run in range(3):
+        for paths in (trial, trial.repeated(1)):
+            fill(tmp_path, str(paths.file), f"{paths.folder}/stdout.log", f"{paths.folder}.rank_1/stdout.log")
+        retire(tmp_path, trial, f"run{run}")
+        assert (tmp_path / trial.repeated(1).file).exists()
+        assert trials_with_further_folders(tmp_path / "w") == {"trial_0.repeat_1"}
+        retire(tmp_path, trial.repeated(1), f"run{run}")
+
+    assert prune(tmp_path, "run2", 1) == 4
+    kept = ["", ".rank_1"]
+    assert set(tree(tmp_path)) == {
+        *(f".history/run2/w/trial_0{repeat}.json" for repeat in ("", ".repeat_1")),
+        *(f".history/run2/w/trial_0{repeat}{rank}/stdout.log" for repeat in ("", ".repeat_1") for rank in kept),
+    }

@@ -43,6 +43,11 @@ class SelectedTrials(pytest.Collector):
 def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
     """The items of a plan: its trials, or what searches with them."""
     run = run_of(collector.config)
+    if (count := collector.config.getoption("count", 1)) != 1 and collector.config.pluginmanager.has_plugin("repeat"):
+        raise collector.CollectError(
+            f"--count {count} of pytest-repeat repeats test functions, and trials are none; "
+            f"for {count} trials of every cell: --aorta-trials {count}"
+        )
     if not run.selection.minimize:
         return list(items_of(plan, module_of))
     from pytest_aorta.plugin.items.minimize import minimize_items

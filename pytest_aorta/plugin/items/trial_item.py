@@ -13,12 +13,14 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.failure_text import TrialFailed, failure_of
+from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, failure_of
 from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
 from pytest_aorta.plugin.items.user_code import installed_modules, user_code
 from pytest_aorta.plugin.prefetch import QueuedTrial
+from pytest_aorta.plugin.repeats import Occurrence
+from pytest_aorta.plugin.report_details import add_details
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
-from pytest_aorta.plugin.run import Run, run_of, warn
+from pytest_aorta.plugin.run import Run, run_of, warn, without_exit_status
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import round_of
@@ -38,6 +40,8 @@ class TrialItem(GeneratedFunction):
 
     spec: TrialSpec
     running: RunningTrial | None = None
+    #: Which one in this run it is, once it has begun.
+    occurrence = Occurrence()
 
     #: Gives the trial's paths: most items are only collected, and have none.
     paths_of: Callable[[TrialSpec], TrialPaths]
@@ -56,7 +60,10 @@ class TrialItem(GeneratedFunction):
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
         run = self.trial_run
         self.stash[PAYLOAD] = ReportPayload()
-        if not run.has_result(self) and not run.prefetcher.is_running(self.nodeid):
+        self.user_properties = without_exit_status(self)
+        self.occurrence = run.occurrences.next(self)
+        self.paths = self.paths_of(self.spec).repeated(self.occurrence.number)
+        if (self.occurrence.again or not run.has_result(self)) and not run.prefetcher.is_running(self.nodeid):
             run.stopping.check(cell_of(self.spec), round_of(self) or "")
         try:
             super().setup()
@@ -85,7 +92,7 @@ class TrialItem(GeneratedFunction):
     def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
         """Start the trial, and ahead of their items those that may be."""
         prefetch(self.session, run)
-        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec))
+        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec), again=self.occurrence.again)
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
         """Record a trial that has no process: its fixtures failed, or it cannot be started."""
@@ -97,7 +104,9 @@ class TrialItem(GeneratedFunction):
         if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
             run.runner.store.retire(self.paths)
         self.stash[PAYLOAD] = ReportPayload()
-        run.keep(self, self.paths, self.completed(lost_record(self.spec, lost)))
+        record = self.completed(lost_record(self.spec, lost))
+        run.keep(self, self.paths, record)
+        add_details(self, record, run.results, self.paths)
 
     def completed(self, record: TrialResult) -> TrialResult:
         """The record of a trial that could not be started, with all that this item knows of it."""
@@ -131,7 +140,8 @@ class TrialItem(GeneratedFunction):
             raise
         if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
-            raise self._failure(record)
+            failure = self._failure(record)
+            raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 
     def _finish(self) -> None:
         """Wait until the trial is over, and have its record reported with the teardown.
@@ -156,6 +166,7 @@ class TrialItem(GeneratedFunction):
             run.keep(self, self.paths, running.finish(), running.resumed)  # with the result, if there is one already
             raise
         run.keep(self, self.paths, record, running.resumed)
+        add_details(self, record, run.results, self.paths)
         try:
             warn(self, record.warnings)
         except pytest.PytestWarning as error:
@@ -178,7 +189,9 @@ class TrialItem(GeneratedFunction):
 
 @pytest.mark.aorta
 def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
-    """The test function of every trial: its argument is the fixture that every trial uses."""
+    # The test function of every trial: its argument is the fixture that every trial uses. Reporters such as allure's
+    # would show a docstring as the description of each trial.
+    pass
 
 
 def items_of(plan: Plan, module_of: ModuleOf) -> Iterator[TrialItem]:
@@ -202,13 +215,18 @@ def item_of(
     item.spec, item.paths_of = spec, paths_of
     item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
     # At construction, so that even the report of a crashed worker's last item says which trial it was.
-    item.user_properties += [
+    item.user_properties += properties_of(spec)
+    return item
+
+
+def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
+    """What reports say of a trial that has not begun."""
+    return [
         ("aorta_trial_id", spec.trial_id),
         ("aorta_workload", spec.workload.name),
         ("aorta_environment", spec.environment.name),
         ("aorta_mitigations", "+".join(spec.mitigations)),
     ]
-    return item
 
 
 def prefetch(session: pytest.Session, run: Run) -> None:
@@ -222,6 +240,8 @@ def prefetch(session: pytest.Session, run: Run) -> None:
         if not isinstance(item, TrialItem) or item.trial_run is not run:
             continue
         if item.spec.execution.isolation == "none" or item.spec.origin is not None:
+            continue
+        if run.occurrences.copies(item) > 1:  # which of them pytest comes to first is not known
             continue
         code = next(user_code(item, installed), None)
         if code is not None:

@@ -19,7 +19,7 @@ from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.refusals import MARKER
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
-from pytest_aorta.plugin.run import run_of, warn
+from pytest_aorta.plugin.run import run_of, warn, without_exit_status
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.triage.facts import CellKey
@@ -85,6 +85,8 @@ class RunTrial:
         #: What the trials of a marked test have in common, where its node id says more.
         self.test = item.nodeid
         item.stash[PAYLOAD] = ReportPayload()
+        item.user_properties = without_exit_status(item)
+        self.occurrence = self.run.occurrences.next(item)
 
     def __call__(
         self,
@@ -182,7 +184,7 @@ class RunTrial:
         else:
             # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
             key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.axes.mitigations else None
-            running = run.launch(self.item, spec, paths, self._extra_env, key)
+            running = run.launch(self.item, spec, paths, self._extra_env, key, again=self.occurrence.again)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -199,7 +201,8 @@ class RunTrial:
     def _next_paths(self, spec: TrialSpec) -> TrialPaths:
         first = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, 0)
         number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
-        return paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
+        paths = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
+        return paths.repeated(self.occurrence.number)
 
 
 def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:

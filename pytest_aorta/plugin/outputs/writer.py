@@ -103,6 +103,8 @@ class TrialWriter:
             self.run.unreported.remove(trial)
         self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
+        if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
+            return facts
         self.triage.add(facts)
         if self.decisions is not None and self.decisions.update(facts.key):
             decided = self.run.stopping.decided
@@ -132,18 +134,22 @@ class TrialWriter:
             return ""
         return f"; kept in {path}"
 
-    def write_lost(self, nodeid: str, why: str) -> None:
-        """Record an item whose process died before it could report."""
+    def write_lost(self, nodeid: str, why: str, repeat: int = 0) -> tuple[TrialSpec, TrialPaths] | None:
+        """Record an item whose process died before it could report; its trial, ``None`` where it is none.
+
+        ``repeat``: which one of its trial it was.
+        """
         found = self._find(nodeid)
         if found is None:
-            return  # no trial
+            return None
         from pytest_aorta.launch.record import logs_in, lost_record
 
-        spec, paths = found
+        spec, paths = found[0], found[1].repeated(repeat)
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
         lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
+        return spec, paths
 
     def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         """The trial of a node id."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.plugin.compat import with_lines
+from pytest_aorta.plugin.compat import has_no_summary, with_lines
 
 if TYPE_CHECKING:
     import pytest
@@ -51,7 +51,7 @@ class FoldedSummary:
     def end(self) -> None:
         """After that; its counts are of all reports."""
         self._terminal.stats.update(self._all)
-        if self._terminal.no_summary:
+        if has_no_summary(self._terminal):
             return
         lines = [
             fold.short_line

@@ -6,13 +6,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.summary.replay_text import replay_lines
 from pytest_aorta.plugin.summary.side_by_side import SideBySideLines, counted
 from pytest_aorta.plugin.summary.verdict_table import table_lines
+from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
     import pytest
@@ -58,12 +59,17 @@ class Summary:
         #: How many trials had a result already.
         self._resumed = 0
         self._replays: list[str] = []
+        #: How the repeats of trials have ended.
+        self._repeats: Counter[str] = Counter()
         #: Why other earlier results were not kept, and how many.
         self._not_kept: Counter[str] = Counter()
 
     def add(self, trial: FinishedTrial) -> None:
         """Count a trial."""
         result = trial.result
+        if repeat_of(PurePosixPath(trial.path)):
+            self._repeats[result["exit_status"]] += 1
+            return
         self._resumed += trial.resumed
         if result.get("replay_of"):
             self._replays += replay_lines(result, self._run.config.invocation_params.dir)
@@ -107,6 +113,10 @@ class Summary:
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)
+        if self._repeats:
+            what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
+            text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
+            terminal.write_line(f"{text} (for more trials: --aorta-trials)")
         if self._run.selection.resume:
             total = sum(cell.trials for cell in self._cells.values())
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")

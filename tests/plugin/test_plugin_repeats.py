@@ -1,0 +1,181 @@
+"""A trial that runs more than once in one run: every time has a file and a folder, and the table counts the first."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from support.stage import Stage
+from support.stage import counts as outcomes
+
+#: Fails when no trial has run before; says when it has run, and keeps a file.
+SECOND = """
+import os
+
+def first(name):
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return False
+    return True
+
+class Second:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        time = next(number for number in range(1, 100) if first(f"time_{number}"))
+        print("time", time)
+        with open(os.path.join(os.environ["AORTA_TRIAL_DIR"], "mine"), "w") as file:
+            file.write(str(time))
+        return {"passed": time > 1, "metrics": {"time": time}}
+"""
+
+#: As pytest-rerunfailures has a failed item run again: the very same one.
+AGAIN = """
+def pytest_runtest_protocol(item, nextitem):
+    from _pytest.runner import runtestprotocol
+    for _ in range(2):
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        reports = runtestprotocol(item, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if not any(report.failed for report in reports):
+            break
+    return True
+"""
+
+#: As flakefinder has items several times: shallow copies of them.
+COPIES = """
+import copy
+def pytest_collection_modifyitems(items):
+    for item in list(items):
+        items.append(copy.copy(item))
+        items[-1]._initrequest()
+"""
+
+
+@pytest.fixture
+def second(stage: Stage) -> Stage:
+    stage.write(second=SECOND)
+    return stage
+
+
+def assert_all_apart(stage: Stage, times: dict[str, int]) -> None:
+    """Every run of a trial has a file, with artifacts of its own that are what it has written; ``times`` by file."""
+    trials = stage.trials()
+    assert sorted(trials) == sorted(times)
+    for path, record in trials.items():
+        folder = (stage.results / path).parent
+        time = record["result"]["metrics"]["time"]
+        assert (folder / record["artifacts"]["stdout"]).read_text() == f"time {time}\n"
+        assert (folder / record["artifacts"]["files"] / "mine").read_text() == str(time)
+    assert sorted(record["result"]["metrics"]["time"] for record in trials.values()) == sorted(times.values())
+
+
+def failed_in_table(stage: Stage) -> list[tuple[int, int]]:
+    """Failures and counted trials of each cell."""
+    cells = json.loads((stage.results / "matrix.json").read_text())["cells"]
+    return [(cell["failures"], cell["counted"]) for cell in cells]
+
+
+def test_a_rerun_replaces_no_failure(second: Stage) -> None:
+    second.write(conftest=AGAIN)
+    done = second.run("second.py", "--junitxml", "out.xml")
+    assert outcomes(done) == {"failed": 1, "passed": 1}
+    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
+    assert failed_in_table(second) == [(1, 1)]
+    done.stdout.fnmatch_lines(["1 repeat of the same trials not in the table: 1 ok (for more trials: --aorta-trials)"])
+    for case in ElementTree.parse(second.path / "out.xml").iter("testcase"):
+        assert [each.get("name") for each in case.iter("property")].count("aorta_exit_status") == 1
+
+
+def test_a_resumed_failure_is_shown_again_and_its_rerun_runs(second: Stage) -> None:
+    second.write(conftest=AGAIN)
+    second.run("second.py")
+    second.run("second.py", "--aorta-resume")
+    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 3})
+    assert second.earlier() == ["Second/trial_0.repeat_1.json"]
+
+
+def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: Stage) -> None:
+    second.write(conftest=AGAIN)
+    second.run("second.py")
+    second.run("second.py")
+    assert second.files() == ["Second/trial_0.json"]
+    assert second.earlier() == ["Second/trial_0.json", "Second/trial_0.repeat_1.json"]
+    (history,) = (second.results / ".history").iterdir()
+    assert (history / "Second/trial_0.repeat_1/files/mine").read_text() == "2"
+
+
+@pytest.mark.parametrize("way", [(), pytest.param(("--aorta-slots", "2"), marks=pytest.mark.slow), ("-n", "2")])
+def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> None:
+    second.write(conftest=COPIES)
+    done = second.run("second.py", "--aorta-trials", "2", *way)
+    assert outcomes(done) == {"failed": 1, "passed": 3}
+    names = [f"Second/trial_{index}{repeat}.json" for index in range(2) for repeat in ("", ".repeat_1")]
+    assert_all_apart(second, dict(zip(names, (1, 2, 3, 4), strict=True)))
+    ((_, counted),) = failed_in_table(second)
+    assert counted == 2
+
+
+def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
+    assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
+    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
+    assert second.earlier() == []
+
+
+@pytest.mark.slow
+def test_with_dist_each_a_crashed_worker_loses_its_own_repeat_and_no_other(second: Stage) -> None:
+    """Whatever the workers are named."""
+    second.write(
+        conftest="""
+        import os, pytest
+
+        @pytest.fixture(autouse=True)
+        def die(worker_id):
+            if worker_id == "b7":
+                os.kill(os.getpid(), 9)
+        """
+    )
+    second.run("second.py", "--dist", "each", "--tx", "popen//id=a7", "--tx", "popen//id=b7")
+    statuses = second.statuses()
+    assert sorted(statuses) == ["Second/trial_0.json", "Second/trial_0.repeat_1.json"]
+    assert statuses["Second/trial_0.json"] == "workload_failed"
+    lost = second.trial("Second/trial_0.repeat_1.json")
+    assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
+
+
+def test_a_file_that_is_given_twice_runs_twice_where_pytest_is_asked_to(second: Stage) -> None:
+    assert outcomes(second.run("second.py", "second.py", "--keep-duplicates")) == {"failed": 1, "passed": 1}
+    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
+
+
+def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:
+    second.write(
+        conftest=AGAIN,
+        test_it="""
+        from second import Second
+        def test_it(aorta_run):
+            assert aorta_run(Second).result.passed
+        """,
+    )
+    assert outcomes(second.run("test_it.py")) == {"failed": 1, "passed": 1}
+    folder = "test_it.py@test_it/Second@local-none"
+    assert_all_apart(second, {f"{folder}/trial_0.json": 1, f"{folder}/trial_0.repeat_1.json": 2})
+    assert failed_in_table(second) == [(1, 1)]
+
+
+def test_the_count_of_pytest_repeat_is_refused(second: Stage) -> None:
+    second.write(
+        conftest="""
+        def pytest_addoption(parser):
+            parser.addoption("--count", default=1, type=int)
+        def pytest_configure(config):
+            config.pluginmanager.register(object(), "repeat")
+        """
+    )
+    done = second.run("second.py", "--count", "3")
+    done.stdout.fnmatch_lines(["*--count 3 of pytest-repeat*for 3 trials of every cell: --aorta-trials 3"])
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    second.run("second.py", "--count", "1")
+    assert second.files() == ["Second/trial_0.json"]
