@@ -20,6 +20,7 @@ AT_START = [
     "pytest_aorta._version",
     "pytest_aorta.common",
     "pytest_aorta.common.request_error",
+    "pytest_aorta.option_table",
     "pytest_aorta.option_values",
     "pytest_aorta.plugin",
     "pytest_aorta.plugin.fixtures",
@@ -43,6 +44,8 @@ HOOKS = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
 ]
 
 
