@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,12 @@ from pathlib import Path
 from pytest_aorta.workspace.index.completions import TrialCompletion
 from pytest_aorta.workspace.index.journal import Journal
 journal = Journal(Path(sys.argv[1]) / "staged")
-for number in range(100_000):
+for number in range(1_000_000):
     journal.add(TrialCompletion("matrix", sys.argv[2], number, "ok", "r1", {"/w.py": "d1"}))
     if number == 50:
         print("writes", flush=True)
+    if number > 1000:
+        time.sleep(0.001)
 """
 
 
@@ -145,7 +148,9 @@ print(read_index(Path({str(tmp_path)!r})).cells["matrix"]["local-none"][0].lette
 """
     if os.getuid() != 0:
         pytest.skip("only root can give its rights up")
-    for folder in [tmp_path, *tmp_path.parents[:2]]:
+    for folder in [tmp_path / "staged", tmp_path, *tmp_path.parents]:
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(0o755)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "o\n", done.stderr
