@@ -41,6 +41,7 @@ FOR_FILES = [
 #: The hooks of a session without trials. None of them is called for a test that runs.
 HOOKS = [
     "pytest_addoption",
+    "pytest_collect_file",
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
@@ -75,7 +76,8 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     found = counted(stage, *(files if as_files else ()))
     assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START + FOR_FILES * as_files)
     assert found["calls"]["run"] == {}
-    # Of a test function, its names are compared when it is collected.
+    # Of a file, the name is compared when it is collected, and of a test function, those of its fixtures.
+    assert found["calls"]["collect"].pop("hooks.pytest_collect_file") <= 3 * len(files)
     assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
     assert found["hooks"] == HOOKS
 
