@@ -148,7 +148,5 @@ class Command(Workload):
         python = shutil.which(words[0]) if is_python(words[0]) else None
         warnings = []
         if python is not None and os.path.dirname(python) != os.path.dirname(sys.executable):
-            warnings.append(
-                f"the command's {words[0]} is {python}; what the record says of packages is that of {sys.executable}"
-            )
+            warnings.append(f"the command runs in {python}; the packages in the record are those of {sys.executable}")
         return {"source": None if script is None else os.path.abspath(script), "config_warnings": warnings}

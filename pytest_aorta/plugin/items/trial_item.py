@@ -79,6 +79,7 @@ class TrialItem(GeneratedFunction):
         except BaseException as error:
             self._keep_unstarted(run, error, "a fixture failed: ")
             raise
+        self._show_output(run)
         # Registered after the fixtures, so the trial is over before they are torn down.
         self.addfinalizer(self._finish)
         try:
@@ -88,6 +89,15 @@ class TrialItem(GeneratedFunction):
                 self._keep_unstarted(run, error)
             raise
         self._wait("setup")
+
+    def _show_output(self, run: Run) -> None:
+        """With ``-s``, show what the trial prints until it is over; without isolation, it prints there itself."""
+        shown = self.config.getoption("capture", "fd") == "no" and not is_worker(self.config)
+        if shown and self.spec.execution.isolation != "none":
+            from pytest_aorta.plugin.log_stream import LogStream
+
+            folder = self.paths.folder_in(run.results)
+            self.addfinalizer(LogStream(folder, begun=run.prefetcher.is_running(self.nodeid)).close)
 
     def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
         """Start the trial, and ahead of their items those that may be."""
