@@ -77,15 +77,18 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Recipes."""
-    if file_path.suffix != ".toml":
+    """Recipes: ``aorta.toml`` and ``*.aorta.toml``, and Row's ``workflow.toml`` where it is given itself."""
+    name = file_path.name
+    if not name.endswith(".toml"):  # most are through here
         return None
-    from pytest_aorta.plugin.recipes.recipe_file import recipe_file
+    is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
+    if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
+        return None
+    from pytest_aorta.plugin.recipes.recipe_file import RecipeFile
 
-    found = recipe_file(file_path, parent)
-    if found is not None:
-        register_hooks(parent.config, late=True)
-    return found
+    register_hooks(parent.config, late=True)
+    collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)
+    return collector
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,6 @@ from pytest_aorta.workflow.command_units import Places, actions_in_order, comman
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.progress import matrix_before
 from pytest_aorta.workflow.reading import read_recipe
-from pytest_aorta.workflow.recipe import FILE_NAMES
-
-_OWN, _ROW = FILE_NAMES
 
 
 class RecipeFile(pytest.File):
@@ -70,12 +66,3 @@ class RecipeFile(pytest.File):
         from pytest_aorta.plugin.recipes.parts import part_of
 
         return MatrixPlaces(matrix, part_of(self.config, run, matrix).plan, each)
-
-
-def recipe_file(path: Path, parent: pytest.Collector) -> RecipeFile | None:
-    """A collector for ``aorta.toml`` and ``*.aorta.toml``, and for Row's ``workflow.toml`` where it is given itself."""
-    is_own = path.name == _OWN or path.name.endswith(f".{_OWN}")
-    if is_own or (path.name == _ROW and parent.session.isinitpath(path)):
-        collector: RecipeFile = RecipeFile.from_parent(parent, path=path)
-        return collector
-    return None
