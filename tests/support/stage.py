@@ -42,7 +42,7 @@ _EXPORTED = {
     name: value
     for name, value in os.environ.items()
     if re.fullmatch(r"PYTEST_.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*", name)
-    or name == "OMP_NUM_THREADS"
+    or name in ("OMP_NUM_THREADS", "CI", "BUILD_NUMBER")
 }
 
 

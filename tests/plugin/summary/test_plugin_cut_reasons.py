@@ -24,7 +24,7 @@ def breaks(stage: Stage) -> Stage:
 
 @pytest.mark.parametrize("options", [(), ("-v",), ("-n", "1")], ids=" ".join)
 def test_a_reason_without_room_beside_the_id_has_a_line_of_its_own(breaks: Stage, options: tuple[str, ...]) -> None:
-    environ = {"COLUMNS": "80", "CI": ""}
+    environ = {"COLUMNS": "80"}
     result = breaks.run("breaks.py", "--aorta-mitigations", LONG, *options, env=environ)
     result.assert_outcomes(failed=1)
     summary = result.stdout.str().partition("short test summary info")[2]
@@ -33,12 +33,12 @@ def test_a_reason_without_room_beside_the_id_has_a_line_of_its_own(breaks: Stage
 
 
 def test_a_reason_with_room_has_not(breaks: Stage) -> None:
-    result = breaks.run("breaks.py", env={"COLUMNS": "80", "CI": ""})
+    result = breaks.run("breaks.py", env={"COLUMNS": "80"})
     result.stdout.fnmatch_lines(["FAILED breaks.py::Breaks[[]local-none-0[]] - ValueError: loss is nan at step 4 *..."])
     result.stdout.no_fnmatch_line("Breaks[[]local-none-0[]]: *")
 
 
 @pytest.mark.parametrize("options", [("-rN",), ("--no-summary",)], ids=" ".join)
 def test_without_a_short_summary_there_is_none(breaks: Stage, options: tuple[str, ...]) -> None:
-    result = breaks.run("breaks.py", "--aorta-mitigations", LONG, *options, env={"COLUMNS": "80", "CI": ""})
+    result = breaks.run("breaks.py", "--aorta-mitigations", LONG, *options, env={"COLUMNS": "80"})
     result.stdout.no_fnmatch_line(LINE)
