@@ -20,7 +20,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
     manager = config.pluginmanager
     if manager.has_plugin(TRIALS):
         return
-    from pytest_aorta.plugin import trial_hooks
+    import pytest_aorta.plugin.trial_hooks as trial_hooks  # "from" takes what a nested run of pytest has left
     from pytest_aorta.plugin.report_hooks import ReportHooks
 
     manager.register(trial_hooks, TRIALS)
