@@ -7,9 +7,14 @@ from typing import Any
 import click
 
 from pytest_aorta._version import __version__
+from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
+from pytest_aorta.cli.init import init
 from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.report import report
+from pytest_aorta.cli.scan import scan
+from pytest_aorta.cli.show import show
+from pytest_aorta.cli.status import status
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 
@@ -41,6 +46,11 @@ def main() -> None:
     """What pytest-aorta knows, and what its results say. Trials are run by pytest: pytest --aorta-workload NAME"""
 
 
+main.add_command(init)
+main.add_command(status)
+main.add_command(show)
+main.add_command(scan)
+main.add_command(clean)
 main.add_command(list_registered)
 main.add_command(report)
 main.add_command(compare)

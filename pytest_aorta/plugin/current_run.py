@@ -15,3 +15,10 @@ def current_run(config: pytest.Config) -> Run | None:
     """The run, if there is one already. Asking imports nothing: most pytest processes have no trials."""
     module = sys.modules.get("pytest_aorta.plugin.run")
     return None if module is None else config.stash.get(module.RUN, None)
+
+
+def current_runs(config: pytest.Config) -> list[Run]:
+    """The run, and those of the actions of recipes."""
+    run = current_run(config)
+    module = sys.modules.get("pytest_aorta.plugin.recipes.parts")
+    return [] if run is None else [run, *(module.parts(config) if module is not None else ())]

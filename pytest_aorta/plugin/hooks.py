@@ -6,6 +6,7 @@ workload file, or a test that starts trials. So nothing heavy is imported here, 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _look_at_files(config: pytest.Config) -> None:
-    """Look for workloads in the Python files that were given as arguments: those are collected."""
+    """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
+    if any(".toml" in argument for argument in config.args):
+        register_hooks(config)
     if any(".py" in argument for argument in config.args) or config.option.pyargs:
         from pytest_aorta.plugin.given_files import GivenFiles, given_files
 
@@ -71,6 +74,21 @@ def pytest_configure_node(node: Any) -> None:
             "stamp": node.config.stash.setdefault(STAMP, stamp()),
             "each": place_under_each(node),
         }
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Recipes: ``aorta.toml`` and ``*.aorta.toml``, and Row's ``workflow.toml`` where it is given itself."""
+    name = file_path.name
+    if not name.endswith(".toml"):  # most are through here
+        return None
+    is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
+    if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
+        return None
+    from pytest_aorta.plugin.recipes.recipe_file import RecipeFile
+
+    register_hooks(parent.config, late=True)
+    collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)
+    return collector
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TypeGuard
 
 import pytest
 
@@ -45,6 +46,7 @@ def check_trials(session: pytest.Session) -> None:
         results = run_of(config).results
         refuse(check_writable, results, f"--aorta-results-dir {results}")
         return
+    _check_recipes(session)
     specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
     if config.getoption("setuponly", False) or not (mentioned or specs):
         return
@@ -66,6 +68,22 @@ def check_trials(session: pytest.Session) -> None:
         refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
         run.runner.store.settle(plan.flat_cells)
+
+
+def _check_recipes(session: pytest.Session) -> None:
+    """The same for the first trial of every action of recipes."""
+    if session.config.getoption("setuponly", False):
+        return
+    first: dict[int, TrialItem] = {}
+    for item in getattr(session, "items", ()):
+        if isinstance(item, TrialItem) and not _is_of_options(item):
+            first.setdefault(id(item.trial_run), item)
+    for item in first.values():
+        run = item.trial_run
+        end_in_order_when_terminated(session.config)
+        refuse(check_resources, run.selection, option_text)
+        refuse(check_writable, run.results, str(run.results))
+        refuse(run.runner.check, item.spec, deadline_of(item, item.spec))
 
 
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:
@@ -96,7 +114,12 @@ def option_text(name: str, value: object) -> str:
 def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
     """With the deadline of each."""
     items = session.items if hasattr(session, "items") else []
-    return [(item.spec, deadline_of(item, item.spec)) for item in items if isinstance(item, TrialItem)]
+    return [(item.spec, deadline_of(item, item.spec)) for item in items if _is_of_options(item)]
+
+
+def _is_of_options(item: pytest.Item) -> TypeGuard[TrialItem]:
+    """Whether an item is a trial that the options ask for, and not a recipe."""
+    return isinstance(item, TrialItem) and item.trial_run.trials_by_name is None
 
 
 def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | None]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin.compat import has_no_summary
-from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.last_failed import remember
 from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
@@ -39,6 +39,31 @@ class ReportHooks:
         self._ended: dict[str, str] = {}
         #: Path of the report that was written, as it was given.
         self._report = ""
+        #: Those of the actions of recipes.
+        self._part_writers: dict[Run, TrialWriter] = {}
+        self._selected: list[str] = []
+
+    def _writer_of(self, nodeid: str) -> TrialWriter:
+        """What writes the records of an item."""
+        from pytest_aorta.plugin.outputs.writer import TrialWriter
+
+        part: Run | None = None
+        if ".toml::" in nodeid:
+            from pytest_aorta.plugin.recipes.parts import part_of_item
+
+            part = part_of_item(self.config, nodeid)
+        if part is None:
+            return self.writer
+        if part not in self._part_writers:
+            part.runner.store.settle(part.plan.flat_cells)
+            writer = self._part_writers[part] = TrialWriter(part)
+            writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
+        return self._part_writers[part]
+
+    @property
+    def _writers(self) -> list[TrialWriter]:
+        """Those that there are."""
+        return [*([self.writer] if "writer" in self.__dict__ else []), *self._part_writers.values()]
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -70,26 +95,29 @@ class ReportHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """What is deselected is not compared."""
         if current_run(self.config) is not None and not self.config.option.collectonly:
-            self.writer.select(item.nodeid for item in getattr(session, "items", ()))
+            self._select([item.nodeid for item in getattr(session, "items", ())])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """The same from the first of xdist's workers: all have the same items."""
         if current_run(self.config) is not None and "selected" not in self.__dict__:
             self.selected = True
-            self.writer.select(ids)
+            self._select(ids)
+
+    def _select(self, nodeids: list[str]) -> None:
+        self._selected = nodeids
+        self.writer.select(nodeids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
         self.open[nodeid] = None
         run = current_run(self.config)
         if run is not None and nodeid.endswith("]"):  # as the names of all trials do
-            self.writer.begin(nodeid)
+            self._writer_of(nodeid).begin(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """End a prefetched trial that its item has not taken."""
-        run = current_run(self.config)
-        if run is not None:
+        for run in current_runs(self.config):
             run.prefetcher.drop(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -102,7 +130,7 @@ class ReportHooks:
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
-            self.writer.write_report(report)
+            self._writer_of(report.nodeid).write_report(report)
             self.gating.see(report)
             if report.when == "teardown" and self.config.getoption("htmlpath", None):
                 self._ended[report.nodeid] = report.aorta["exit_status"] or ""
@@ -114,16 +142,16 @@ class ReportHooks:
         from pytest_aorta.plugin.xdist_roles import place_under_each
 
         worker, _ = place_under_each(report.node) or (0, 1)
-        found = self.writer.write_lost(crashitem, _LOST, worker)
+        writer = self._writer_of(crashitem)
+        found = writer.write_lost(crashitem, _LOST, worker)
         if found is not None:
             from pytest_aorta.plugin.lost_workers import describe_lost
 
-            describe_lost(report, _LOST, *found, self.writer.store.results)
+            describe_lost(report, _LOST, *found, writer.store.results)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
-        run = current_run(self.config)
-        if run is not None:
+        for run in current_runs(self.config):
             from pytest_aorta.plugin.sigterm import reason_of
 
             run.interrupt(reason_of(excinfo.value))
@@ -140,7 +168,10 @@ class ReportHooks:
             if run.selection.report is not None:
                 self._write_report(run)
             self.gating.conclude(session, self.writer.triage)
-            if self.writer.errors and session.exitstatus == pytest.ExitCode.OK:
+            for writer in self._part_writers.values():
+                writer.run.unreported += writer.run.prefetcher.close(str(run.interrupted or stopped))
+                writer.finish(self.open, _ended_early(session, run.interrupted))
+            if any(writer.errors for writer in self._writers) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
@@ -178,7 +209,8 @@ class ReportHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
         if "writer" in self.__dict__ and not has_no_summary(terminalreporter) and self.config.get_verbosity() > -2:
-            self.writer.print_summary(terminalreporter)
+            for writer in self._writers:
+                writer.print_summary(terminalreporter)
             if self.config.get_verbosity() >= 0:
                 from pytest_aorta.plugin.summary.stopping_text import stopping_lines
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -67,6 +67,10 @@ class Run:
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
+        #: Of an action of a recipe: its trials by the names of their items.
+        self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
+        #: Called with each record that was written.
+        self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
         self.occurrences = Occurrences(config)
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
@@ -99,7 +103,9 @@ class Run:
 
     @property
     def watcher(self) -> TrialWatcher | None:
-        """What shows the trials that run, if that is wanted."""
+        """What shows the trials that run, if that is wanted; not those of recipes."""
+        if self.trials_by_name is not None:
+            return None
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:

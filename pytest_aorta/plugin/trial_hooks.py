@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.xdist_roles import is_worker
@@ -158,7 +159,11 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR where the workload is not what failed."""
+    """TIMEOUT, and ERROR where the workload is not what failed; of recipes, KEPT for what is complete already."""
+    if report.when == "call" and report.passed:
+        states = {value for name, value in getattr(report, "user_properties", ()) if name == "aorta_state"}
+        if states:
+            return ("passed", "r", "REPRODUCED") if "reproduced" in states else ("passed", "k", "KEPT")
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.summary.terminal import status_word
@@ -181,8 +186,11 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
-    run = current_run(config)
-    if run is not None:
+    if "pytest_aorta.plugin.recipes.recipe_run" in sys.modules:
+        from pytest_aorta.plugin.recipes.recipe_run import close_recipes
+
+        close_recipes(config)
+    for run in current_runs(config):
         from pytest_aorta.plugin.sigterm import ignore_from_now_on
 
         ignore_from_now_on()

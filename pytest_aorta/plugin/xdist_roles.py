@@ -33,6 +33,12 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     return decided
 
 
+def test_run_of(config: pytest.Config) -> str | None:
+    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    return found.get("testrunuid")
+
+
 def place_under_each(node: Any) -> tuple[int, int] | None:
     """Which of xdist's workers a node is, and of how many, where each of them runs every item; else ``None``.
 

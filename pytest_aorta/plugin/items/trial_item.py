@@ -51,9 +51,14 @@ class TrialItem(GeneratedFunction):
         """Of the trial's file and artifacts."""
         return self.paths_of(self.spec)
 
+    @property
+    def trial_run(self) -> Run:
+        """The run that the trial belongs to."""
+        return run_of(self.config)
+
     def setup(self) -> None:
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
-        run = run_of(self.config)
+        run = self.trial_run
         self.stash[PAYLOAD] = ReportPayload()
         self.user_properties = without_exit_status(self)
         self.occurrence = run.occurrences.next(self)
@@ -137,7 +142,7 @@ class TrialItem(GeneratedFunction):
             running.interrupt("a warning was raised as an error")
             raise
         except KeyboardInterrupt as error:
-            run_of(self.config).interrupt(reason_of(error))
+            self.trial_run.interrupt(reason_of(error))
             running.interrupt(reason_of(error))
             raise
         except BaseException as error:  # of the workload itself, which runs in this process
@@ -157,7 +162,7 @@ class TrialItem(GeneratedFunction):
         running, self.running = self.running, None
         if running is None:
             return
-        run = run_of(self.config)
+        run = self.trial_run
         if not running.got_through("run"):
             if run.interrupted is not None:
                 running.interrupt(run.interrupted)
@@ -181,7 +186,7 @@ class TrialItem(GeneratedFunction):
             raise self._failure(record)
 
     def _failure(self, record: TrialResult) -> TrialFailed:
-        return failure_of(record, run_of(self.config).results, self.paths, self)
+        return failure_of(record, self.trial_run.results, self.paths, self)
 
     def visible_traceback(self, traceback: Any) -> Any:
         """Without isolation, a traceback begins with the workload and not with the callers of it."""
@@ -242,7 +247,9 @@ def prefetch(session: pytest.Session, run: Run) -> None:
     installed = installed_modules(session.config)
     queued = []
     for item in session.items:
-        if not isinstance(item, TrialItem) or item.spec.execution.isolation == "none" or item.spec.origin is not None:
+        if not isinstance(item, TrialItem) or item.trial_run is not run:
+            continue
+        if item.spec.execution.isolation == "none" or item.spec.origin is not None:
             continue
         if run.occurrences.copies(item) > 1:  # which of them pytest comes to first is not known
             continue

@@ -96,6 +96,7 @@ class TrialWriter:
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
             self.store.write(paths, trial.result, resumed=trial.resumed)
+            self.run.on_record(trial.result)
         except OSError as error:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
@@ -155,6 +156,8 @@ class TrialWriter:
         from pytest_aorta.plugin.items.collection import plans_of
 
         base, _, name = nodeid.rpartition("::")
+        if self.run.trials_by_name is not None:
+            return self.run.trials_by_name.get(name)
         for replay in self.run.replays:
             if replay.nodeid == nodeid:
                 return replay.spec, replay.paths

@@ -83,7 +83,8 @@ class Stopping:
 
 def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, str]:
     """As pytest's own: where and why. It shows skips of the same place and reason as one: those of a cell."""
-    return item.nodeid.rpartition("-")[0] + "]", None, f"Skipped: {error.msg}"
+    where = item.nodeid.rpartition("-")[0] + "]" if hasattr(item, "spec") or hasattr(item, "callspec") else item.nodeid
+    return where, None, f"Skipped: {error.msg}"
 
 
 def round_name(where: str, index: int) -> str:

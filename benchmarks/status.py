@@ -1,0 +1,130 @@
+"""What ``pytest-aorta status`` takes on a workspace of 100,000 trials, against reading their files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import Comparison, Rounds, Subject
+from benchmarks.processes import Workplace
+from benchmarks.quiet import Quiet
+
+_CELLS, _TRIALS = 500, 200
+
+#: Files that are written; the other trials are links to these, which are read no slower than files of their own.
+_FILES = 500
+
+_STATUS = (sys.executable, "-m", "pytest_aorta", "status")
+
+COMPARISONS = (
+    Comparison("status / import pydantic", "status", "pydantic", at_most=3),
+    Comparison("reading all files / status", "read", "status", at_least=20),
+    Comparison("status / import pytest", "status", "pytest"),
+    Comparison("after a change / import pydantic", "worked out", "pydantic"),
+    Comparison("reading all files / after a change", "read", "worked out"),
+)
+
+_MATRIX = """
+[[action]]
+name = "matrix"
+workload = "gemm"
+trials = {trials}
+mitigations = {sets}
+
+[[action]]
+name = "compare"
+command = "echo {{directory}}"
+each = "cell"
+products = ["compared.txt"]
+previous_actions = ["matrix"]
+"""
+
+_READ = """
+import json, sys
+from collections import Counter
+from pathlib import Path
+statuses = Counter()
+for path in Path("workspace").rglob("trial_*.json"):
+    with open(path, "rb") as file:
+        statuses[json.loads(file.read())["exit_status"]] += 1
+assert statuses.total() == int(sys.argv[1]), statuses
+"""
+
+
+def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
+    """Measure and print; all numbers, in seconds."""
+    _make(place.folder, _real_record(place))
+    time.sleep(2.5)  # what has only just changed is looked at again
+    for _ in range(2):
+        place.run(*_STATUS)
+        time.sleep(2.5)
+    compared = Rounds(_subjects(place), quiet)
+    for _ in range(rounds):
+        compared.add()
+    print("\n".join(compared.lines(COMPARISONS)))
+    return compared.plain(COMPARISONS)
+
+
+def _subjects(place: Workplace) -> dict[str, Subject]:
+    def process(title: str, *arguments: str) -> Subject:
+        return Subject(title, lambda: place.wall(sys.executable, *arguments))
+
+    def worked_out() -> list[float]:
+        """As after each new completion."""
+        (place.folder / ".aorta" / "status.json").unlink()
+        return place.wall(*_STATUS)
+
+    total = str(_CELLS * _TRIALS)
+    return {
+        "pydantic": process("python -c 'import pydantic'", "-c", "import pydantic"),
+        "pytest": process("python -c 'import pytest'", "-c", "import pytest"),
+        "worked out": Subject("pytest-aorta status after a change", worked_out),
+        "status": Subject(f"pytest-aorta status, {_CELLS * _TRIALS:,} trials", lambda: place.wall(*_STATUS)),
+        "read": process("all of their files read", "-c", _READ, total),
+    }
+
+
+def _make(project: Path, record: dict[str, Any]) -> None:
+    """A recipe, its index, and files that are as large as those of real trials."""
+    from pytest_aorta.recipe_plans import cell_requests
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.trials.sources import file_digest
+    from pytest_aorta.workflow.reading import read_recipe
+    from pytest_aorta.workspace.index.completions import TrialCompletion
+    from pytest_aorta.workspace.index.journal import Journal
+
+    registry = Registry.load()
+    names = [name for name in registry.mitigation_names() if name != "none"]
+    sets = itertools.chain.from_iterable(itertools.combinations(names, size) for size in range(1, len(names)))
+    chosen = [list(names) for names in itertools.islice(sets, _CELLS)]
+    (project / "aorta.toml").write_text(_MATRIX.format(trials=_TRIALS, sets=json.dumps(chosen)))
+    recipe = read_recipe(project / "aorta.toml")
+    sources = {__file__: str(file_digest(Path(__file__)))}  # of any file: it has to be looked at
+    results = recipe.directories / "matrix" / "gemm"
+    with Journal(recipe.index / "staged") as journal:
+        for cell, request in cell_requests(recipe, registry)["matrix"].items():
+            (results / cell).mkdir(parents=True)
+            for trial in range(_TRIALS):
+                journal.add(TrialCompletion("matrix", cell, trial, "ok", request.digest, sources))
+    files = [results / cell / f"trial_{trial}.json" for cell in os.listdir(results) for trial in range(_TRIALS)]
+    for number, file in enumerate(files):
+        if number < _FILES:
+            file.write_text(json.dumps(record, indent=1))
+        else:
+            os.link(files[number % _FILES], file)
+
+
+def _real_record(place: Workplace) -> dict[str, Any]:
+    """That of a trial that does nothing."""
+    place.run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "pytest_aorta.plugin.hooks"),
+        *("trivial_workload.py", "--aorta-results-dir=one"),
+    )
+    (file,) = (place.folder / "one").rglob("trial_0.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found

@@ -1,0 +1,64 @@
+"""``pytest-aorta init``: a folder with a recipe to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pytest_aorta.common.request_error import RequestError
+
+_TEXT = """\
+# Actions on the directories of {workspace}/, and matrices of trials; run them: pytest aorta.toml
+# What is done, and what is left: pytest-aorta status
+
+[workspace]
+path = {path}
+# value_file = "value.json"  # of each directory, for conditions, sort keys and {{/json/pointers}} in commands
+
+# A matrix of trials; its results are in {workspace}/smoke/.
+# [[action]]
+# name = "smoke"
+# workload = "gemm"  # pytest-aorta list workloads
+# trials = 3
+# mitigations = ["none", "tf32_off"]
+
+# A command on each directory; it is completed when its products are there.
+# [[action]]
+# name = "one"
+# command = "echo hello > {{workspace_path}}/{{directory}}/one.txt"
+# products = ["one.txt"]
+"""
+
+
+@click.command("init")
+@click.option("-w", "--workspace", default="workspace", metavar="NAME", help="Folder of the directories, in DIR.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+def init(workspace: str, folder: Path) -> None:
+    """Make DIR, if it is not there, with a recipe (aorta.toml) and a workspace."""
+    import json
+    import os
+
+    from pytest_aorta.workflow.errors import RecipeError
+    from pytest_aorta.workflow.reading import find_recipe
+    from pytest_aorta.workspace.atomic import staged_text
+
+    if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():
+        raise RequestError(f"--workspace {workspace!r}: expected the name of a folder in DIR")
+    try:
+        found = find_recipe(folder)
+    except RecipeError:
+        found = None
+    if found is not None:
+        raise RequestError(f"{found} is there already; a recipe is for all folders below its own")
+    if (folder / ".aorta").exists():
+        raise RequestError(f"{folder / '.aorta'} is there already, the index of another recipe; remove it first")
+    file = folder / "aorta.toml"
+    shown = json.dumps(workspace, ensure_ascii=False)
+    try:
+        (folder / workspace).mkdir(parents=True, exist_ok=True)
+        with staged_text(file, _TEXT.format(workspace=workspace, path=shown)) as temporary:
+            os.link(temporary, file)  # never over one that has come in the meantime
+    except OSError as error:
+        raise RequestError(f"{file} cannot be made: {error.strerror}") from None
+    click.echo(f"recipe: {file}")

@@ -1,0 +1,145 @@
+"""The recipe around the working directory, and what is known of its workspace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pytest_aorta.workflow.actions import Action, Recipe
+    from pytest_aorta.workflow.overview import Overview
+    from pytest_aorta.workflow.requests import Requests
+    from pytest_aorta.workspace.index.directories import CachedDirectories
+    from pytest_aorta.workspace.index.source_changes import SourceChanges
+
+#: Where pytest looks for registry files that the command line does not name.
+REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def registry_option(command: _Command) -> _Command:
+    """The option ``--registry-file``, as ``files``."""
+    return click.option(
+        "--registry-file",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or "
+        f"${REGISTRY_VARIABLE}).",
+    )(command)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A recipe and what is known of its workspace.
+
+    Attributes:
+        recipe: of the working directory.
+        overview: of its actions.
+        directories: of its workspace.
+        sources: whether source files have changed.
+        imported: whether a plugin was imported to know what the recipe asks for, which may give something else the
+            next time although no file is another one.
+    """
+
+    recipe: Recipe
+    overview: Overview
+    directories: CachedDirectories
+    sources: SourceChanges
+    imported: bool
+
+    def save(self) -> None:
+        """Keep what was looked up, for the next command."""
+        self.directories.save()
+        self.sources.save()
+
+    def actions(self, pattern: str) -> list[Action]:
+        """The actions whose names match, in the order of the file.
+
+        Raises:
+            RequestError: there is none.
+        """
+        from fnmatch import fnmatchcase
+
+        from pytest_aorta.common.request_error import RequestError
+
+        found = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
+        if not found and self.recipe.actions:
+            raise RequestError(f"no action matches {pattern!r}; there are {', '.join(self.recipe.by_name)}")
+        return found
+
+
+def open_recipe() -> Recipe:
+    """The recipe of the working directory, or the nearest one above.
+
+    Raises:
+        RecipeError: there is none, or it is not valid.
+    """
+    from pytest_aorta.workflow.finding import find_recipe
+    from pytest_aorta.workflow.reading import read_recipe
+
+    return read_recipe(find_recipe(Path.cwd()))
+
+
+def open_project(files: Sequence[str] = ()) -> Project:
+    """The project of the working directory; ``files``: registry files.
+
+    Raises:
+        RequestError: there is none, its recipe is not valid, or asks for what is not registered.
+    """
+    from pytest_aorta.workflow.overview import Overview
+    from pytest_aorta.workspace.index.cache import read_index
+    from pytest_aorta.workspace.index.source_changes import SourceChanges
+    from pytest_aorta.workspace.index.submitted import read_submitted
+
+    recipe = open_recipe()
+    directories = directories_of(recipe)
+    sources = SourceChanges(recipe.index)
+    requests, imported = requests_of(recipe, files)
+    overview = Overview(
+        recipe,
+        read_index(recipe.index),
+        requests,
+        directories.names,
+        directories.value_of,
+        sources.have_changed,
+        read_submitted(recipe.index),
+    )
+    return Project(recipe, overview, directories, sources, imported)
+
+
+def directories_of(recipe: Recipe) -> CachedDirectories:
+    """The directories of a workspace; results of trials are none."""
+    from pytest_aorta.workspace.index.directories import CachedDirectories
+
+    results = [action.name for action in recipe.actions if action.is_matrix]
+    return CachedDirectories(recipe.index, recipe.directories, recipe.workspace.value_file, results)
+
+
+def registry_files(files: Sequence[str]) -> tuple[str, ...]:
+    """The registry files of the command line, or else those of the variable."""
+    return tuple(files) or tuple(filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(";")))
+
+
+def requests_of(recipe: Recipe, files: Sequence[str]) -> tuple[Requests, bool]:
+    """What is asked of the cells of a recipe, and whether a plugin was imported for that; ``files``: registry files."""
+    matrices = [action.table for action in recipe.actions if action.is_matrix]
+    if not matrices:
+        return {}, False
+    from pytest_aorta.recipe_plans import cell_requests, mitigation_set
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.registry.types import BUILTIN_SOURCE
+
+    registry = Registry.load([Path(file) for file in registry_files(files)])
+    requests = cell_requests(recipe, registry)
+    environments = {name for table in matrices for name in table.environments}
+    mitigations = {name for table in matrices for names in table.mitigations for name in mitigation_set(names)}
+    sources = {registry.environment(name).source_package for name in environments}
+    sources |= {registry.mitigation(name).source_package for name in mitigations}
+    return requests, any(source != BUILTIN_SOURCE and not source.startswith("sidecar:") for source in sources)

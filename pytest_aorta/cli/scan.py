@@ -1,0 +1,55 @@
+"""``pytest-aorta scan``: make the index of a workspace from what is on disk."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pytest_aorta.cli.project import open_project, registry_option
+from pytest_aorta.cli.selections import chosen_units
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.common.terminal_text import one_line
+
+
+@click.command("scan")
+@click.argument("names", nargs=-1, metavar="[DIRECTORY | CELL | -]...")
+@click.option("-a", "--action", default="*", metavar="PATTERN", help="Actions to look for; * and ? are wildcards.")
+@click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
+@click.option("--no-progress", is_flag=True, help="No progress bar, on a terminal either.")
+@registry_option
+def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, files: tuple[str, ...]) -> None:
+    """Look on disk for products of commands, trial files and values of directories, and note what is found.
+
+    pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
+    removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
+    the index changes.
+    """
+    from pytest_aorta.cli.scanning import Scan
+    from pytest_aorta.workspace.index.merging import merge
+
+    project = open_project(files)
+    overview = project.overview
+    only = chosen_units(names, overview)
+    search = Scan(project.recipe, overview.requests, overview.directories, project.actions(action), only)
+    values = len(overview.directories) if project.recipe.workspace.value_file is not None else 0
+    hidden = no_progress or not sys.stderr.isatty()
+    length = search.expected + values  # of trials: those of the recipe, whether they are there or not
+    steps = max(1, length // 200)
+    with click.progressbar(
+        length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
+    ) as bar:
+        project.directories.refresh_values(lambda: bar.update(1))
+        search.run(lambda: bar.update(1))
+        bar.update(max(0, length - bar.pos))
+    try:
+        merged = merge(
+            project.recipe.index, overview.index, search.found, search.is_gone if prune else lambda key: False
+        )
+    except OSError as error:
+        raise RequestError(f"the index cannot be written: {error.strerror}: {project.recipe.index}") from None
+    project.save()
+    for line in search.unreadable:
+        click.echo(f"warning: {one_line(line)}", err=True)
+    removed = f", {merged.removed:,} removed" if prune else ""
+    click.echo(f"index: {merged.changed:,} new or changed{removed}")

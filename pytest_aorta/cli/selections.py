@@ -1,0 +1,61 @@
+"""Options that choose what of a recipe is shown: states, and names of directories."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pytest_aorta.common.terminal_text import one_line
+
+if TYPE_CHECKING:
+    from pytest_aorta.workflow.overview import Overview
+
+#: The states, in the order of columns, and their colors.
+COLORS = {
+    "completed": "green",
+    "failed": "red",
+    "stale": "magenta",
+    "submitted": "yellow",
+    "eligible": "blue",
+    "waiting": "cyan",
+}
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def state_options(what: str) -> Callable[[_Command], _Command]:
+    """A flag for each state; ``what``: for the help, with the state's name in braces."""
+
+    def add(command: _Command) -> _Command:
+        for name in reversed(COLORS):
+            command = click.option(f"--{name}", is_flag=True, help=what.format(name))(command)
+        return command
+
+    return add
+
+
+def chosen_states(flags: dict[str, bool]) -> list[str]:
+    """The states whose flags are set; all where none is."""
+    return [name for name in COLORS if flags[name]] or list(COLORS)
+
+
+def chosen_units(names: tuple[str, ...], overview: Overview) -> set[str] | None:
+    """The units with these names, or in them; ``-`` stands for the lines of stdin. ``None`` where no name is given.
+
+    A name that nothing has is warned of.
+    """
+    if not names:
+        return None
+    found: set[str] = set()
+    for name in names:
+        found.update(line.rstrip("\n") for line in sys.stdin) if name == "-" else found.add(name.rstrip("/"))
+    known = set(overview.directories)
+    for request in overview.requests.values():
+        known.update(request)
+    for name in sorted(found):
+        if name not in known and name.rpartition("/")[0] not in known:
+            click.echo(f"warning: {one_line(name)!r} not found in the workspace", err=True)
+    return found

@@ -1,0 +1,93 @@
+"""``pytest-aorta status``: how far each action of a recipe is, and what is left."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_aorta.cli.project import open_project, registry_files, registry_option
+from pytest_aorta.cli.remembered import Rows, remember, remembered
+from pytest_aorta.cli.selections import COLORS, chosen_states, chosen_units, state_options
+from pytest_aorta.cli.tables import columns
+from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.workflow.finding import find_recipe
+
+if TYPE_CHECKING:
+    from pytest_aorta.workflow.overview import ActionSummary
+
+#: Key of a row for the cost as a text, which is not shown as JSON.
+_COST = "cost"
+
+
+@click.command("status")
+@click.argument("names", nargs=-1, metavar="[DIRECTORY | CELL | -]...")
+@click.option("-a", "--action", default="*", metavar="PATTERN", help="Actions to show; * and ? are wildcards.")
+@click.option("--all", "show_all", is_flag=True, help="Also actions that have no directory and no trial.")
+@state_options("Only actions with {} ones; several of these flags add up.")
+@click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@registry_option
+def status(
+    names: tuple[str, ...],
+    action: str,
+    show_all: bool,
+    short: bool,
+    as_json: bool,
+    files: tuple[str, ...],
+    **flags: bool,
+) -> None:
+    """How far each action of a recipe is, and what is left to run.
+
+    The recipe is that of the working directory, or the nearest one above. What counts are directories, or trials of an
+    action with a workload; where names are given, only these (-: names from stdin). Products of commands are not looked
+    for again: see pytest-aorta scan.
+    """
+    rows = [row for row in _rows(names, action, files) if fnmatchcase(row["name"], action)]
+    states = chosen_states(flags)
+    shown = [row for row in rows if show_all or any(row[state] for state in states)]
+    if as_json:
+        plain = [{key: value for key, value in row.items() if key != _COST} for row in shown]
+        click.echo(json.dumps({"actions": plain}, indent=1))
+    elif short:
+        for row in shown:
+            hours = [f"{row['remaining'][unit]:.2f}" for unit in ("cpu_hours", "gpu_hours")]
+            click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
+    else:
+        _echo_table(shown, len(rows))
+
+
+def _rows(names: tuple[str, ...], pattern: str, files: tuple[str, ...]) -> Rows:
+    """A row for each action that matches, and perhaps others."""
+    recipe, registries = find_recipe(Path.cwd()), registry_files(files)
+    known = None if names else remembered(recipe, registries)
+    if known is not None and any(fnmatchcase(row["name"], pattern) for row in known):
+        return known
+    project = open_project(files)
+    only = chosen_units(names, project.overview)
+    rows = [_row(project.overview.summary(each, only)) for each in project.actions(pattern)]
+    project.save()
+    if len(rows) == len(project.recipe.actions) and only is None and not project.imported:
+        remember(recipe, registries, [project.recipe.directories, *project.sources.looked_at], rows)
+    return rows
+
+
+def _row(summary: ActionSummary) -> dict[str, Any]:
+    remaining = {"cpu_hours": summary.remaining.cpu_hours, "gpu_hours": summary.remaining.gpu_hours}
+    counts = {state.value: count for state, count in summary.counts.items()}
+    return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
+
+
+def _echo_table(shown: Rows, of: int) -> None:
+    if not shown:
+        click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
+        return
+    headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
+    texts = [[row["name"], *(f"{row[state]:,}" for state in COLORS), row[_COST]] for row in shown]
+    lines = columns([headings, *texts], right=range(1, len(headings)))
+    click.echo(click.style(lines[0], underline=True))
+    for line in lines[1:]:
+        click.echo(line)

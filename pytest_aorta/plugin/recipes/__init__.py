@@ -1,0 +1,1 @@
+"""pytest items of a recipe: its actions on their directories."""

@@ -1,0 +1,126 @@
+"""The pytest item of a trial of a recipe: with what it follows, and with what is expected of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plugin.failure_text import TrialFailed
+from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
+from pytest_aorta.plugin.recipes.matrix_places import unit_of
+from pytest_aorta.plugin.recipes.parts import item_name, part_of
+from pytest_aorta.plugin.report_payload import PAYLOAD
+from pytest_aorta.plugin.stopping.early_end import NotNeeded
+from pytest_aorta.workflow.requests import recorded_digest, request_digest
+
+if TYPE_CHECKING:
+    from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, TrialState
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.workflow.actions import Action
+
+#: Statuses of trials that have failed, which an action may expect.
+_FAILED = ("workload_failed", "timeout")
+
+
+class RecipeTrialItem(TrialItem):
+    """A trial of an action."""
+
+    part: Run
+    recipe: RecipeRun
+    action: Action
+    reproduced: bool
+
+    @property
+    def trial_run(self) -> Run:
+        """The run of the action."""
+        return self.part
+
+    def setup(self) -> None:
+        """As of any trial, when all that the action follows is complete.
+
+        Raises:
+            NotNeeded: it is not.
+        """
+        self.reproduced = False
+        planned = {item.nodeid for item in self.session.items}
+        obstacle = self.recipe.obstacle(self.action, unit_of(self.spec), planned)
+        if obstacle is not None:
+            raise NotNeeded(printable(obstacle))
+        super().setup()
+
+    def runtest(self) -> None:
+        """Wait for the end of ``run()``, and hold it against what is expected.
+
+        Raises:
+            TrialFailed: the trial has failed, or was expected to.
+        """
+        if self.running is not None and self.running.resumed:
+            self.user_properties.append(("aorta_state", "kept"))
+        if not self.reproduced:
+            super().runtest()
+        if self.action.table.expect == "fail" and not self.reproduced:
+            running = self.running
+            if running is not None and running.finish().exit_status == "ok":
+                raise TrialFailed('the trial is ok, and expected to fail (expect = "fail")')
+        if self.reproduced:
+            self.user_properties.append(("aorta_state", "reproduced"))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The recipe, the line of the action, and the name."""
+        return self.path, self.action.line - 1, self.name
+
+    def _wait(self, phase: str) -> None:
+        try:
+            super()._wait(phase)
+        except TrialFailed:
+            if self.action.table.expect != "fail" or self.stash[PAYLOAD].exit_status not in _FAILED:
+                raise
+            self.reproduced = True
+
+
+def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
+    """The trials of an action, in the order of its plan.
+
+    Raises:
+        RequestError: no plan can be made.
+    """
+    part = part_of(parent.config, recipe, action)
+    recipe.looks[action.name] = _Look(part, action)
+    sibling: RecipeTrialItem | None = None
+    for spec in part.plan.trials:
+        name = item_name(action, spec)
+        sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
+        sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
+        sibling.add_marker(pytest.mark.aorta)
+        sibling.extra_keyword_matches.add(action.name)
+        recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
+        yield sibling
+
+
+class _Look:
+    """What is on disk of the trials of an action."""
+
+    def __init__(self, part: Run, action: Action) -> None:
+        self._results = part.results
+        self._trials = {unit_of(spec): (spec, part.plan.paths(spec)) for spec in part.plan.trials}
+        self._digests: dict[str, str] = {}
+        self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
+
+    def __call__(self, unit: str) -> TrialState:
+        """Of one of them."""
+        spec, paths = self._trials[unit]
+        try:
+            record: dict[str, Any] = json.loads(paths.file_in(self._results).read_bytes())
+            status, request = record["exit_status"], recorded_digest(record)
+        except (OSError, ValueError, TypeError, KeyError):
+            return "open"
+        if record.get("cell") != spec.cell or request != self._digests.setdefault(spec.cell, request_digest(spec)):
+            return "open"
+        if status in self._expected:
+            return "completed"
+        return "failed" if status in ("ok", *_FAILED) else "without_result"

@@ -1,0 +1,160 @@
+"""Which items of recipes have begun and ended in this run, in all of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+#: Seconds between two looks at the items of other processes.
+_LOOK = 0.05
+
+#: Seconds in which no process runs an item, after which none will.
+_PATIENCE = 3.0
+
+Turn = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
+
+
+class Turns:
+    """Turns of items. With several processes each has a file, which is locked as long as the item runs.
+
+    So the kernel says when a process dies with an item.
+
+    Args:
+        folder: that the processes share; ``None`` where there is one.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._known: dict[str, Turn] = {}
+        self._open: dict[str, int] = {}
+        self._busy: int | None = None
+        self._patience = _PATIENCE
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several processes."""
+        return self._folder is not None
+
+    def begin(self, nodeid: str) -> None:
+        """An item of this process begins."""
+        self._known[nodeid] = "running"
+        if self._folder is not None and nodeid not in self._open:
+            path = self._file(nodeid)
+            temporary = path.with_suffix(f".{os.getpid()}")
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            temporary.rename(path)  # with the lock: without one it would look as if the item were over
+            self._open[nodeid] = fd
+
+    def end(self, nodeid: str, turn: Turn) -> None:
+        """An item of this process is over."""
+        self._known[nodeid] = turn
+        fd = self._open.pop(nodeid, None)
+        if fd is not None:
+            os.write(fd, turn.encode())
+            os.close(fd)
+
+    def of(self, nodeid: str) -> Turn:
+        """How far an item is; ``lost`` when its process has died."""
+        if nodeid in self._known or self._folder is None:
+            return self._known.get(nodeid, "to come")
+        try:
+            with self._file(nodeid).open("rb") as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                written = file.read().decode()
+                return next((each for each in _ENDS if each == written), "lost")
+        except FileNotFoundError:
+            return "to come"
+        return "running"
+
+    def be_busy(self, name: str) -> None:
+        """From now on this process, whose name is unique, runs items; until ``close``."""
+        if self._folder is not None and self._busy is None:
+            self._busy = os.open(self._folder / f"busy-{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._busy, fcntl.LOCK_EX)
+
+    def wait(self, nodeid: str) -> None:
+        """Block until an item that another process runs is over, or no process is left that may run it.
+
+        That is when all of them wait like this one, or have ended: by ``-x``, or because xdist has given an item to
+        the process that waits for it.
+        """
+        if self._busy is None:
+            return
+        fcntl.flock(self._busy, fcntl.LOCK_UN)
+        try:
+            give_up = time.monotonic() + self._patience
+            while (turn := self.of(nodeid)) in ("to come", "running"):
+                if turn == "running" or self._others_are_busy():
+                    give_up = time.monotonic() + _PATIENCE
+                elif time.monotonic() > give_up:
+                    self._patience = 0.0
+                    return
+                time.sleep(_LOOK)
+        finally:
+            fcntl.flock(self._busy, fcntl.LOCK_EX)
+
+    def _others_are_busy(self) -> bool:
+        assert self._folder is not None
+        for path in self._folder.glob("busy-*"):
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        return False
+
+    def close(self) -> None:
+        """This process runs no more items."""
+        if self._busy is not None:
+            os.close(self._busy)
+            self._busy = None
+
+    def _file(self, nodeid: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"turn-{hashlib.sha256(nodeid.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+_ENDS: tuple[Turn, ...] = ("passed", "failed", "skipped")
+
+
+class TurnHooks:
+    """Notes the turns of items by pytest's hooks, which are called whatever keeps an item from running.
+
+    Attributes:
+        nodeids: of the items whose turns matter.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.nodeids: set[str] = set()
+        self._worst: dict[str, Turn] = {}
+
+    def pytest_sessionfinish(self) -> None:
+        """No item comes any more."""
+        self.turns.close()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Its turn has come."""
+        if nodeid in self.nodeids:
+            self._worst[nodeid] = "passed"
+            self.turns.begin(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """How one of its phases has ended."""
+        if report.nodeid not in self._worst or hasattr(report, "wasxfail"):
+            return
+        if report.failed or (report.skipped and self._worst[report.nodeid] == "passed"):
+            self._worst[report.nodeid] = "failed" if report.failed else "skipped"
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """It is over."""
+        if nodeid in self._worst:
+            self.turns.end(nodeid, self._worst.pop(nodeid))

@@ -1,0 +1,104 @@
+"""Completions of one process, appended to a file of its own as they happen, and read by others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from typing_extensions import Self
+
+from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, TrialCompletion
+
+SUFFIX = ".jsonl"
+
+
+class Journal:
+    """Writer of completions; a lock on its file says that it may still grow.
+
+    A line is one ``write`` to a file opened for appending: after ``kill -9``, all but the last line are whole. What a
+    crash of the machine loses, the trial files and the products still say (``pytest-aorta scan``).
+
+    Args:
+        folder: of all journals of a workspace; made with the first completion.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+
+    def add(self, completion: Completion) -> None:
+        """Append a completion.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._fd is None:
+            self._fd = _open_new(self._folder)
+        kind = "trial" if isinstance(completion, TrialCompletion) else "command"
+        os.write(self._fd, json.dumps({"kind": kind, **asdict(completion)}).encode() + b"\n")
+
+    def close(self) -> None:
+        """Nothing more comes: on disk, and free to be folded into the cache."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def journals(folder: Path) -> list[Path]:
+    """The journals in a folder, in the order of their names."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read_journal(path: Path) -> Iterator[Completion]:
+    """The completions of a journal; a line that is torn or of a later version is left out."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:  # folded by another reader in the meantime
+        return
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            fields = json.loads(line)
+            kind = {"trial": TrialCompletion, "command": CommandCompletion}.get(fields.pop("kind"))
+            if kind is not None:
+                yield kind(**fields)
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the process that wrote a journal has closed it, or is gone."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _open_new(folder: Path) -> int:
+    """A new journal, which gets its name when it is locked: without a lock it would look as if it had ended.
+
+    Names are in the order of time, in which journals are folded: the last completion counts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{time.time_ns():020}-{uuid.uuid4()}"
+    temporary = folder / f"{name}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    temporary.rename(folder / f"{name}{SUFFIX}")
+    return fd

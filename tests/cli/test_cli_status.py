@@ -1,0 +1,223 @@
+"""``pytest-aorta status`` tells how far each action of a recipe is; after the cases of Row's ``tests/cli.rs``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.fake_distributions import install
+from support.projects import COMMANDS, MATRIX, command, complete, project, short_status
+from support.stage import Stage
+
+from pytest_aorta.workspace.index.completions import CommandCompletion
+from pytest_aorta.workspace.index.journal import Journal
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with ten directories, as the working directory."""
+    monkeypatch.chdir(project(tmp_path / "project", COMMANDS, 10))
+    return tmp_path / "project"
+
+
+def note(folder: Path, action: str, outcome: str, *directories: str) -> None:
+    """What a run of a command journals."""
+    with Journal(folder / ".aorta" / "staged") as journal:
+        for directory in directories:
+            journal.add(CommandCompletion(action, directory, outcome))  # type: ignore[arg-type]
+
+
+def test_without_a_recipe_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["status"], ["show", "directories"], ["scan"], ["clean"]):
+        result = command(*words)
+        assert result.exit_code == 2
+        assert result.stderr.splitlines() == [
+            f"Error: no aorta.toml or workflow.toml in {tmp_path} or above it; pytest-aorta init makes one"
+        ]
+
+
+def test_a_recipe_without_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project(tmp_path, ""))
+    result = command("status")
+    assert (result.exit_code, result.output) == (0, "The recipe has no actions.\n")
+
+
+def test_rows_of_actions_with_directories(folder: Path) -> None:
+    lines = command("status").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["Action", "Completed", "Failed", "Stale", "Submitted", "Eligible", "Waiting", "Remaining", "cost"],
+        ["one", "0", "0", "0", "0", "10", "0", "10", "CPU-hours"],
+        # Groups of 4, 4 and 2 directories, three hours of two GPUs each.
+        ["two", "0", "0", "0", "0", "0", "10", "18", "GPU-hours"],
+    ]
+    assert command("status", "--all").stdout.splitlines()[-1].split() == [
+        "three",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "CPU-hours",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (["--waiting"], ["two"]),
+        (["--eligible"], ["one"]),
+        (["--submitted"], []),
+        (["--failed", "--waiting"], ["two"]),
+        (["-a", "one"], ["one"]),
+        (["-a", "t*", "--all"], ["two", "three"]),
+    ],
+    ids=" ".join,
+)
+def test_filters(folder: Path, flags: list[str], shown: list[str]) -> None:
+    assert list(short_status(*flags)) == shown
+
+
+def test_an_action_that_there_is_not(folder: Path) -> None:
+    result = command("status", "-a", "on")
+    assert (result.exit_code, result.stderr) == (2, "Error: no action matches 'on'; there are one, two, three\n")
+
+
+def test_only_some_directories(folder: Path) -> None:
+    for arguments, stdin in ((["dir1", "dir2/", "nodir"], None), (["-"], "dir1\ndir2\nnodir\n")):
+        result = command("status", "--short", *arguments, stdin=stdin)
+        assert result.stdout.splitlines() == [
+            "one\t0\t0\t0\t0\t2\t0\t2.00\t0.00",
+            "two\t0\t0\t0\t0\t0\t2\t0.00\t6.00",
+        ]
+        assert result.stderr == "warning: 'nodir' not found in the workspace\n"
+
+
+def test_what_a_run_has_journaled_counts_at_once(folder: Path) -> None:
+    note(folder, "one", "completed", "dir0", "dir1", "dir2")
+    note(folder, "one", "failed", "dir3")
+    assert short_status() == {"one": [3, 1, 0, 0, 6, 0], "two": [0, 0, 0, 0, 3, 7]}
+    # A command that has failed is run again, so it still costs.
+    assert json.loads(command("status", "--json").stdout)["actions"][0] == {
+        "name": "one",
+        "completed": 3,
+        "failed": 1,
+        "stale": 0,
+        "submitted": 0,
+        "eligible": 6,
+        "waiting": 0,
+        "remaining": {"cpu_hours": 7.0, "gpu_hours": 0.0},
+    }
+    note(folder, "one", "completed", "dir3")
+    assert short_status("-a", "one") == {"one": [4, 0, 0, 0, 6, 0]}
+
+
+def test_directories_that_come_and_go_are_seen(folder: Path) -> None:
+    assert short_status("-a", "one") == {"one": [0, 0, 0, 0, 10, 0]}
+    (folder / "workspace" / "new").mkdir()
+    (folder / "workspace" / "new" / "v.json").write_text('{"v": -1}')
+    (folder / "workspace" / "a file").touch()
+    assert short_status() == {"one": [0, 0, 0, 0, 11, 0], "two": [0, 0, 0, 0, 0, 11], "three": [0, 0, 0, 0, 1, 0]}
+    (folder / "workspace" / "new" / "v.json").unlink()
+    (folder / "workspace" / "new").rmdir()
+    assert list(short_status()) == ["one", "two"]
+
+
+def test_a_value_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "workspace" / "dir3" / "v.json").write_text("{")
+    result = command("status")
+    assert result.exit_code == 2
+    assert "the value of directory 'dir3' is not valid JSON" in result.stderr
+    (folder / "workspace" / "dir3" / "v.json").write_text("{}")
+    assert "directory 'dir3' has no element '/v'" in command("status").stderr
+
+
+def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
+    (folder / ".aorta").mkdir()
+    (folder / ".aorta" / "submitted.json").write_text('{"one": {"dir0": "delta/71", "dir1": "delta/71"}}')
+    assert short_status("-a", "one") == {"one": [0, 0, 0, 2, 8, 0]}
+    shown = command("show", "directories", "-a", "one", "--submitted").stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [[f"dir{n}", "submitted", "delta/71"] for n in (0, 1)]
+
+
+def test_it_works_where_the_index_cannot_be_written(folder: Path) -> None:
+    (folder / ".aorta").touch()  # root may write into any folder
+    assert short_status("-a", "one") == {"one": [0, 0, 0, 0, 10, 0]}
+
+
+def test_neither_torch_nor_pytest_is_imported_and_a_closed_pipe_is_silent(stage: Stage) -> None:
+    project(stage.path, MATRIX.replace('"tiny"', '"gemm"'))
+    words = (sys.executable, "-X", "importtime", "-m", "pytest_aorta", "status")
+    result = stage.command(*words)
+    assert result.ret == 0
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
+    assert "pydantic" in imported
+    assert imported & {"torch", "numpy", "scipy", "pytest", "_pytest", "aorta_workloads"} == set()
+    piped = stage.command("sh", "-c", f"{sys.executable} -m pytest_aorta show trials --short | true")
+    assert piped.errlines == []
+
+
+def test_a_workload_that_is_not_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project(tmp_path, MATRIX))
+    result = command("status")
+    assert result.exit_code == 2
+    assert "'tiny'" in result.stderr
+
+
+def test_cells_and_trials_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path, "tiny", {"aorta.workloads": {"tiny": "tiny:Tiny"}})
+    monkeypatch.chdir(project(tmp_path / "project", MATRIX))
+    assert short_status() == {
+        "matrix": [0, 0, 0, 0, 6, 0],
+        "compare": [0, 0, 0, 0, 0, 2],
+        "shrink": [0, 0, 0, 0, 0, 6],
+    }
+    assert short_status("local-none", "-a", "matrix") == {"matrix": [0, 0, 0, 0, 3, 0]}
+    cells = json.loads(command("show", "cells", "--json", "--value", "/config/width").stdout)["cells"]
+    assert [(cell["name"], cell["eligible"], cell["values"]) for cell in cells] == [
+        ("local-none", 3, {"/config/width": "8"}),
+        ("local-tf32_off+omp_1", 3, {"/config/width": "8"}),
+    ]
+    trials = command("show", "trials", "local-none", "--value", "/trial", "--value", "/mitigations").stdout
+    assert [line.split() for line in trials.splitlines()][1:] == [
+        [f"local-none/{number}", "eligible", str(number), '["none"]'] for number in range(3)
+    ]
+    assert command("show", "directories", "-a", "compare", "--short").stdout.split() == [
+        "local-none",
+        "local-tf32_off+omp_1",
+    ]
+    assert command("show", "trials", "-a", "compare").stderr.startswith("Error: 'compare' matches no action with a")
+
+
+def test_products_of_one_name_in_show_directories(folder: Path) -> None:
+    complete(folder, "one", 2)
+    assert command("scan").exit_code == 0
+    shown = command("show", "directories", "-a", "two", "--value", "/v", "--value", "/half").stdout
+    assert [line.split() for line in shown.splitlines()] == [
+        ["Directory", "State", "/v", "/half"],
+        *([f"dir{n}", "eligible" if n < 2 else "waiting", str(n), str(n // 2)] for n in range(4)),
+        [],
+        *([f"dir{n}", "waiting", str(n), str(n // 2)] for n in range(4, 8)),
+        [],
+        *([f"dir{n}", "waiting", str(n), str(n // 2)] for n in (8, 9)),
+    ]
+    assert command("show", "directories", "-a", "two", "--eligible", "--short").stdout == "dir0\ndir1\n"
+    assert command("show", "directories", "--short").stdout.split() == [f"dir{n}" for n in range(10)]
+    assert (
+        command("show", "directories", "dir4", "--json", "--value", "").stdout
+        == json.dumps(
+            {
+                "directories": [
+                    {"name": "dir4", "action": None, "state": None, "job": None, "values": {"": {"v": 4, "half": 2}}}
+                ]
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    assert command("show", "directories", "--eligible").stderr.startswith("Error: states are those of an action")
+    assert command("show", "directories", "--value", "v").stderr.startswith("Error: --value 'v' is not a JSON pointer")

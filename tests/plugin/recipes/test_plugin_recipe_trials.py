@@ -1,0 +1,171 @@
+"""Recipes with workloads: smoke, then a matrix, then commands on its cells."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.workspace.index.cache import read_index
+
+#: Fails where its option says so, unless a mitigation is there.
+SOURCE = """
+import os
+
+class Shaky:
+    default_config = {"bad": 1}
+    def __init__(self, config): self.bad = int(config["bad"])
+    def setup(self): pass
+    def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
+"""
+
+RECIPE = """
+[[action]]
+name = "smoke"
+workload = "shaky"
+config = {bad = 0}
+
+[[action]]
+name = "matrix"
+workload = "shaky"
+trials = 2
+mitigations = ["none", "fix"]
+previous_actions = ["smoke"]
+
+[[action]]
+name = "compare"
+each = "cell"
+command = '''
+ls workspace/{directory} > workspace/{directory}/listing
+echo {/environment} {/mitigations} {/config} >> log
+'''
+products = ["listing"]
+previous_actions = ["matrix"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.write(work=SOURCE)
+    stage.register(shaky="work:Shaky")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
+    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", "registry.json")
+    stage.write_file("aorta.toml", RECIPE)
+
+
+def change(stage: Stage, old: str, new: str) -> None:
+    """Edit the recipe."""
+    text = (stage.path / "aorta.toml").read_text()
+    assert old in text
+    stage.write_file("aorta.toml", text.replace(old, new))
+
+
+def test_each_action_has_its_results_and_commands_see_them(stage: Stage) -> None:
+    result = stage.run_here("-v", "aorta.toml")
+    result.assert_outcomes(passed=5, failed=2)
+    assert [path for path in stage.files("workspace") if path.endswith(".json")] == [
+        "matrix/shaky/local-fix/trial_0.json",
+        "matrix/shaky/local-fix/trial_1.json",
+        "matrix/shaky/local-none/trial_0.json",
+        "matrix/shaky/local-none/trial_1.json",
+        "smoke/shaky/trial_0.json",
+    ]
+    assert "trial_1.json" in (stage.path / "workspace/matrix/shaky/local-fix/listing").read_text()
+    assert (stage.path / "log").read_text().splitlines() == ['local ["fix"] {}', 'local ["none"] {}']
+    index = read_index(stage.path / ".aorta")
+    assert {cell: bytes(each[0].letters) for cell, each in index.cells["matrix"].items()} == {
+        "local-none": b"ff",
+        "local-fix": b"oo",
+    }
+
+
+def test_a_second_run_shows_again_what_is_there(stage: Stage) -> None:
+    stage.run_here("aorta.toml")
+    before = stage.trials("workspace")
+    result = stage.run_here("-v", "aorta.toml")
+    assert stage.words(result) == {
+        "smoke[local-none-0]": ["KEPT"],
+        **{f"matrix[local-none-{index}]": ["FAILED"] for index in range(2)},
+        **{f"matrix[local-fix-{index}]": ["KEPT"] for index in range(2)},
+        "compare[local-fix]": ["KEPT"],
+        "compare[local-none]": ["KEPT"],
+    }
+    assert stage.trials("workspace") == before
+
+
+def test_a_matrix_is_skipped_with_the_reason_where_the_smoke_test_failed(stage: Stage) -> None:
+    change(stage, "bad = 0", "bad = 1")
+    result = stage.run_here("-rs", "aorta.toml")
+    result.assert_outcomes(failed=1, skipped=6)
+    result.stdout.fnmatch_lines(["SKIPPED*: smoke[[]local-none-0[]] failed"])
+    change(stage, "bad = 1", "bad = 0")
+    stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
+
+
+def test_a_changed_option_runs_the_trials_of_its_action_again(stage: Stage) -> None:
+    stage.run_here("aorta.toml")
+    change(stage, "trials = 2", "trials = 2\nconfig = {bad = 2}")
+    kept = stage.trial("smoke/shaky/trial_0.json", "workspace")
+    stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
+    assert stage.trial("smoke/shaky/trial_0.json", "workspace") == kept
+    assert {trial["config"]["bad"] for path, trial in stage.trials("workspace/matrix").items()} == {2}
+
+
+def test_what_is_expected_to_fail_passes_when_it_does_and_fails_when_not(stage: Stage) -> None:
+    change(stage, "config = {bad = 0}", 'expect = "fail"')
+    result = stage.run_here("-v", "aorta.toml", "-k", "smoke or matrix")
+    result.stdout.fnmatch_lines(["*smoke?local-none-0? REPRODUCED*"])
+    result.assert_outcomes(passed=3, failed=2, deselected=2)
+    assert stage.trial("smoke/shaky/trial_0.json", "workspace")["exit_status"] == "workload_failed"
+    change(stage, 'expect = "fail"', 'expect = "fail"\nconfig = {bad = 0}')
+    result = stage.run_here("aorta.toml", "-k", "smoke or matrix")
+    result.assert_outcomes(failed=1, skipped=4, deselected=2)
+    result.stdout.fnmatch_lines(['the trial is ok, and expected to fail (expect = "fail")'])
+
+
+def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) -> None:
+    change(stage, 'each = "cell"', 'each = "trial"')
+    change(stage, "{/config}", "{/trial}")
+    result = stage.run_here("-rs", "aorta.toml")
+    result.assert_outcomes(passed=5, failed=2, skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED*compare?local-none-1?: matrix?local-none-1? failed"])
+    assert (stage.path / "workspace/matrix/shaky/local-fix/trial_1/listing").exists()
+
+
+def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_cells(stage: Stage) -> None:
+    result = stage.run("-n", "2", "--dist", "load", "aorta.toml")
+    result.assert_outcomes(passed=5, failed=2)
+    assert read_index(stage.path / ".aorta").commands["compare"] == {
+        "local-none": "completed",
+        "local-fix": "completed",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", ["load", "worksteal"])
+def test_under_xdist_nothing_waits_for_what_will_not_come(stage: Stage, distribution: str) -> None:
+    change(stage, "bad = 0", "bad = 1")
+    result = stage.run("-n", "3", "-x", "--dist", distribution, "aorta.toml")
+    assert result.parseoutcomes()["failed"] == 1
+    assert json.loads((stage.path / "workspace/smoke/shaky/trial_0.json").read_text())["exit_status"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'each = "cell"\n',
+            "",
+            "*action 'compare' follows the workload of 'matrix'; each = 'directory'*",
+        ),
+        ("trials = 2", "until_decided = true", "*action 'matrix': until_decided is not possible in a recipe yet*"),
+        ('["none", "fix"]', '["none", "fx"]', "*fx*"),
+        ("trials = 2", 'trials = 2\nbaseline = "other"', "*baseline*other*"),
+    ],
+)
+def test_what_cannot_be_is_an_error_of_the_recipe(stage: Stage, old: str, new: str, message: str) -> None:
+    change(stage, old, new)
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([message])

@@ -1,0 +1,179 @@
+"""Recipe files: what their keys mean, and what is refused with which line."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.recipes import ONE, recipe_of
+
+from pytest_aorta.workflow.errors import RecipeError
+from pytest_aorta.workflow.reading import find_recipe, read_recipe
+
+
+def test_an_empty_recipe_has_no_actions_and_rows_workspace() -> None:
+    recipe = recipe_of("")
+    assert recipe.actions == ()
+    assert recipe.directories == Path("/project/workspace")
+
+
+def test_keys_come_from_the_action_then_from_another_then_from_the_defaults() -> None:
+    recipe = recipe_of("""
+[default.action]
+launchers = ["openmp"]
+previous_actions = []
+[default.action.resources]
+threads_per_process = 2
+walltime.per_submission = "12:00:00"
+[default.action.submit_options.big]
+account = "a"
+setup = "module load x"
+
+[[action]]
+name = "first"
+command = "first {directory}"
+products = ["first.out"]
+[action.resources]
+threads_per_process = 8
+processes.per_directory = 3
+
+[[action]]
+name = "second"
+from = "first"
+command = "second {directory}"
+[action.resources]
+processes.per_submission = 4
+[action.submit_options.big]
+account = "b"
+""")
+    second = recipe.actions[1].table
+    assert second.command == "second {directory}"
+    assert second.products == ("first.out",)
+    assert second.launchers == ("openmp",)
+    assert second.resources.threads_per_process == 8
+    assert second.resources.total_processes(10) == 4
+    assert second.resources.total_walltime(10) == timedelta(hours=12)
+    assert second.submit_options["big"].account == "b"
+    assert second.submit_options["big"].setup == "module load x"
+
+
+def test_a_matrix_takes_the_tables_of_its_defaults_key_by_key() -> None:
+    recipe = recipe_of("""
+[default.action]
+config = {dtype = "bf16", size = 4}
+[[action]]
+name = "matrix"
+workload = "gemm"
+config.size = 8
+""")
+    assert recipe.actions[0].is_matrix
+    assert recipe.actions[0].table.config == {"dtype": "bf16", "size": 8}
+
+
+def test_actions_may_share_a_name_for_different_directories() -> None:
+    text = """
+[[action]]
+name = "one"
+command = "echo {directory}"
+[action.resources]
+processes.per_submission = 8
+[[action]]
+from = "one"
+name = "one"
+[action.resources]
+processes.per_submission = 1
+"""
+    assert [action.table.resources.total_processes(1) for action in recipe_of(text).by_name["one"]] == [8, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("[[action]\n", None, "is not valid TOML"),
+        ("[workspace]\npaht = 'w'\n", 2, "unknown key workspace.paht"),
+        (ONE + "command_line = 'x'\n", 5, "unknown key action.0.command_line"),
+        (
+            ONE + "[action.group]\n\nmaximum_size = 0\n",
+            7,
+            "action.0.group.maximum_size = 0: input should be greater than 0",
+        ),
+        (ONE + "[action.group]\nsort_by = ['a/b']\n", 6, "'a/b' is not a JSON pointer"),
+        (
+            ONE + "[[action.group.include]]\ncondition = ['/a', '!=', 1]\n",
+            6,
+            "action.0.group.include.0.condition.1 = '!='",
+        ),
+        (ONE + "[[action.group.include]]\nall = []\nany = []\n", 5, "set exactly one of condition, all, any"),
+        (
+            ONE + "[action.resources]\nwalltime.per_directory = 'soon'\n",
+            6,
+            "action.0.resources.walltime.per_directory = 'soon'",
+        ),
+        (ONE + "[action.resources.processes]\nper_directory = 1\nper_submission = 2\n", 5, "set exactly one of"),
+        ("[[action]]\ncommand = 'a {directory}'\n", 1, "an action has no name"),
+        ("[[action]]\nname = 'a'\n", 1, "action 'a' has neither of command and workload"),
+        ("[[action]]\nname = 'a'\ncommand = 'x {directory}'\nworkload = 'w'\n", 1, "action 'a' has both"),
+        (
+            "[[action]]\nname = 'a'\nworkload = 'w'\nproducts = ['p']\n",
+            4,
+            "action 'a' has a workload, for which products",
+        ),
+        ("[[action]]\nname = 'a'\ncommand = 'x'\n", 3, "has neither of {directory} and {directories}"),
+        ("[[action]]\nname = 'a'\ncommand = 'x {directory} {directories}'\n", 3, "has both of"),
+        ("[[action]]\nname = 'a'\ncommand = 'x {/k} {directories}'\n", 3, "cannot be used with {directories}"),
+        (ONE + "previous_actions = ['two']\n", 2, "previous action 'two' of 'one' does not exist; there are one"),
+        (ONE + "previous_actions = ['one']\n", 2, "actions wait for each other: one -> one"),
+        (ONE + "[[action]]\nfrom = 'two'\n", 6, "from = 'two' names no action; there are one"),
+        (
+            ONE + ONE + "products = ['x']\n",
+            6,
+            "products of 'one' differs from that of the action of the same name in line 2",
+        ),
+        ("[default.action]\nfrom = 'one'\n" + ONE, 2, "default.action cannot have from"),
+    ],
+)
+def test_what_is_wrong_is_one_message_with_its_line(text: str, line: int | None, message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        recipe_of(text)
+    place = "/project/aorta.toml: " if line is None else f"/project/aorta.toml:{line}: "
+    assert str(error.value).startswith(place)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_from_is_one_level_deep() -> None:
+    with pytest.raises(RecipeError, match="names an action that has from itself"):
+        recipe_of(ONE + "[[action]]\nname = 'two'\nfrom = 'one'\n[[action]]\nname = 'three'\nfrom = 'two'\n")
+
+
+def test_circles_over_several_actions_are_named() -> None:
+    actions = [("a", "c"), ("b", "a"), ("c", "b")]
+    text = "".join(
+        f"[[action]]\nname='{name}'\ncommand='x {{directory}}'\nprevious_actions=['{on}']\n" for name, on in actions
+    )
+    with pytest.raises(
+        RecipeError, match=r"actions wait for each other: (a -> c -> b -> a|b -> a -> c -> b|c -> b -> a -> c)"
+    ):
+        recipe_of(text)
+
+
+def test_a_recipe_is_found_from_a_folder_below(tmp_path: Path) -> None:
+    (tmp_path / "workflow.toml").write_text(ONE)
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    assert find_recipe(below) == tmp_path / "workflow.toml"
+    (tmp_path / "aorta.toml").write_text(ONE)
+    assert find_recipe(below) == tmp_path / "aorta.toml"
+    assert read_recipe(find_recipe(below)).root == tmp_path
+
+
+def test_a_folder_without_a_recipe_says_what_is_searched_for(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no aorta\.toml or workflow\.toml in .* pytest-aorta init makes one"):
+        find_recipe(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "aorta.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_recipe(tmp_path / "aorta.toml")
