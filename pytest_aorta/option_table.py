@@ -16,7 +16,7 @@ class Option(NamedTuple):  # faster to make than a dataclass, and pytest waits f
 
     ``repeat`` options take several values: repeated on the command line, lines in an ini file, ``;`` in a variable
     (or what the regular expression ``separator`` matches). ``default``: as it is typed; empty where there is none, or
-    where ``help`` says what it depends on.
+    where ``help`` says what it depends on. ``bare``: the value of one that may stand without one.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Option(NamedTuple):  # faster to make than a dataclass, and pytest waits f
     repeat: bool = False
     separator: str = ";"
     default: str = ""
+    bare: str = ""
 
     @property
     def is_switch(self) -> bool:
@@ -206,4 +207,15 @@ OPTIONS = (
     Option(
         "registry-file", valid.name, "FILE", "JSON file with more mitigations and environments; repeat", repeat=True
     ),
+    Option(
+        "submit",
+        valid.cluster,
+        "CLUSTER",
+        "submit recipes as jobs instead of running them here: to this cluster, or the one that this host is part of; "
+        "write --aorta-submit=CLUSTER",
+        bare="auto",
+    ),
+    Option("dry-run", valid.switch, "", "print the scripts of --aorta-submit, and submit nothing"),
+    Option("max-jobs", valid.positive_int, "N", "of --aorta-submit: submit no more than so many"),
+    Option("yes", valid.switch, "", "of --aorta-submit: do not ask whether to submit"),
 )

@@ -239,6 +239,13 @@ def name(value: Any) -> str:
     return value.strip()
 
 
+def cluster(value: str) -> str:
+    """The name of a cluster, and not a file that stands behind the option."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", value) or value.endswith((".toml", ".py")):
+        raise ValueError("the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files")
+    return value
+
+
 def names(value: Any) -> tuple[str, ...]:
     """Of mitigations, or collectors."""
     given = value.split(",") if isinstance(value, str) else value

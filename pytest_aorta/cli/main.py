@@ -10,6 +10,7 @@ from pytest_aorta._version import __version__
 from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
 from pytest_aorta.cli.init import init
+from pytest_aorta.cli.jobs import cancel, job_ended, jobs
 from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
@@ -51,6 +52,9 @@ main.add_command(status)
 main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(jobs)
+main.add_command(cancel)
+main.add_command(job_ended)
 main.add_command(list_registered)
 main.add_command(report)
 main.add_command(compare)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from pytest_aorta.clusters.jobs import Job
     from pytest_aorta.workflow.actions import Action, Recipe
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workflow.requests import Requests
@@ -99,6 +100,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
     from pytest_aorta.workspace.index.submitted import read_submitted
 
     recipe = open_recipe()
+    look_at_jobs(recipe, files)
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
@@ -112,6 +114,28 @@ def open_project(files: Sequence[str] = ()) -> Project:
         read_submitted(recipe.index),
     )
     return Project(recipe, overview, directories, sources, imported)
+
+
+def look_at_jobs(recipe: Recipe, files: Sequence[str], *, everything: bool = False) -> Sequence[Job]:
+    """Ask the scheduler for the jobs of a recipe that have not ended; what it says is kept in the index.
+
+    Args:
+        recipe: whose jobs.
+        files: registry files.
+        everything: whether to give all jobs, and not only those that had not ended before.
+    """
+    if not (recipe.index / "jobs").exists():
+        return ()
+    from pytest_aorta.clusters.jobs import read_jobs
+    from pytest_aorta.clusters.reconciliation import reconcile
+    from pytest_aorta.common.terminal_text import one_line
+    from pytest_aorta.ended_jobs import EndedJobs
+
+    ended = EndedJobs(recipe, tuple(map(Path, registry_files(files))))
+    known = reconcile(recipe.index, recipe.root, ended.settle)
+    for problem in known.problems:
+        click.echo(f"warning: {one_line(problem)}", err=True)
+    return read_jobs(recipe.index) if everything else known.jobs
 
 
 def directories_of(recipe: Recipe) -> CachedDirectories:

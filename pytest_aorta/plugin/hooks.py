@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
+        from pytest_aorta.plugin.submission_hooks import register_submission
+
+        register_submission(config)
         from pytest_aorta.plugin.trial_hooks import select
 
         register_hooks(config)

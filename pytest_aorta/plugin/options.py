@@ -32,7 +32,17 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare all options and their ini twins."""
     group = parser.getgroup("aorta", "trials of workloads (pytest-aorta)")
     for option in OPTIONS:
-        if option.is_switch:
+        if option.bare:
+            group.addoption(
+                option.flag,
+                dest=option.ini,
+                nargs="?",
+                const=option.bare,
+                default=None,
+                metavar=option.metavar,
+                help=option.help_text,
+            )
+        elif option.is_switch:
             group.addoption(option.flag, dest=option.ini, action="store_const", const="true", help=option.help_text)
         else:
             group.addoption(
@@ -167,6 +177,15 @@ def _set_bounds(values: dict[str, Any]) -> None:
         values["aorta_trials"] = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
     elif values["aorta_minimize"] or values["aorta_until_decided"]:
         values["aorta_trials"] = _TRIALS_UNTIL_DECIDED
+
+
+def read_option(config: pytest.Config, name: str, environ: Mapping[str, str] = os.environ) -> Any:
+    """The value of one option; ``None`` where it has none.
+
+    Raises:
+        OptionError: it cannot take the value.
+    """
+    return _read(next(option for option in OPTIONS if option.name == name), config, environ)
 
 
 def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:

@@ -14,6 +14,7 @@ import pytest
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
+from pytest_aorta.plugin.recipes.recipe_run import HERE
 from pytest_aorta.plugin.recipes.shell import run_shell
 from pytest_aorta.plugin.run import run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
@@ -25,9 +26,6 @@ from pytest_aorta.workflow.groups import check_whole
 if TYPE_CHECKING:
     from pytest_aorta.plugin.recipes.recipe_run import RecipeRun
     from pytest_aorta.workflow.command_units import CommandUnit
-
-#: The cluster that is this host, by Row's name.
-_CLUSTER = "none"
 
 #: Bytes of the end of a command's output that its report has.
 _SHOWN = 65_536
@@ -72,7 +70,8 @@ class CommandItem(pytest.Item):
         paths, values = [places.path_of(unit) for unit in units], [places.value_of(unit) for unit in units]
         workspace = recipe.workspace.path
         (line,) = shell_commands(action.table.command or "", paths, values, workspace)
-        variables = action_variables(action.name, action.table.resources, len(units), workspace, _CLUSTER)
+        variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
+        line = self.run.prefix(action, len(units)) + line
         status = self._execute(line, recipe.root, variables)
         missing = {unit: self.run.missing(action, unit) for unit in units}
         for unit in units:

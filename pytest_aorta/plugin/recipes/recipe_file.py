@@ -35,12 +35,7 @@ class RecipeFile(pytest.File):
             yield from trial_items(self, run, action)
             return
         if action.table.launchers:
-            raise RecipeError(
-                f"action {action.name!r}: launchers ({', '.join(action.table.launchers)}) are not possible yet; write "
-                "what they begin the command with into the command, such as mpirun -n 4",
-                run.recipe.file,
-                action.line,
-            )
+            run.prefix(action, 1)  # refused now, and not when it is about to run
         matrix = matrix_before(action, run.recipe)
         if action.table.each != "directory" or matrix is not None:
             run.own_places[action.name] = self._places(run, action, matrix)

@@ -6,24 +6,30 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from pytest_aorta.plugin.recipes.in_job import StartedTrials
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import Directories
+from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.states import Progress, open_for
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome
 from pytest_aorta.workspace.index.journal import Journal
 
 if TYPE_CHECKING:
+    from pytest_aorta.clusters.tables import Launcher
     from pytest_aorta.workflow.actions import Action, Recipe
     from pytest_aorta.workflow.command_units import Places
+
+#: The cluster that is this host, by Row's name.
+HERE = "none"
 
 #: Seconds between two looks at the items of other processes.
 _LOOK = 0.05
@@ -54,6 +60,8 @@ class RecipeRun:
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
         self.journal = Journal(recipe.index / "staged")
+        self.started = StartedTrials()
+        self._launchers: Mapping[str, Launcher] | None = None
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
         """An item has been made for these units of an action."""
@@ -67,6 +75,24 @@ class RecipeRun:
     def folder(self, action: Action, unit: str) -> Path:
         """The folder of a unit of a command."""
         return self.recipe.directories / self.places(action).path_of(unit)
+
+    def prefix(self, action: Action, directories: int) -> str:
+        """What the launchers of a command put before it on this host.
+
+        Raises:
+            RecipeError: one is unknown, or none starts the processes.
+        """
+        if not action.table.launchers:
+            return ""
+        from pytest_aorta.clusters.configuration import Configuration
+        from pytest_aorta.clusters.launchers import launcher_prefix
+
+        if self._launchers is None:
+            self._launchers = Configuration.of_project(self.recipe.root).launchers_on(HERE)
+        try:
+            return launcher_prefix(action, directories, self._launchers, needs_one=True)
+        except RecipeError as error:
+            raise RecipeError(error.message, self.recipe.file, action.line) from None
 
     def missing(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""

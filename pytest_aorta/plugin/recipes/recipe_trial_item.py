@@ -51,6 +51,12 @@ class RecipeTrialItem(TrialItem):
         obstacle = self.recipe.obstacle(self.action, unit_of(self.spec), planned)
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
+        unit = unit_of(self.spec)
+        if self.recipe.looks[self.action.name](unit) == "open":
+            too_many = self.recipe.started.has_too_many(self.action.name, unit)
+            if too_many is not None:
+                raise NotNeeded(printable(too_many))
+        self.recipe.started.note(unit)
         super().setup()
 
     def runtest(self) -> None:
