@@ -15,6 +15,7 @@ from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
+from pytest_aorta.cli.show_clusters import show_cluster, show_launchers
 from pytest_aorta.cli.status import status
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
@@ -47,6 +48,8 @@ def main() -> None:
     """What pytest-aorta knows, and what its results say. Trials are run by pytest: pytest --aorta-workload NAME"""
 
 
+show.add_command(show_cluster)
+show.add_command(show_launchers)
 main.add_command(init)
 main.add_command(status)
 main.add_command(show)

@@ -47,6 +47,7 @@ class Project:
         sources: whether source files have changed.
         imported: whether a plugin was imported to know what the recipe asks for, which may give something else the
             next time although no file is another one.
+        jobs: that had not ended before the scheduler was asked.
     """
 
     recipe: Recipe
@@ -54,6 +55,18 @@ class Project:
     directories: CachedDirectories
     sources: SourceChanges
     imported: bool
+    jobs: Sequence[Job] = ()
+
+    def running(self, action: Action) -> set[str]:
+        """The units of an action whose jobs run now."""
+        return {
+            unit
+            for job in self.jobs
+            if job.plan.action == action.name
+            for number, task in enumerate(job.plan.tasks)
+            if job.state(number).state == "RUNNING"
+            for unit in task.units
+        }
 
     def save(self) -> None:
         """Keep what was looked up, for the next command."""
@@ -100,7 +113,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
     from pytest_aorta.workspace.index.submitted import read_submitted
 
     recipe = open_recipe()
-    look_at_jobs(recipe, files)
+    jobs = look_at_jobs(recipe, files)
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
@@ -113,7 +126,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
         sources.have_changed,
         read_submitted(recipe.index),
     )
-    return Project(recipe, overview, directories, sources, imported)
+    return Project(recipe, overview, directories, sources, imported, jobs)
 
 
 def look_at_jobs(recipe: Recipe, files: Sequence[str], *, everything: bool = False) -> Sequence[Job]:

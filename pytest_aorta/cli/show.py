@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group("show")
 def show() -> None:
-    """Directories, cells or trials of a recipe, with their states and values."""
+    """Directories, cells or trials of a recipe, with their states and values; clusters and launchers."""
 
 
 @dataclass(frozen=True)

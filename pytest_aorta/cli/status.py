@@ -17,10 +17,15 @@ from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.workflow.finding import find_recipe
 
 if TYPE_CHECKING:
+    from pytest_aorta.cli.project import Project
+    from pytest_aorta.workflow.actions import Action
     from pytest_aorta.workflow.overview import ActionSummary
 
 #: Key of a row for the cost as a text, which is not shown as JSON.
 _COST = "cost"
+
+#: Key of a row for those of the submitted units whose jobs run.
+_RUNNING = "running"
 
 
 @click.command("status")
@@ -63,19 +68,36 @@ def status(
 def _rows(names: tuple[str, ...], pattern: str, files: tuple[str, ...]) -> Rows:
     """A row for each action that matches, and perhaps others."""
     recipe, registries = find_recipe(Path.cwd()), registry_files(files)
-    known = None if names else remembered(recipe, registries)
+    known = None if names or _has_jobs(recipe.parent) else remembered(recipe, registries)
     if known is not None and any(fnmatchcase(row["name"], pattern) for row in known):
         return known
     project = open_project(files)
     only = chosen_units(names, project.overview)
-    rows = [_row(project.overview.summary(each, only)) for each in project.actions(pattern)]
+    rows = [_row(project, each, only) for each in project.actions(pattern)]
     project.save()
     if len(rows) == len(project.recipe.actions) and only is None and not project.imported:
         remember(recipe, registries, [project.recipe.directories, *project.sources.looked_at], rows)
     return rows
 
 
-def _row(summary: ActionSummary) -> dict[str, Any]:
+def _has_jobs(root: Path) -> bool:
+    """Whether the scheduler has to be asked."""
+    from pytest_aorta.workspace.index.submitted import read_submitted
+
+    return bool(read_submitted(root / ".aorta"))
+
+
+def _row(project: Project, action: Action, only: set[str] | None) -> dict[str, Any]:
+    summary = project.overview.summary(action, only)
+    running = project.running(action)
+    if running:
+        states = project.overview.states(action, only)
+        running = {unit for unit in running if states.get(unit) == "submitted"}
+    row = _plain(summary)
+    return {**row, _RUNNING: len(running)}
+
+
+def _plain(summary: ActionSummary) -> dict[str, Any]:
     remaining = {"cpu_hours": summary.remaining.cpu_hours, "gpu_hours": summary.remaining.gpu_hours}
     counts = {state.value: count for state, count in summary.counts.items()}
     return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
@@ -86,8 +108,14 @@ def _echo_table(shown: Rows, of: int) -> None:
         click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
         return
     headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
-    texts = [[row["name"], *(f"{row[state]:,}" for state in COLORS), row[_COST]] for row in shown]
+    texts = [[row["name"], *(_count(row, state) for state in COLORS), row[_COST]] for row in shown]
     lines = columns([headings, *texts], right=range(1, len(headings)))
     click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:
         click.echo(line)
+
+
+def _count(row: dict[str, Any], state: str) -> str:
+    """``16``; ``16 (8 run)`` where jobs of submitted units run."""
+    running = row.get(_RUNNING, 0) if state == "submitted" else 0
+    return f"{row[state]:,} ({running:,} run)" if running else f"{row[state]:,}"

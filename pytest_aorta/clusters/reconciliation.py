@@ -16,6 +16,7 @@ from pytest_aorta.clusters.jobs import Job, TaskState, read_jobs, submitted_unit
 from pytest_aorta.clusters.tables import Cluster
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.workspace.atomic import locked, write_text
+from pytest_aorta.workspace.index.submitted import read_submitted
 
 #: Settles a task that has ended: called once for each, before it counts as ended.
 Settle = Callable[[Job, int, TaskState], None]
@@ -84,6 +85,19 @@ def write_submitted(index: Path, jobs: Iterable[Job]) -> None:
     with contextlib.suppress(OSError):
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             write_text(file, text)
+
+
+def add_submitted(index: Path, job: Job) -> None:
+    """Say in the index that the scheduler has, or may have, a job.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with locked(index):
+        known = {action: dict(units) for action, units in read_submitted(index).items()}
+        for action, units in submitted_units([job]).items():
+            known.setdefault(action, {}).update(units)
+        write_text(index / "submitted.json", json.dumps(known))
 
 
 def _answers_here(job: Job, clusters: Sequence[Cluster], environ: Mapping[str, str]) -> bool:

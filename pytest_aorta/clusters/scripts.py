@@ -115,7 +115,8 @@ class JobScript:
 
     def _body(self) -> Iterable[str]:
         yield ""
-        yield _END.format(note=shlex.join(self.note))
+        if not self.runs_trials:  # of these, pytest itself keeps the index
+            yield _END.format(note=shlex.join(self.note))
         target, accepted = ("$child", 1) if self.runs_trials else ("-$child", 0)
         yield _RUN.format(target=target, accepted=accepted)
         yield "case $task in"

@@ -79,7 +79,7 @@ def sbatch(script: Path, folder: Path, has_account: bool, *, is_test: bool = Fal
     said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
     # Refusals are "Batch job submission failed: REASON"; a time-out in the middle says nothing of the job.
     lost = done.returncode < 0 or _LOST.search(said)
-    raise (LostAnswer if lost else SchedulerError)(f"sbatch: {said}")
+    raise (LostAnswer if lost else SchedulerError)(said if said.startswith("sbatch") else f"sbatch: {said}")
 
 
 def squeue(numbers: Collection[str]) -> dict[str, TaskState]:
@@ -163,7 +163,7 @@ def _output(command: Sequence[str]) -> str:
     done = _answer(command, None, None)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
-        raise SchedulerError(f"{command[0]}: {said}")
+        raise SchedulerError(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return done.stdout
 
 

@@ -19,7 +19,7 @@ from pytest_aorta.clusters import slurm
 from pytest_aorta.clusters.jobs import Job, Plan, States, Task, TaskState, create_job, job_folder, job_name, read_jobs
 from pytest_aorta.clusters.launchers import launcher_prefix
 from pytest_aorta.clusters.partitions import choose_partition
-from pytest_aorta.clusters.reconciliation import forbid, write_submitted
+from pytest_aorta.clusters.reconciliation import add_submitted, forbid, write_submitted
 from pytest_aorta.clusters.sbatch_options import nodes_of, sbatch_options
 from pytest_aorta.clusters.scripts import JobScript
 from pytest_aorta.clusters.tables import Cluster, Launcher
@@ -167,6 +167,7 @@ def submit(target: Target, planned: PlannedJob) -> Job:
     index = target.recipe.index
     plan = planned.plan.model_copy(update={"created": time.time()})
     job = create_job(index, plan, planned.files)
+    add_submitted(index, job)
     if target.cluster.scheduler == "bash":
         return _run_here(job, target.recipe.root)
     try:
@@ -182,10 +183,11 @@ def submit(target: Target, planned: PlannedJob) -> Job:
         forbid(job, range(len(plan.tasks)))
         job.with_states(States(refused=str(error)))
         (job.folder / "over").touch()
+        with locked(index):
+            write_submitted(index, read_jobs(index, only_open=True))
         raise
     job = job.with_states(States(number=number))
-    with locked(index):
-        write_submitted(index, read_jobs(index, only_open=True))
+    add_submitted(index, job)
     return job
 
 
@@ -207,6 +209,8 @@ def _run_here(job: Job, root: Path) -> Job:
             States(number=str(process.pid), tasks={0: TaskState(state=state, reason=reason, over=True)})
         )
         (job.folder / "over").touch()
+        with locked(root / job.folder.parents[1]):
+            write_submitted(job.folder.parents[1], read_jobs(job.folder.parents[1], only_open=True))
     return job
 
 

@@ -22,6 +22,9 @@ _EXPECTED = {
     "pass": bytes.maketrans(_RECORDED, bytes([COMPLETED, FAILED, FAILED, WITHOUT_RESULT, OPEN])),
     "fail": bytes.maketrans(_RECORDED, bytes([FAILED, COMPLETED, COMPLETED, WITHOUT_RESULT, OPEN])),
 }
+#: Of one without a result that a scheduler has.
+SUBMITTED = ord("q")
+
 _OF_OTHER_REQUEST = bytes.maketrans(_RECORDED, bytes([STALE, STALE, STALE, STALE, OPEN]))
 
 #: Letters of trials that have ended with something to say of the workload.
@@ -39,13 +42,14 @@ class Trials:
 
     def progress(self) -> Progress:
         """The same with a name for each trial, ``CELL/INDEX``."""
-        named = {letter: self.named(letter) for letter in (COMPLETED, FAILED, WITHOUT_RESULT, STALE)}
+        named = {letter: self.named(letter) for letter in (COMPLETED, FAILED, WITHOUT_RESULT, STALE, SUBMITTED)}
         return Progress(
             units=[f"{cell}/{index}" for cell, letters in self.cells.items() for index in range(len(letters))],
             completed=frozenset(named[COMPLETED]),
             failed=frozenset([*named[FAILED], *named[WITHOUT_RESULT]]),
             without_result=frozenset(named[WITHOUT_RESULT]),
             stale=frozenset(named[STALE]),
+            submitted=frozenset(named[SUBMITTED]),
         )
 
     def named(self, letter: int) -> list[str]:
@@ -108,7 +112,8 @@ def compact_progress_of(
     found: dict[str, Trials | Progress] = {}
     for name, (action, *_) in recipe.by_name.items():
         if action.is_matrix:
-            found[name] = _trials(action, index, requests, have_changed)
+            trials = _trials(action, index, requests, have_changed)
+            found[name] = _with_submitted(trials, (submitted or {}).get(name, {}))
             continue
         outcomes = index.commands.get(name, {})
         has_products = bool(action.table.products)
@@ -155,6 +160,21 @@ def _trials(action: Action, index: Index, requests: Requests, have_changed: Have
     )
 
 
+def _with_submitted(trials: Trials, submitted: Mapping[str, str]) -> Trials:
+    """Trials of which a scheduler has some; a result that is there already stays."""
+    if not submitted:
+        return trials
+    cells = {cell: bytearray(letters) for cell, letters in trials.cells.items()}
+    for unit in submitted:
+        cell, _, index = unit.rpartition("/")
+        letters = cells.get(cell)
+        if letters is not None and index.isdecimal() and int(index) < len(letters):
+            place = int(index)
+            if letters[place] not in _TERMINAL:
+                letters[place] = SUBMITTED
+    return Trials({cell: bytes(letters) for cell, letters in cells.items()})
+
+
 def _letters(records: Sequence[CellRecords], request: str, action: Action, have_changed: HaveChanged) -> bytes:
     """What is known of the trials of a cell; no two of its records are of one trial."""
     count = action.table.trials
@@ -190,5 +210,6 @@ def state_counts(trials: Trials, previous: Sequence[Open]) -> dict[State, int]:
         State.COMPLETED: trials.count(COMPLETED),
         State.FAILED: trials.count(FAILED) + trials.count(WITHOUT_RESULT),
         State.STALE: trials.count(STALE),
+        State.SUBMITTED: trials.count(SUBMITTED),
         rest: trials.count(OPEN),
     }

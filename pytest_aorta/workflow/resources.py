@@ -45,7 +45,12 @@ class Cost:
 
     def __str__(self) -> str:
         parts = [(self.cpu_hours, "CPU-hours"), (self.gpu_hours, "GPU-hours")]
-        return " and ".join(f"{hours:,.0f} {unit}" for hours, unit in parts if hours) or "0 CPU-hours"
+        return " and ".join(f"{_shown(hours)} {unit}" for hours, unit in parts if hours) or "0 CPU-hours"
+
+
+def _shown(hours: float) -> str:
+    """Whole hours; of few, two digits that matter."""
+    return f"{hours:,.0f}" if hours >= 10 or hours == round(hours) else f"{hours:.2g}"
 
 
 class Resources(Table):

@@ -16,7 +16,7 @@ from pytest_aorta.workflow.actions import Action
 
 
 class State(str, Enum):
-    """The state of an action on a unit; the first that holds, in this order."""
+    """The state of an action on a unit, in the order of columns; ``_state`` has the order in which they are tried."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -108,10 +108,10 @@ def classified(progress: Progress, previous: Sequence[Open]) -> dict[str, State]
 def _state(unit: str, progress: Progress, waits: Sequence[Open]) -> State:
     if unit in progress.completed:
         return State.COMPLETED
+    if unit in progress.submitted:
+        return State.SUBMITTED
     if unit in progress.failed:
         return State.FAILED
     if unit in progress.stale:
         return State.STALE
-    if unit in progress.submitted:
-        return State.SUBMITTED
     return State.WAITING if any(each.touches(unit) for each in waits) else State.ELIGIBLE
