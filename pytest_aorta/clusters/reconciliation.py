@@ -147,6 +147,8 @@ def _updated(job: Job, states: Mapping[str, TaskState], settle: Settle, problems
         state = states.get(job.identity(number))
         if state is None:
             state = TaskState(state=UNKNOWN, reason="no scheduler knows it any more", over=True)
+        if state.state == "FAILED" and (job.folder / f"stopped-{number}").exists():
+            state = TaskState(state="TIMEOUT", reason="ended in order before its time limit", over=True)
         if state.over:
             try:
                 forbid(job, [number])

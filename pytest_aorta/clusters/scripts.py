@@ -14,9 +14,10 @@ JOB_VARIABLE, TASK_VARIABLE = "AORTA_JOB", "AORTA_JOB_TASK"
 MAXIMUM_RESTARTS = 10
 
 _RUN = """\
-failed=0 stopped= child=
+failed=0 stopped='' child=''
 stop() {{
     stopped=1
+    : > "$job/stopped-$task"
     if [ -n "$child" ]; then kill -TERM -- "{target}"; fi
 }}
 trap stop TERM
@@ -32,7 +33,7 @@ run() {{ # the number of a command, and the command
         wait "$child"
         status=$?
     done
-    child=
+    child=''
     printf '%s %s\\n' "$1" "$status" >> "$job/status-$task"
     if [ "$status" -gt {accepted} ]; then failed=2; fi
 }}

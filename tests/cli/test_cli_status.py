@@ -111,6 +111,7 @@ def test_what_a_run_has_journaled_counts_at_once(folder: Path) -> None:
         "eligible": 6,
         "waiting": 0,
         "remaining": {"cpu_hours": 7.0, "gpu_hours": 0.0},
+        "running": 0,
     }
     note(folder, "one", "completed", "dir3")
     assert short_status("-a", "one") == {"one": [4, 0, 0, 0, 6, 0]}

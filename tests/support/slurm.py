@@ -70,11 +70,16 @@ MinJobAge=600
 ReturnToService=2
 SlurmdTimeout=10
 UnkillableStepTimeout=30
-NodeName=n0 NodeHostname=localhost NodeAddr=127.0.1.1 Port={ports[1]} CPUs={cpus} RealMemory=4000
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.1.2 Port={ports[2]} CPUs={cpus} RealMemory=4000
+GresTypes=gpu
+NodeName=DEFAULT CPUs={cpus} RealMemory=400000 Feature=scratch Gres=gpu:4
+NodeName=n0 NodeHostname=localhost NodeAddr=127.0.1.1 Port={ports[1]}
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.1.2 Port={ports[2]}
 PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 DefaultTime=10
 PartitionName=short Nodes=n0,n1 MaxTime=1
 PartitionName=single Nodes=n1 MaxTime=60 MaxNodes=1
+PartitionName=cpu Nodes=n0,n1
+PartitionName=gpu Nodes=n0,n1
+PartitionName=debug Nodes=n0,n1
 """
 
 HOSTS = """
@@ -210,6 +215,9 @@ class Daemons:
         (self.folder / "server.pid").write_text(str(os.getpid()))
         configuration = CONFIGURATION.format(folder=self.folder, ports=_free_ports(3), cpus=CPUS)
         (self.folder / "slurm.conf").write_text(configuration)
+        for number in range(4):  # numbers of GPUs, with no device behind them
+            (self.folder / f"gpu{number}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-3]\n")
         (self.folder / "hosts").write_text(HOSTS)
         key = self.folder / "munge.key"
         key.touch(0o600)

@@ -168,11 +168,33 @@ def test_a_mistake_is_one_error_with_its_line(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["*aorta.toml:4: unknown key action.0.product"])
 
 
-def test_launchers_are_refused(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["mpi"]', "a")
+def test_launchers_begin_the_command(stage: Stage) -> None:
+    recipe = """
+    [[action]]
+    name = "one"
+    command = 'bash -c "echo \\$OMP_NUM_THREADS > workspace/{directory}/threads"'
+    launchers = ["openmp"]
+    products = ["threads"]
+    resources.threads_per_process = 3
+    """
+    make(stage, recipe, "a")
+    stage.run_here("aorta.toml").assert_outcomes(passed=1)
+    assert (stage.path / "workspace/a/threads").read_text() == "3\n"
+
+
+def test_a_launcher_that_does_not_exist_is_refused(stage: Stage) -> None:
+    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["pmi"]', "a")
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*aorta.toml:1: action 'one': launchers (mpi) are not possible yet*"])
+    result.stdout.fnmatch_lines(["*aorta.toml:1: action 'one': no launcher is called 'pmi'; there are openmp, mpi, *"])
+
+
+def test_launchers_of_which_none_starts_the_processes_are_refused(stage: Stage) -> None:
+    recipe = '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["openmp"]\n'
+    make(stage, recipe + "resources.processes.per_submission = 2", "a")
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*action 'one' has 2 processes, and no launcher that starts them*"])
 
 
 def test_directories_of_two_actions_of_one_name_may_not_overlap(stage: Stage) -> None:

@@ -1,0 +1,104 @@
+"""Recipes as jobs of a real SLURM with two nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until
+from support.slurm import Slurm
+from support.slurm_jobs import SubmittingStage
+from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
+from support.stage import Stage
+
+RECIPE = """
+[default.action.resources.walltime]
+per_submission = "00:05:00"
+
+[[action]]
+name = "matrix"
+workload = "short"
+trials = 4
+group.maximum_size = 2
+
+[[action]]
+name = "list"
+each = "cell"
+command = "ls workspace/{directory} > workspace/{directory}/files; echo done"
+products = ["files"]
+previous_actions = ["matrix"]
+"""
+
+
+@pytest.fixture
+def jobs(stage: Stage, slurm: Slurm) -> SubmittingStage:  # noqa: F811
+    stage.write_file("aorta.toml", RECIPE)
+    return SubmittingStage(stage, slurm)
+
+
+@pytest.mark.slow
+def test_a_recipe_is_submitted_action_after_action(jobs: SubmittingStage) -> None:
+    result = jobs.submit()
+    result.stdout.fnmatch_lines(["matrix: 2 jobs (4 trials) on slurm, up to 0.17 CPU-hours", "*4 submitted in*"])
+    assert result.ret == 0
+    jobs.wait_for_end()
+    assert {job["state"] for job in jobs.jobs().values()} == {"COMPLETED"}
+    assert jobs.status()["matrix"]["completed"] == 4
+    result = jobs.submit()
+    result.stdout.fnmatch_lines(["matrix: no job, 4 completed", "list: 1 job (1 cell) on slurm*", "*1 submitted in*"])
+    jobs.wait_for_end()
+    assert jobs.status()["list"]["completed"] == 1
+    assert "trial_3.json" in (jobs.stage.path / "workspace/matrix/short/files").read_text()
+    [folder] = (jobs.stage.path / ".aorta/jobs").glob("list-*")
+    assert (folder / "output-0.txt").read_text() == "done\n"
+    result = jobs.submit()
+    result.stdout.fnmatch_lines(["matrix: no job, 4 completed", "list: no job, 1 completed"])
+    jobs.pytest("aorta.toml").assert_outcomes(passed=5)
+
+
+@pytest.mark.slow
+def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: SubmittingStage) -> None:
+    (jobs.stage.path / "hang").touch()
+    change(jobs, "trials = 4", 'trials = 4\nconfig = {hang = "hang"}')
+    jobs.submit()
+    jobs.wait_for_file("began")
+    wait_until(lambda: jobs.status()["matrix"]["running"] == 4, "all jobs to run")
+    assert jobs.status()["matrix"]["submitted"] == 4
+    jobs.submit().stdout.fnmatch_lines(["matrix: no job, 4 submitted already"])
+    [first, second] = jobs.jobs()
+    assert jobs.command("cancel", first) == "1 job cancelled."
+    wait_until(lambda: jobs.ids("matrix", "CANCELLED") == [first], "the end of a job")
+    # One of its trials was running; of the other there is nothing to say.
+    status = jobs.status()["matrix"]
+    assert (status["failed"], status["submitted"], status["eligible"]) == (1, 2, 1)
+    [record] = jobs.stage.trials("workspace").values()
+    assert record["exit_status"] == "infrastructure_failed"
+    assert record["failure"]["message"] == "interrupted: SIGTERM"
+    (jobs.stage.path / "hang").unlink()
+    jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*2 submitted already"])
+    jobs.wait_for_end()
+    assert jobs.status()["matrix"]["completed"] == 4
+    assert [job["state"] for job in jobs.jobs().values()] == ["CANCELLED", "COMPLETED", "COMPLETED"]
+    assert second in jobs.jobs()
+
+
+def change(jobs: SubmittingStage, old: str, new: str) -> None:
+    file: Path = jobs.stage.path / "aorta.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def outcomes(jobs: SubmittingStage) -> dict[str, tuple[str, str, int]]:
+    """Of each trial file: how it ended, of which cell and number it is."""
+    found = {}
+    for path, trial in jobs.stage.trials("workspace").items():
+        found[path] = (trial["exit_status"], trial["cell"], trial["trial_index"])
+    return found
+
+
+def matrix(jobs: SubmittingStage, action: str) -> object:
+    """The counts of an action's table."""
+    document = json.loads((jobs.stage.path / "workspace" / action / "matrix.json").read_text())
+    return [(cell["name"], cell["trials"]) for cell in document["cells"]]

@@ -1,0 +1,66 @@
+#!/bin/bash
+#SBATCH --partition=cpu
+#SBATCH --ntasks=1
+#SBATCH --nodes=1
+#SBATCH --mem-per-cpu=100M
+#SBATCH --time=60
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --constraint="scratch"
+#SBATCH --job-name=act-NAME
+#SBATCH --output=.aorta/jobs/act-NAME/output-0.txt
+
+cd -- /project || exit 1
+job=.aorta/jobs/act-NAME
+task=0
+# A job that was forgotten, or is known to have ended, does nothing when it begins after all.
+if [ ! -e "$job/plan.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 10 ]; then
+    echo "restarted $SLURM_RESTART_COUNT times: not started again" >&2
+    exit 3
+fi
+
+export ACTION_CLUSTER=here
+export ACTION_NAME=act
+export ACTION_WORKSPACE_PATH=workspace
+export ACTION_PROCESSES=1
+export ACTION_WALLTIME_IN_MINUTES=60
+export AORTA_JOB="$PWD/$job" AORTA_JOB_TASK="$task"
+
+end() {
+    trap '' TERM
+    /bin/python -m pytest_aorta job-ended "$job" "$task"
+}
+trap end EXIT
+
+failed=0 stopped='' child=''
+stop() {
+    stopped=1
+    : > "$job/stopped-$task"
+    if [ -n "$child" ]; then kill -TERM -- "-$child"; fi
+}
+trap stop TERM
+run() { # the number of a command, and the command
+    if [ -n "$stopped" ]; then return; fi
+    set -m # a process group of its own
+    (eval "$2") < /dev/null &
+    child=$!
+    set +m
+    wait "$child"
+    local status=$?
+    while [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null; do # a signal has ended the wait
+        wait "$child"
+        status=$?
+    done
+    child=''
+    printf '%s %s\n' "$1" "$status" >> "$job/status-$task"
+    if [ "$status" -gt 0 ]; then failed=2; fi
+}
+
+case $task in
+0)
+    run 0 'work a'
+    ;;
+esac
+exit "$failed"

@@ -1,0 +1,249 @@
+"""Scripts of jobs: what they say to sbatch, and that no word reaches a shell unquoted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.recipes import recipe_of
+
+from pytest_aorta.clusters.configuration import Configuration
+from pytest_aorta.clusters.scripts import JobScript
+from pytest_aorta.clusters.submission import Target, command_lines, plan_jobs, pytest_line
+from pytest_aorta.workflow.commands import shell_commands
+from pytest_aorta.workflow.errors import RecipeError
+from pytest_aorta.workflow.values import Json
+
+GOLDEN = Path(__file__).with_name("golden")
+
+CLUSTERS = """
+[[cluster]]
+name = "here"
+identify.always = true
+scheduler = "slurm"
+submit_options = ['--constraint="scratch"']
+array_throttle = 3
+maximum_array_size = 4
+[[cluster.partition]]
+name = "cpu"
+maximum_gpus_per_job = 0
+maximum_cpus_per_job = 64
+cpus_per_node = 8
+memory_per_cpu = "1970M"
+account_suffix = "-cpu"
+[[cluster.partition]]
+name = "gpu"
+minimum_gpus_per_job = 1
+gpus_per_node = 4
+memory_per_gpu = "62G"
+account_suffix = "-gpu"
+[[cluster.partition]]
+name = "debug"
+prevent_auto_select = true
+"""
+
+COMMAND = """
+[[action]]
+name = "act"
+command = "work {directory}"
+products = ["done"]
+"""
+
+#: Name of a golden script to what the action has, and its groups.
+CASES: dict[str, tuple[str, list[list[str]]]] = {
+    "cpu": (
+        'launchers = ["mpi"]\n[action.resources]\nthreads_per_process = 2\nprocesses.per_directory = 3\n'
+        'walltime.per_directory = "00:20:30"',
+        [["a", "b"]],
+    ),
+    "gpu": (
+        'launchers = ["openmp", "srun"]\n[action.resources]\nthreads_per_process = 2\ngpus_per_process = 2\n'
+        "processes.per_submission = 4",
+        [["a"]],
+    ),
+    "memory_per_cpu": ("resources.memory.per_cpu_mb = 100", [["a"]]),
+    "memory_per_gpu": ("resources.memory.per_gpu_mb = 100\nresources.gpus_per_process = 1", [["a"]]),
+    "array": ("", [["a", "b"], ["c", "d"]]),
+    "account": (
+        'submit_options.here = {account = "proj", setup = "module load x", custom = ["--qos=low", "--mail-type=END"]}',
+        [["a"]],
+    ),
+    "partition": ('submit_options.here = {partition = "debug", account = "proj"}', [["a"]]),
+}
+
+
+def target(text: str, tmp_path: Path, cluster: str = "here") -> Target:
+    (tmp_path / "clusters.toml").write_text(CLUSTERS)
+    configuration = Configuration((tmp_path,))
+    found = configuration.cluster(cluster)
+    return Target(recipe_of(text), found, configuration.launchers_on(found.name))
+
+
+def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
+    """Of the only action in a text."""
+    where = target(text, tmp_path, cluster)
+    [action] = where.recipe.actions
+
+    def commands(units: Sequence[str], folder: Path, task: int) -> list[str]:
+        if action.is_matrix:
+            return [pytest_line(action, Path("/start"), ["--color=no"], folder / f"items-{task}.txt")]
+        lines = shell_commands(action.table.command or "", units, [None] * len(units), Path("workspace"))
+        return command_lines(where, action, lines, len(units))
+
+    jobs = plan_jobs(where, action, groups, commands)
+    return [job.script.replace(job.plan.name, "act-NAME").replace(sys.executable, "/bin/python") for job in jobs]
+
+
+@pytest.mark.parametrize("name", [*CASES, "trials", "trials_on_two_nodes"])
+def test_scripts_are_as_they_were_looked_at(name: str, tmp_path: Path) -> None:
+    """After a change, look at them again: ``REGENERATE=1 pytest tests/clusters/test_scripts.py``, then git diff."""
+    if name in CASES:
+        more, groups = CASES[name]
+        [script] = scripts(COMMAND + more, groups, tmp_path)
+    else:
+        nodes = "distributed.elastic.nnodes = 2" if "two" in name else ""
+        text = f'[[action]]\nname = "act"\nworkload = "w"\ntrials = 9\n{nodes}\n'
+        text += "resources = {processes.per_submission = 4, gpus_per_process = 1}"
+        [script] = scripts(text, [["local-none/0", "local-none/1"]], tmp_path)
+    file = GOLDEN / f"{name}.sh"
+    if "REGENERATE" in os.environ:
+        file.write_text(script)
+    assert script == file.read_text()
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.sh")), ids=lambda file: file.stem)
+def test_shellcheck_has_nothing_to_say(file: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck here (Debian: apt-get install shellcheck)")
+    # SC2317: what a trap calls looks as if it were never called.
+    done = subprocess.run(["shellcheck", "--exclude=SC2317", str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_groups_of_one_size_are_an_array_and_others_jobs_of_their_own(tmp_path: Path) -> None:
+    found = scripts(COMMAND, [["a", "b"]] * 6 + [["c"]], tmp_path)
+    arrays = [[line for line in script.splitlines() if "--array" in line] for script in found]
+    assert arrays == [["#SBATCH --array=0-3%3"], ["#SBATCH --array=0-1%3"], []]
+
+
+def test_on_this_host_there_are_no_arrays(tmp_path: Path) -> None:
+    found = scripts(COMMAND, [["a"], ["b"]], tmp_path, "none")
+    assert len(found) == 2
+    assert "SBATCH" not in "".join(found)
+
+
+def test_several_processes_need_a_launcher(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="action 'act' has 4 processes, and no launcher that starts them"):
+        scripts(COMMAND + "resources.processes.per_submission = 4", [["a"]], tmp_path)
+    both = COMMAND + 'launchers = ["mpi", "srun"]'
+    with pytest.raises(RecipeError, match="launchers mpi and srun both start processes"):
+        scripts(both, [["a"]], tmp_path)
+
+
+def test_memory_per_gpu_without_gpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"per_gpu_mb without resources.gpus_per_process"):
+        scripts(COMMAND + "resources.memory.per_gpu_mb = 100", [["a"]], tmp_path)
+
+
+@pytest.mark.parametrize("text", ["two\\nlines", "es\\u001bcape"])
+def test_what_cannot_be_a_line_for_sbatch_is_refused(text: str, tmp_path: Path) -> None:
+    for option in (f'custom = ["--x={text}"]', f'account = "{text}"'):
+        with pytest.raises(RecipeError, match="not one line of printable text"):
+            scripts(COMMAND + f"submit_options.here = {{{option}}}", [["a"]], tmp_path)
+
+
+#: A command of which every word is written to a file, each ended by a NUL.
+STUB = '#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$STUB_OUT"\n'
+
+_NAMES = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from("'\"$`\\\n ;&|*?{}()#!~"),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_NAMES, min_size=1, max_size=3), _NAMES, _NAMES)
+@example(["a b", "c'd", 'e"f', "new\nline", "$(touch owned)", "`touch owned`", "-n", "{directory}"], "v $(x)", "r\ns")
+def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], value: str, folder: str) -> None:
+    """Directories, values and the folder of the recipe, by the real bash."""
+    root = tmp_path / folder.replace("/", "_") if folder not in (".", "..") else tmp_path / "dots"
+    job = root / ".aorta/jobs/j"
+    job.mkdir(parents=True, exist_ok=True)
+    (job / "plan.json").touch()
+    stub, out, noted = tmp_path / "stub", tmp_path / "out", tmp_path / "noted"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    out.unlink(missing_ok=True)
+    noted.unlink(missing_ok=True)
+    template = f"{stub} {{directory}} {{/value}} {{workspace_path}}"
+    values: list[Json] = [{"value": value}] * len(names)
+    lines = shell_commands(template, names, values, Path(folder))
+    note = ["env", f"STUB_OUT={noted}", str(stub), "noted", value]
+    script = JobScript(
+        options=[],
+        name="j",
+        root=root,
+        folder=Path(".aorta/jobs/j"),
+        variables={"ACTION_NAME": value},
+        setup=None,
+        tasks=[lines],
+        note=note,
+    )
+    done = subprocess.run(
+        ["bash"],
+        input=script.text().encode(),
+        env={**os.environ, "STUB_OUT": str(out)},
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    words = out.read_bytes().decode().split("\0")[:-1]
+    assert words == [word for name in names for word in (name, value, str(Path(folder)))]
+    assert noted.read_bytes().decode().split("\0") == ["noted", value, ".aorta/jobs/j", "0", ""]
+    assert not list(tmp_path.rglob("owned"))
+
+
+@pytest.mark.parametrize("command", ["exit 3", "false", "cd /; touch x-$$; kill -9 $BASHPID"])
+def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: Path) -> None:
+    """In Row it does."""
+    folder = tmp_path / ".aorta/jobs/j"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").touch()
+    (tmp_path / "x").mkdir()
+    lines = [command.replace("x-$$", shlex.quote(str(tmp_path / "x/1"))), f"pwd > {shlex.quote(str(tmp_path / 'ran'))}"]
+    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [lines], ["true"])
+    done = subprocess.run(["bash"], input=script.text(), text=True, capture_output=True)
+    assert done.returncode == 2
+    assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
+    assert [line.split()[1] == "0" for line in (folder / "status-0").read_text().splitlines()] == [False, True]
+
+
+@pytest.mark.parametrize("missing", ["plan.json", None])
+def test_a_job_that_was_forgotten_or_is_over_does_nothing(missing: str | None, tmp_path: Path) -> None:
+    folder = tmp_path / ".aorta/jobs/j"
+    folder.mkdir(parents=True)
+    if missing is None:
+        (folder / "plan.json").touch()
+        (folder / "over-0").touch()
+    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [["touch ran"]], ["true"])
+    assert subprocess.run(["bash"], input=script.text(), text=True).returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_setup_that_fails_ends_the_job_before_its_commands(tmp_path: Path) -> None:
+    folder = tmp_path / ".aorta/jobs/j"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").touch()
+    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, "false", [["touch ran"]], ["true"])
+    done = subprocess.run(["bash"], input=script.text(), text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (1, "the setup has failed\n")
+    assert not (tmp_path / "ran").exists()
