@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import subprocess
@@ -227,6 +228,8 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
         noted.append(number)
         if len(noted) > 1:
             raise KeyboardInterrupt
+        with contextlib.suppress(OSError):
+            os.write(2, b"waiting for the answer to the last job; Ctrl-C once more leaves at once\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -1,0 +1,327 @@
+"""``--aorta-submit`` without a scheduler, and with a stand-in for faults that a real one cannot be made to show."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.processes import wait_until
+from support.stage import PYTEST, Stage
+from support.stand_in_scheduler import StandInScheduler
+
+from pytest_aorta.cli.main import main
+
+RECIPE = """
+[[action]]
+name = "one"
+command = "touch workspace/{directory}/one; echo ran {directory} >> log"
+products = ["one"]
+group.maximum_size = 2
+
+[[action]]
+name = "two"
+command = "echo two {directory} >> log"
+previous_actions = ["one"]
+"""
+
+
+@pytest.fixture
+def scheduler(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInScheduler:
+    """With a recipe on four directories."""
+    stage.write_file("aorta.toml", RECIPE)
+    for name in "abcd":
+        (stage.path / "workspace" / name).mkdir(parents=True)
+    # Each job by itself.
+    stage.write_file(
+        "clusters.toml",
+        """
+        [[cluster]]
+        name = "one-by-one"
+        identify.always = true
+        scheduler = "slurm"
+        maximum_array_size = 1
+        """,
+    )
+    found = StandInScheduler(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(found.folder), prepend=os.pathsep)
+    monkeypatch.chdir(stage.path)
+    return found
+
+
+def submit(stage: Stage, *options: str) -> pytest.RunResult:
+    return stage.run_here("aorta.toml", "--aorta-submit", *options)
+
+
+def status() -> dict[str, dict[str, Any]]:
+    result = CliRunner().invoke(main, ["status", "--all", "--json"])
+    assert result.exit_code == 0, result.output
+    return {row["name"]: row for row in json.loads(result.stdout)["actions"]}
+
+
+def jobs(*options: str) -> list[list[str]]:
+    """State and reason of each job."""
+    result = CliRunner().invoke(main, ["jobs", "--json", *options])
+    assert result.exit_code == 0, result.output
+    return [[job["state"], job["reason"]] for job in json.loads(result.stdout)["jobs"]]
+
+
+def test_a_dry_run_shows_the_scripts_and_leaves_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
+    result = submit(stage, "--aorta-dry-run")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "one: 2 jobs (4 directories) on one-by-one, up to 4 CPU-hours",
+            "two: no job, 4 waiting",
+            "# script 1 of 2: one-a+1.*",
+            "#!/bin/bash",
+            "#SBATCH --ntasks=1",
+            "    run 0 'touch workspace/a/one; echo ran a >> log'",
+            "# script 2 of 2: one-c+1.*",
+        ]
+    )
+    assert not (stage.path / ".aorta").exists()
+    assert scheduler.jobs == []
+
+
+def test_what_was_submitted_is_not_submitted_again(stage: Stage, scheduler: StandInScheduler) -> None:
+    result = submit(stage, "--aorta-max-jobs", "1")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "one: 1 job (2 directories) on one-by-one*2 left for another time",
+            "one-by-one/100  one-a+1.*",
+            "*2 submitted*",
+        ]
+    )
+    assert status()["one"]["submitted"] == 2
+    submit(stage).stdout.fnmatch_lines(["one: 1 job (2 directories) on one-by-one*2 submitted already"])
+    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already", "*no tests ran*"])
+    assert [job[0] for job in scheduler.jobs] == ["100", "101"]
+    [first, _] = sorted((stage.path / ".aorta/jobs").iterdir())
+    assert {path.name for path in first.iterdir()} == {"plan.json", "script.sh", "state.json"}
+
+
+def test_what_is_chosen_is_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
+    result = stage.run_here("aorta.toml::one[a]", "aorta.toml::one[d]", "--aorta-submit")
+    result.stdout.fnmatch_lines(["one: 1 job (2 directories)*"])
+    assert [job[1].partition(".")[0] for job in scheduler.jobs] == ["one-a+1"]
+
+
+def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: StandInScheduler) -> None:
+    submit(stage)
+    [first, second] = scheduler.jobs
+    scheduler.set_jobs([*first[:2], "RUNNING", "None"], [*second[:2], "PENDING", "Priority"])
+    assert jobs() == [["RUNNING", ""], ["PENDING", "Priority"]]
+    assert (status()["one"]["submitted"], status()["one"]["running"]) == (4, 2)
+    (stage.path / "workspace/a/one").touch()
+    scheduler.set_jobs([*first[:2], "OUT_OF_MEMORY", "OutOfMemory"], [*second[:2], "CANCELLED", "None"])
+    assert jobs() == [["OUT_OF_MEMORY", "OutOfMemory"], ["CANCELLED", ""]]
+    assert (status()["one"]["completed"], status()["one"]["failed"], status()["one"]["submitted"]) == (1, 3, 0)
+    assert jobs() == []
+    submit(stage).stdout.fnmatch_lines(["one: 2 jobs (3 directories)*, 1 completed"])
+
+
+def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, scheduler: StandInScheduler) -> None:
+    submit(stage)
+    scheduler.set_jobs()
+    (scheduler.folder / "accounting").write_text("100|NODE_FAIL|1:0\n101|CANCELLED by 0|0:0\n")
+    assert jobs() == [["NODE_FAIL", "exit code 1:0"], ["CANCELLED", ""]]
+    assert status()["one"]["failed"] == 4
+    [asked] = set((scheduler.folder / "squeue-asked").read_text().splitlines())
+    assert "--jobs=100,101" in asked
+
+
+def test_what_no_scheduler_knows_has_ended_and_does_nothing_if_it_begins(
+    stage: Stage, scheduler: StandInScheduler
+) -> None:
+    submit(stage, "--aorta-max-jobs", "1")
+    scheduler.set_jobs()
+    assert jobs() == [["UNKNOWN", "no scheduler knows it any more"]]
+    [folder] = (stage.path / ".aorta/jobs").iterdir()
+    assert subprocess.run(["bash", folder / "script.sh"]).returncode == 0
+    assert not (stage.path / "log").exists()
+
+
+def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
+    submit(stage)
+    scheduler.is_down(True)
+    result = CliRunner().invoke(main, ["status", "--json"])
+    assert "Unable to contact slurm controller; the states of 2 submitted jobs are those that" in result.stderr
+    assert json.loads(result.stdout)["actions"][0]["submitted"] == 4
+    submit(stage).stdout.fnmatch_lines(
+        [
+            "warning: squeue: *Unable to contact slurm controller; the states of 2 submitted jobs are those that*",
+            "one: no job, 4 submitted already",
+        ]
+    )
+    scheduler.is_down(False)
+    assert jobs() == [["PENDING", "Resources"]] * 2
+    assert len(scheduler.jobs) == 2
+
+
+def test_a_lost_answer_is_looked_up_by_the_name_of_the_job(stage: Stage, scheduler: StandInScheduler) -> None:
+    scheduler.does("lost")
+    result = submit(stage)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["one-by-one/100 *", "one-by-one/101 *"])
+    assert status()["one"]["submitted"] == 4
+    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already"])
+    assert len(scheduler.jobs) == 2
+
+
+def test_where_it_cannot_be_looked_up_nothing_is_submitted_until_it_can(
+    stage: Stage, scheduler: StandInScheduler
+) -> None:
+    scheduler.does("lost")
+    scheduler.is_down(True)
+    result = submit(stage)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*timed out*Whether it has job one-a+1.* is looked up*0 of 2 were submitted before*"])
+    submit(stage, "--aorta-max-jobs", "1").stdout.fnmatch_lines(["one: 1 job (2 *, 2 submitted already"])
+    # It is down for the second job as well; the first one is still not submitted again.
+    assert [job[1].partition(".")[0] for job in scheduler.jobs] == ["one-a+1", "one-c+1"]
+    scheduler.is_down(False)
+    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already"])
+    assert jobs() == [["PENDING", "Resources"]] * 2
+    assert len(scheduler.jobs) == 2
+
+
+def test_a_job_that_the_scheduler_does_not_have_is_submitted_again(stage: Stage, scheduler: StandInScheduler) -> None:
+    scheduler.does("nothing")
+    assert submit(stage).ret == pytest.ExitCode.USAGE_ERROR
+    [folder] = (stage.path / ".aorta/jobs").iterdir()
+    assert jobs() == [["UNCONFIRMED", ""]]  # its answer may be on its way
+    scheduler.does("ok")
+    submit(stage).stdout.fnmatch_lines(["one: 2 jobs (4 directories)*"])
+    assert len(scheduler.jobs) == 2
+    assert subprocess.run(["bash", folder / "script.sh"]).returncode == 0  # should it come after all
+    assert not (stage.path / "log").exists()
+
+
+def test_a_refusal_is_an_error_and_the_directories_stay_eligible(stage: Stage, scheduler: StandInScheduler) -> None:
+    scheduler.does("refuse")
+    result = submit(stage)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*Invalid account; 0 of 2 were submitted before, the rest was not"])
+    assert (status()["one"]["eligible"], status()["one"]["submitted"]) == (4, 0)
+    assert jobs("--all")[0][0] == "REFUSED"
+
+
+def test_ctrl_c_lets_the_job_that_is_being_submitted_be_recorded(stage: Stage, scheduler: StandInScheduler) -> None:
+    scheduler.does("slow")
+    pytest_run = stage.start("aorta.toml", "--aorta-submit")
+    wait_until((scheduler.folder / "sbatch-began").exists)
+    os.killpg(pytest_run.pid, signal.SIGINT)
+    (scheduler.folder / "go").touch()
+    result = stage.finish(pytest_run)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["interrupted: 1 of 2 submitted, which are recorded; the rest is not"])
+    assert (status()["one"]["submitted"], status()["one"]["eligible"]) == (2, 2)
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_the_job_is_looked_up_later(
+    stage: Stage, scheduler: StandInScheduler
+) -> None:
+    scheduler.does("slow")
+    pytest_run = stage.start("aorta.toml", "--aorta-submit")
+    wait_until((scheduler.folder / "sbatch-began").exists)
+    os.killpg(pytest_run.pid, signal.SIGINT)
+    assert pytest_run.stderr is not None
+    assert b"Ctrl-C once more" in pytest_run.stderr.readline()
+    os.killpg(pytest_run.pid, signal.SIGINT)
+    assert stage.finish(pytest_run).ret == pytest.ExitCode.INTERRUPTED
+    assert status()["one"]["submitted"] == 2  # perhaps: it is not known
+    scheduler.does("ok")
+    submit(stage)
+    assert status()["one"]["submitted"] == 4
+
+
+def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandInScheduler) -> None:
+    submit(stage)
+    assert CliRunner().invoke(main, ["cancel", "101"]).output == "1 job cancelled.\n"
+    assert CliRunner().invoke(main, ["cancel", "-a", "o*"]).output == "2 jobs cancelled.\n"
+    assert (scheduler.folder / "cancelled").read_text() == "101\n100 101\n"
+    refused = CliRunner().invoke(main, ["cancel", "7"])
+    assert (refused.exit_code, "7' is no job of this recipe" in refused.output) == (2, True)
+    assert CliRunner().invoke(main, ["cancel"]).exit_code == 2
+
+
+def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInScheduler) -> None:
+    assert submit(stage, "-p", "no:cacheprovider").ret == 0
+    scheduler.set_jobs()
+    jobs()
+    result = stage.run("aorta.toml", "--aorta-submit=none")
+    assert result.ret == 0
+    assert (stage.path / "log").read_text().splitlines() == [f"ran {name}" for name in "abcd"]
+    assert (status()["one"]["completed"], status()["two"]["eligible"]) == (4, 4)
+    assert jobs("--all")[-1] == ["COMPLETED", ""]
+
+
+def test_with_xdist_only_the_controller_submits(stage: Stage, scheduler: StandInScheduler) -> None:
+    submit(stage, "-n", "2").stdout.fnmatch_lines(["*4 submitted in*"])
+    assert len(scheduler.jobs) == 2
+
+
+def test_a_job_of_ours_submits_nothing(
+    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AORTA_JOB", str(stage.path))
+    submit(stage, "-k", "one").assert_outcomes(passed=4, deselected=4)
+    assert scheduler.jobs == []
+
+
+def test_only_items_of_recipes_can_be_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
+    stage.write(test_it="def test_it(): pass")
+    result = stage.run_here("aorta.toml", "test_it.py", "--aorta-submit")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_it.py::test_it is of no recipe; only items of aorta.toml*"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--aorta-submit", "aorta.toml"],
+            "*--aorta-submit: 'aorta.toml' is not valid; expected the name of a cluster: *",
+        ),
+        (["aorta.toml", "--aorta-submit=else"], "*no cluster is called 'else'; there are one-by-one, *"),
+        (["aorta.toml", "--aorta-submit", "--aorta-max-jobs=0"], "*--aorta-max-jobs: '0' is not valid*"),
+    ],
+)
+def test_a_wrong_value_ends_the_run(
+    stage: Stage, scheduler: StandInScheduler, options: list[str], message: str
+) -> None:
+    result = stage.run_here(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+
+
+@pytest.mark.parametrize(("answer", "count"), [("\n", 2), ("n\n", 0)])
+def test_on_a_terminal_it_asks(stage: Stage, scheduler: StandInScheduler, answer: str, count: int) -> None:
+    ours, theirs = pty.openpty()
+    command = [*PYTEST, "aorta.toml", "--aorta-submit"]
+    process = subprocess.Popen(
+        command, cwd=stage.path, env=stage.environ(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    seen = b""
+    while b"[Y/n]" not in seen:
+        seen += os.read(ours, 4096)
+    assert b"Submit 2 jobs to one-by-one that may cost up to 4 CPU-hours?" in seen
+    os.write(ours, answer.encode())
+    while True:
+        try:
+            if not os.read(ours, 4096):
+                break
+        except OSError:  # a terminal without a process
+            break
+    os.close(ours)
+    assert process.wait() == 0
+    assert len(scheduler.jobs) == count
