@@ -37,6 +37,16 @@ def clean(completed: bool, directories: bool, submitted: bool, force: bool) -> N
     with locked(index):
         for file in _files(index, completed or everything, directories or everything, submitted or everything):
             file.unlink(missing_ok=True)
+        if submitted or everything:
+            _forget_jobs(index)
+
+
+def _forget_jobs(index: Path) -> None:
+    """Jobs that have not ended do nothing when they begin; what those that have ended have printed stays."""
+    from pytest_aorta.clusters.jobs import read_jobs
+
+    for job in read_jobs(index, only_open=True):
+        (job.folder / "plan.json").unlink()
 
 
 def _is_growing(index: Path) -> bool:

@@ -151,7 +151,10 @@ def pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Pa
         arguments: for pytest.
         items: file with the node ids.
     """
-    nodes = nodes_of(action)
+    nodes, distributed = nodes_of(action), action.table.distributed
+    if nodes > 1:  # each of them has to know, before it has read the recipe, that it is one of several
+        arguments = [*arguments, *(f"--aorta-elastic={name}={value}" for name, value in distributed.elastic.items())]
+        arguments += [f"--aorta-nproc={distributed.nproc}"] if distributed.nproc is not None else []
     step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"]
     words = [*(step if nodes > 1 else []), sys.executable, "-m", "pytest", *arguments, f"@{items}"]
     return f"cd -- {shlex.quote(str(start))} && exec {shlex.join(words)}"

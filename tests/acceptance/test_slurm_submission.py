@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -90,15 +89,45 @@ def change(jobs: SubmittingStage, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def outcomes(jobs: SubmittingStage) -> dict[str, tuple[str, str, int]]:
-    """Of each trial file: how it ended, of which cell and number it is."""
-    found = {}
-    for path, trial in jobs.stage.trials("workspace").items():
-        found[path] = (trial["exit_status"], trial["cell"], trial["trial_index"])
-    return found
+@pytest.mark.slow
+def test_a_trial_that_dies_with_its_job_has_a_file_that_says_why(jobs: SubmittingStage) -> None:
+    (jobs.stage.path / "hang").touch()
+    change(jobs, "trials = 4", 'trials = 2\nconfig = {hang = "hang"}')
+    jobs.submit()
+    jobs.wait_for_file("began")
+    [number] = jobs.jobs()
+    jobs.slurm.command("scancel", "--full", "--signal=KILL", number)
+    jobs.wait_for_end()
+    assert [job["state"] for job in jobs.jobs().values()] == ["CANCELLED"]
+    [record] = jobs.stage.trials("workspace").values()
+    assert (record["exit_status"], record["trial_index"]) == ("infrastructure_failed", 0)
+    assert record["failure"]["message"].startswith(f"job {number} ended: CANCELLED")
+    status = jobs.status()["matrix"]
+    assert (status["failed"], status["eligible"]) == (1, 1)
+    (jobs.stage.path / "hang").unlink()
+    jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*"])
+    jobs.wait_for_end()
+    assert jobs.status()["matrix"]["completed"] == 2
 
 
-def matrix(jobs: SubmittingStage, action: str) -> object:
-    """The counts of an action's table."""
-    document = json.loads((jobs.stage.path / "workspace" / action / "matrix.json").read_text())
-    return [(cell["name"], cell["trials"]) for cell in document["cells"]]
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_trial_on_two_nodes_has_one_rank_on_each(jobs: SubmittingStage) -> None:
+    jobs.stage.write_file(
+        "aorta.toml",
+        """
+        [[action]]
+        name = "train"
+        workload = "fsdp"
+        steps = 2
+        distributed = {nproc = 1, elastic = {nnodes = 2}}
+        resources = {processes.per_submission = 2, walltime.per_submission = "00:05:00"}
+        """,
+    )
+    jobs.submit().stdout.fnmatch_lines(["train: 1 job (1 trial) on slurm*", "*1 submitted in*"])
+    jobs.wait_for_end()
+    [folder] = (jobs.stage.path / ".aorta/jobs").iterdir()
+    assert [job["state"] for job in jobs.jobs().values()] == ["COMPLETED"], (folder / "output-0.txt").read_text()
+    [record] = jobs.stage.trials("workspace").values()
+    assert (record["exit_status"], [rank["host"] for rank in record["ranks"]]) == ("ok", ["n0", "n1"])
+    assert jobs.status()["train"]["completed"] == 1

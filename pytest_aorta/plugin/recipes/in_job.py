@@ -27,7 +27,8 @@ class StartedTrials:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
-        self._file = None if folder is None else Path(folder, f"started-{task}")
+        is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
+        self._file = Path(folder, f"started-{task}") if folder is not None and is_first else None
         self._counts: dict[str, int] | None = None
 
     def has_too_many(self, action: str, unit: str) -> str | None:

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from support.stage import PYTEST, Stage
 from support.stand_in_scheduler import StandInScheduler
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.clusters import slurm
+from pytest_aorta.clusters.jobs import TaskState
 
 RECIPE = """
 [[action]]
@@ -128,6 +131,24 @@ def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: S
     submit(stage).stdout.fnmatch_lines(["one: 2 jobs (3 directories)*, 1 completed"])
 
 
+def test_the_queue_is_asked_before_the_index_is_read(
+    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that completes its directories and leaves the queue in between is not eligible again, as in Row."""
+    submit(stage, "--aorta-max-jobs", "1")
+    asked = slurm.squeue
+
+    def ends_meanwhile(numbers: Collection[str]) -> dict[str, TaskState]:
+        scheduler.set_jobs()
+        states = asked(numbers)
+        for name in "ab":
+            (stage.path / "workspace" / name / "one").touch()
+        return states
+
+    monkeypatch.setattr(slurm, "squeue", ends_meanwhile)
+    assert (status()["one"]["completed"], status()["one"]["eligible"]) == (2, 2)
+
+
 def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, scheduler: StandInScheduler) -> None:
     submit(stage)
     scheduler.set_jobs()
@@ -176,6 +197,7 @@ def test_a_lost_answer_is_looked_up_by_the_name_of_the_job(stage: Stage, schedul
     assert len(scheduler.jobs) == 2
 
 
+@pytest.mark.slow
 def test_where_it_cannot_be_looked_up_nothing_is_submitted_until_it_can(
     stage: Stage, scheduler: StandInScheduler
 ) -> None:
@@ -226,6 +248,7 @@ def test_ctrl_c_lets_the_job_that_is_being_submitted_be_recorded(stage: Stage, s
     assert (status()["one"]["submitted"], status()["one"]["eligible"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_and_the_job_is_looked_up_later(
     stage: Stage, scheduler: StandInScheduler
 ) -> None:
@@ -253,6 +276,7 @@ def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandIn
     assert CliRunner().invoke(main, ["cancel"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInScheduler) -> None:
     assert submit(stage, "-p", "no:cacheprovider").ret == 0
     scheduler.set_jobs()
@@ -303,6 +327,7 @@ def test_a_wrong_value_ends_the_run(
     result.stderr.fnmatch_lines([message])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "count"), [("\n", 2), ("n\n", 0)])
 def test_on_a_terminal_it_asks(stage: Stage, scheduler: StandInScheduler, answer: str, count: int) -> None:
     ours, theirs = pty.openpty()
