@@ -94,6 +94,10 @@ ODD: dict[str, list[Any]] = {
 
 #: What a run of several cells can be asked for.
 OF_PYTEST = {
+    "submit",
+    "dry-run",
+    "max-jobs",
+    "yes",
     "order",
     "replay",
     "baseline",

@@ -129,6 +129,8 @@ GIVEN = {
     "minimize": ("a,b", "c", "d"),
     "max-trials": ("2", "3", "4"),
     "registry-file": ("/x", "/y", "/z"),
+    "submit": ("slurm", "none", "frontier"),
+    "max-jobs": ("2", "3", "4"),
 }
 
 
@@ -355,7 +357,7 @@ def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Option, text: st
 
 #: What each option says is valid. A test further up has the same texts, each with a mistake.
 VALID = {
-    **dict.fromkeys(("trials", "steps", "nproc", "max-trials"), "a whole number of at least 1"),
+    **dict.fromkeys(("trials", "steps", "nproc", "max-trials", "max-jobs"), "a whole number of at least 1"),
     **dict.fromkeys(("timeout", "stall-timeout"), "a number of seconds above 0"),
     **dict.fromkeys(
         ("memory", "log-limit"), "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"
@@ -368,6 +370,8 @@ VALID = {
     "slots": "a whole number of at least 1, or auto",
     "own-cores": "true or false",
     "until-decided": "true or false",
+    **dict.fromkeys(("dry-run", "yes"), "true or false"),
+    "submit": "the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files",
     "margin": "a number above 0 and below 1, such as 0.1",
     "report": "the path of a file",
     "duration": "a duration such as 8h, 1h30m, 90s, or a number of seconds above 0",
