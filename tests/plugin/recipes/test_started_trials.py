@@ -1,0 +1,51 @@
+"""A trial that takes its job along each time is not started for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.plugin.recipes.in_job import MAXIMUM_STARTS, StartedTrials
+
+UNIT = "local-none/3"
+
+
+def starts(folder: Path, **variables: str) -> StartedTrials:
+    """Of a job that begins."""
+    return StartedTrials({"AORTA_JOB": str(folder), "AORTA_JOB_TASK": "2", **variables})
+
+
+def test_a_job_that_is_started_again_knows_the_starts_of_its_earlier_times(tmp_path: Path) -> None:
+    for _ in range(MAXIMUM_STARTS):
+        job = starts(tmp_path)
+        assert job.has_too_many("matrix", UNIT) is None
+        job.note(UNIT)
+    assert starts(tmp_path).has_too_many("matrix", UNIT) == (
+        "matrix: started 3 times by this job, which it has taken along each time"
+    )
+    assert starts(tmp_path).has_too_many("matrix", "local-none/4") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["started-2"]
+
+
+def test_only_the_first_node_counts_and_without_a_job_nothing_does(tmp_path: Path) -> None:
+    starts(tmp_path, SLURM_PROCID="1").note(UNIT)
+    StartedTrials({}).note(UNIT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_with_too_many_starts_is_skipped_with_the_reason(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.write(
+        work="class Fine:\n    def __init__(self, config): pass\n    def setup(self): pass\n    def run(self): return {'passed': True}\n"
+    )
+    stage.register(fine="work:Fine")
+    stage.write_file("aorta.toml", '[[action]]\nname = "matrix"\nworkload = "fine"\ntrials = 2')
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/started-0").write_text('"local-none/0"\n' * MAXIMUM_STARTS)
+    monkeypatch.setenv("AORTA_JOB", str(tmp_path / "job"))
+    result = stage.run_here("-rs", "aorta.toml")
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*matrix: started 3 times by this job*"])
