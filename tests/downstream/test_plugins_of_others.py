@@ -228,7 +228,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment_beside_this_run(tmp_path_factory.mktemp("plugins"), *ROWS)
 
 
-@pytest.mark.slow
 @pytest.mark.downstream
 @pytest.mark.parametrize("name", ROWS)
 def test_trials_run_beside(name: str, python: Path, tmp_path: Path) -> None:
