@@ -130,12 +130,19 @@ class TurnHooks:
 
     Attributes:
         nodeids: of the items whose turns matter.
+        selected: node ids of all items of this run.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.nodeids: set[str] = set()
+        self.selected: frozenset[str] = frozenset()
         self._worst: dict[str, Turn] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """All items are known, and their order."""
+        self.selected = frozenset(item.nodeid for item in session.items)
 
     def pytest_sessionfinish(self) -> None:
         """No item comes any more."""
