@@ -87,12 +87,17 @@ def open_recipe() -> Recipe:
     return read_recipe(find_recipe(Path.cwd()))
 
 
-def open_project(files: Sequence[str] = ()) -> Project:
-    """The project of the working directory; ``files``: registry files.
+def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
+    """The project of the working directory.
+
+    Args:
+        files: registry files.
+        rebuild: whether an index that is damaged is made again from what is on disk.
 
     Raises:
         RequestError: there is none, its recipe is not valid, or asks for what is not registered.
     """
+    from pytest_aorta.cli.rebuilding import rebuilt, warn_of_damage
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
     from pytest_aorta.workspace.index.source_changes import SourceChanges
@@ -102,9 +107,13 @@ def open_project(files: Sequence[str] = ()) -> Project:
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
+    index = read_index(recipe.index)
+    if index.damaged:
+        warn_of_damage(recipe, index)
+        index = rebuilt(recipe, requests, directories.names, index) if rebuild else index
     overview = Overview(
         recipe,
-        read_index(recipe.index),
+        index,
         requests,
         directories.names,
         directories.value_of,

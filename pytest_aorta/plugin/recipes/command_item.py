@@ -49,6 +49,8 @@ class CommandItem(pytest.Item):
         __tracebackhide__ = True
         action = self.unit.action
         left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
+        for name in set(self.unit.units).difference(left):
+            self.run.note_kept(action, name)
         if not left:
             self.user_properties.append(("aorta_state", "kept"))
             return

@@ -7,18 +7,20 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import Directories
 from pytest_aorta.workflow.reading import read_recipe
 from pytest_aorta.workflow.states import Progress, containing, open_for
+from pytest_aorta.workspace.index.cache import Index, read_index
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome
 from pytest_aorta.workspace.index.journal import Journal
 
@@ -42,8 +44,10 @@ _TURNS = pytest.StashKey[TurnHooks]()
 class RecipeRun:
     """One per recipe and pytest process."""
 
-    def __init__(self, recipe: Recipe, turns: TurnHooks) -> None:
+    def __init__(self, recipe: Recipe, turns: TurnHooks, warn: Callable[[str], object]) -> None:
         self.recipe = recipe
+        self._warn = warn
+        self._is_unwritable = False
         self.directories = Directories(recipe)
         self._turns = turns
         #: Action to unit to the node id of the item that runs it.
@@ -84,9 +88,25 @@ class RecipeRun:
         self.add(CommandCompletion(action.name, directory, outcome))
 
     def add(self, completion: Completion) -> None:
-        """Journal a completion."""
-        with contextlib.suppress(OSError):
+        """Journal a completion; where that is not possible, the run goes on, and warns of it once."""
+        try:
             self.journal.add(completion)
+        except OSError as error:
+            if not self._is_unwritable:
+                self._is_unwritable = True
+                self._warn(
+                    f"{self.recipe.index}: what this run completes cannot be noted ({error.strerror}); "
+                    "pytest-aorta scan finds it later"
+                )
+
+    def note_kept(self, action: Action, unit: str) -> None:
+        """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
+        if self._indexed.commands.get(action.name, {}).get(unit) != "completed":
+            self.note(action, unit, "completed")
+
+    @cached_property
+    def _indexed(self) -> Index:
+        return read_index(self.recipe.index)
 
     def obstacle(self, follower: Action, unit: str) -> str | None:
         """Why an action may not run on a unit, once what comes before it in this run is over; ``None`` if it may."""
@@ -190,7 +210,12 @@ def recipe_run(config: pytest.Config, recipe: Recipe) -> RecipeRun:
     """The run of a recipe in this process, made when it is first asked for."""
     runs = config.stash.setdefault(_RUNS, {})
     if recipe.file not in runs:
-        runs[recipe.file] = RecipeRun(recipe, _turn_hooks(config))
+
+        def warn(text: str) -> None:
+            with contextlib.suppress(pytest.PytestWarning):  # as an error, it would end the session
+                config.issue_config_time_warning(pytest.PytestWarning(printable(text)), stacklevel=2)
+
+        runs[recipe.file] = RecipeRun(recipe, _turn_hooks(config), warn)
     return runs[recipe.file]
 
 
