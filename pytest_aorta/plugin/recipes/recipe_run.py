@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -240,7 +239,6 @@ def _turn_hooks(config: pytest.Config) -> TurnHooks:
         run = test_run_of(config)
         used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
         turns = Turns(used.path if used is not None else None)
-        turns.be_busy(str(os.getpid()))
         config.stash[_TURNS] = TurnHooks(turns)
         if used is not None:
             config.add_cleanup(used.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def read_index(folder: Path) -> Index:
         return load_cache(folder)
     with locked(folder):
         index, growing = fold(folder)
-    _add_all(replace(index, damaged={}), growing)  # those will be looked at when they have ended
+    _add_all(index, growing, growing=True)
     return index
 
 
@@ -141,7 +141,7 @@ def write_cache(folder: Path, index: Index) -> None:
         temporary.replace(folder / "index.json")
 
 
-def _add_all(index: Index, paths: Iterable[Path]) -> None:
+def _add_all(index: Index, paths: Iterable[Path], *, growing: bool = False) -> None:
     for path in paths:
         if path.name in index.folded:
             continue
@@ -154,7 +154,7 @@ def _add_all(index: Index, paths: Iterable[Path]) -> None:
                     index.add(completion)
         except OSError as error:
             index.damaged[path.name] = f"cannot be read: {error.strerror}"
-        if unknown:
+        if unknown and not growing:  # it is named when it has ended
             index.damaged[path.name] = f"has {unknown:,} line{'s' * (unknown > 1)} that cannot be read"
 
 

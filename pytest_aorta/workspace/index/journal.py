@@ -79,7 +79,7 @@ class Journal:
 def journals(folder: Path) -> list[Path]:
     """The journals in a folder, in the order of their names."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
     except (FileNotFoundError, NotADirectoryError):
         return []
 
