@@ -11,7 +11,7 @@ from pytest_aorta.common.terminal_text import one_line
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Recipe
-    from pytest_aorta.workflow.requests import Requests
+    from pytest_aorta.workflow.cell_requests import Requests
     from pytest_aorta.workspace.index.cache import Index
 
 

@@ -8,14 +8,14 @@ import fcntl
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, TrialCompletion, is_valid
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SUFFIX = ".jsonl"
 
@@ -134,7 +134,7 @@ def _open_new(folder: Path) -> int:
     Names are in the order of time, in which journals are folded: the last completion counts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{time.time_ns():020}-{uuid.uuid4()}"
+    name = f"{time.time_ns():020}-{os.urandom(8).hex()}"
     temporary = folder / f"{name}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     with contextlib.suppress(OSError):  # some network file systems have no locks
