@@ -205,8 +205,7 @@ class Orchestrator:
         for member in task.members:
             if member.args is not None:
                 member.args = member.args.snapshot()
-                member.args.check()
-                accesses += member.args.accesses()
+                accesses += member.args.check()
         producers = []
         for ref in after:
             if not isinstance(ref, TaskRef) or ref._dispatcher is not self._dispatcher:
