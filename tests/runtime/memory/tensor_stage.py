@@ -74,9 +74,11 @@ def views(draw: st.DrawFn, memory: torch.Tensor) -> torch.Tensor:
     dtype = draw(st.sampled_from(DTYPES))
     items = len(memory) // dtype.itemsize
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    strides = [draw(st.integers(0, 6)) for _ in shape]
-    reach = sum(stride * max(0, size - 1) for size, stride in zip(shape, strides, strict=True))
-    offset = draw(st.integers(0, max(0, items - 1 - reach)))
+    strides, left = [], items - 1  # beyond its end, torch would resize the memory
+    for size in shape:
+        strides.append(draw(st.integers(0, min(6, left // max(1, size - 1)))))
+        left -= strides[-1] * max(0, size - 1)
+    offset = draw(st.integers(0, left))
     view = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)
     if draw(st.booleans()) and (dtype.is_floating_point or dtype.is_complex):
         view = view.requires_grad_()

@@ -16,7 +16,6 @@ from tensor_stage import DTYPES, Pipe, content, new_memory, views
 from pytest_aorta.runtime import Tag, TaskArgs
 from pytest_aorta.runtime.memory.tensor_bytes import byte_view, from_bytes, overwrite, share, to_bytes
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 
