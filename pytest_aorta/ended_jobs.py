@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.clusters.jobs import Job, TaskState, command_statuses, started_units
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.commands import takes_all
-from pytest_aorta.workflow.requests import Requests
 from pytest_aorta.workflow.unit_folders import results_folder, unit_folder
 from pytest_aorta.workspace.index.completions import CommandCompletion, TrialCompletion
 from pytest_aorta.workspace.index.journal import Journal

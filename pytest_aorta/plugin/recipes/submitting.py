@@ -166,7 +166,7 @@ class Submission:
                 part.counts[state] += 1
             elif not action.is_matrix and run.is_complete(action, unit):
                 part.counts["completed"] += 1
-            elif run.obstacle(action, unit, set()) is not None:
+            elif run.obstacle(action, unit) is not None:
                 part.counts["waiting"] += 1
             else:
                 eligible.append(unit)

@@ -39,7 +39,12 @@ def test_a_trial_with_too_many_starts_is_skipped_with_the_reason(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.write(
-        work="class Fine:\n    def __init__(self, config): pass\n    def setup(self): pass\n    def run(self): return {'passed': True}\n"
+        work="""
+        class Fine:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True}
+        """
     )
     stage.register(fine="work:Fine")
     stage.write_file("aorta.toml", '[[action]]\nname = "matrix"\nworkload = "fine"\ntrials = 2')
