@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 #: Variables in a job: its folder, and which task of it this is.
@@ -64,6 +64,7 @@ class JobScript:
         note: command that notes what has become of a task.
         runs_trials: whether the commands run pytest: an exit status of 1 says that trials have failed, and of these
             it takes care itself when it has to end.
+        for_slurm: whether sbatch reads it.
     """
 
     options: Sequence[str]
@@ -76,7 +77,7 @@ class JobScript:
     note: Sequence[str]
     throttle: int | None = None
     runs_trials: bool = False
-    for_slurm: bool = field(default=True)
+    for_slurm: bool = True
 
     def text(self) -> str:
         """The script."""
