@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.groups import grouped, included
 from pytest_aorta.workflow.progress import (
     COMPLETED,
@@ -20,7 +21,6 @@ from pytest_aorta.workflow.progress import (
     state_counts,
     units_of,
 )
-from pytest_aorta.workflow.requests import Requests
 from pytest_aorta.workflow.resources import Cost
 from pytest_aorta.workflow.states import Open, Progress, State, classified, containing
 from pytest_aorta.workflow.values import Json

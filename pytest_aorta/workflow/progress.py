@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.workflow.actions import Action, Recipe
-from pytest_aorta.workflow.requests import Requests
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.states import Open, Progress, State, open_for
 from pytest_aorta.workspace.index.cache import NO_RECORD, CellRecords, Index
 from pytest_aorta.workspace.index.submitted import Submitted

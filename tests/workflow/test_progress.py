@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recipes import recipe_of
 
+from pytest_aorta.workflow.cell_requests import CellRequest
 from pytest_aorta.workflow.overview import Overview
 from pytest_aorta.workflow.progress import Trials, matrix_before, previous_of, progress_of, state_counts
-from pytest_aorta.workflow.requests import CellRequest
 from pytest_aorta.workflow.states import State, classified, open_for
 from pytest_aorta.workspace.index.cache import Index
 from pytest_aorta.workspace.index.completions import CommandCompletion, TrialCompletion
