@@ -127,7 +127,9 @@ class Directories:
         known = self._load(_VALUES)
         if known.get("value_file") != str(self._value_file):
             return {}
-        return {name: (entry[0], entry[1], entry[2]) for name, entry in known["values"].items()}
+        with contextlib.suppress(AttributeError, KeyError, TypeError, IndexError):  # damaged
+            return {name: (entry[0], entry[1], entry[2]) for name, entry in known["values"].items()}
+        return {}
 
     def _stamp(self, name: str) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
