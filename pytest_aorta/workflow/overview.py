@@ -15,9 +15,9 @@ from pytest_aorta.workflow.progress import (
     FAILED,
     HaveChanged,
     Trials,
-    compact_progress_of,
     matrix_before,
     previous_of,
+    progress_of,
     state_counts,
     units_of,
 )
@@ -67,9 +67,7 @@ class Overview:
 
     @cached_property
     def _progress(self) -> Mapping[str, Trials | Progress]:
-        return compact_progress_of(
-            self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted
-        )
+        return progress_of(self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted)
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> ActionSummary:
         """An action in numbers; ``only``: the units that count, with all that lie in them.

@@ -114,7 +114,8 @@ def test_states_are_those_of_the_last_record_of_each_trial(
             if each.exit_status is not None:
                 of_action[f"{each.cell}/{each.trial}"] = each
     overview = Overview(RECIPE, index, REQUESTS, DIRECTORIES, lambda name: None, have_changed)
-    progress = progress_of(RECIPE, index, REQUESTS, DIRECTORIES, have_changed)
+    compact = progress_of(RECIPE, index, REQUESTS, DIRECTORIES, have_changed)
+    progress = {name: each.progress() if isinstance(each, Trials) else each for name, each in compact.items()}
     for action in RECIPE.actions:
         before = [open_for(action, RECIPE.by_name[name][0], progress[name]) for name in action.table.previous_actions]
         expected = classified(progress[action.name], before)
