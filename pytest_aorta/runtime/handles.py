@@ -61,13 +61,17 @@ class TaskRef:
         self._dispatcher.cancel(self._node, why)
 
     def when_settled(self, callback: Callable[[TaskRecord], None]) -> None:
-        """Call with the record once there is one, on any thread."""
+        """Call with the record once there is one, on a thread that the worker has for callbacks, one after the other.
+
+        It may block, which delays only other callbacks; submit runs; and wait, for anything but later callbacks. What
+        it raises is raised by ``RunHandle.wait``: a run has ended when the callbacks of its tasks have returned.
+        """
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None:
                 task.callbacks.append(callback)
-                return
-        callback(task.record)
+            else:
+                self._dispatcher.call_back(self._node, callback)
 
 
 class RunHandle:
@@ -90,13 +94,17 @@ class RunHandle:
 
         Raises:
             TimeoutError: it has not ended within ``timeout``.
-            TaskError: the first task that failed.
+            TaskError: the first task that failed, or the first callback.
         """
-        if not self._dispatcher.loop.run_until(self._run.ended, timeout):
+        # A callback that waits for its own run cannot wait for itself.
+        over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
+        if not self._dispatcher.loop.run_until(over, timeout):
             why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
-            raise TimeoutError(f"the run has not ended {why}")
-        if self._run.first_failure is not None:
-            raise TaskError(self._run.first_failure)
+            what = "callbacks of its tasks have not returned" if self._run.ended.is_set() else "the run has not ended"
+            raise TimeoutError(f"{what} {why}")
+        failure = self._run.first_failure or self._run.callback_failure
+        if failure is not None:
+            raise TaskError(failure)
 
     def result(self, timeout: float | None = None) -> None:
         """As ``wait``: results travel through shared tensors, and in ``records``."""

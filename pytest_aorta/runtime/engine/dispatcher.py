@@ -9,11 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.engine.callbacks import CallbackThread
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.placement import Placement
 from pytest_aorta.runtime.engine.runs import GraphRun
@@ -24,7 +28,7 @@ from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.graph import Graph
 from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
 from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, TaskRecord, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.runs import ReadyQueues
@@ -56,6 +60,7 @@ class Dispatcher:
         self.lock = threading.Condition(self._mutex)
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
+        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
         self.sessions: list[GraphRun] = []
@@ -125,6 +130,7 @@ class Dispatcher:
         self._turn.defer(self.run_ended)
         run.ended.set()
         self.loop.notify()
+        self._note_end_of_callbacks(run)
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
@@ -234,7 +240,7 @@ class Dispatcher:
             self.loop.notify()
         if task.callbacks:
             for callback in task.callbacks:
-                self._turn.defer(lambda callback=callback: callback(task.record))  # type: ignore[misc]
+                self.call_back(node, callback)
             task.callbacks = []
         if run.closed:
             self._end_if_over(run)
@@ -252,21 +258,28 @@ class Dispatcher:
         task: GraphTask = node.payload
         for member, endpoint in zip(task.members, endpoints, strict=True):
             endpoint.busy += 1
-            task.running.append(Dispatch(next(self._ids), node, member, endpoint))
-        for dispatch in list(task.running):
-            if task.failure is not None:
-                self._end(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
-                continue
-            dispatch.member.started = time.time()
-            dispatch.member.ran_on = dispatch.endpoint.name
-            if task.timeout is not None:
-                moment = time.monotonic() + task.timeout
-                dispatch.deadline = self.loop.call_at(moment, lambda dispatch=dispatch: self._overdue(dispatch))  # type: ignore[misc]
-            try:
-                dispatch.endpoint.start(dispatch)
-            except Exception as error:
-                outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
-                self._end(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
+            dispatch = Dispatch(next(self._ids), node, member, endpoint)
+            task.running.append(dispatch)
+            endpoint.assign(dispatch)
+            # Without the lock: arguments may be large, and a process that does not read is no other task's trouble.
+            self._turn.defer(partial(self._start, dispatch))
+
+    def _start(self, dispatch: Dispatch) -> None:
+        task: GraphTask = dispatch.node.payload
+        failure = task.failure
+        if dispatch.over or failure is not None:  # its endpoint has died, or another member could not be started
+            if failure is not None:
+                self.ended(dispatch, Completion(Outcome.SKIPPED, None, failure))
+            return
+        dispatch.member.started = time.time()
+        dispatch.member.ran_on = dispatch.endpoint.name
+        if task.timeout is not None:
+            dispatch.deadline = self.loop.call_at(time.monotonic() + task.timeout, partial(self._overdue, dispatch))
+        try:
+            dispatch.endpoint.start(dispatch)
+        except Exception as error:
+            outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
+            self.ended(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
@@ -316,8 +329,50 @@ class Dispatcher:
         for dispatch in list(task.running):
             self._stop_one(dispatch, completion, why)
 
-    @staticmethod
-    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
+    def _stop_one(self, dispatch: Dispatch, completion: Completion, why: str) -> None:
         if not dispatch.over and dispatch.stopping is None:
             dispatch.stopping = completion
-            dispatch.endpoint.stop(dispatch, why)
+            self._turn.defer(partial(dispatch.endpoint.stop, dispatch, why))
+
+    def fail(self, dispatch: Dispatch, error: BaseException, what: str) -> None:
+        """End a task early because of an error on this side, in ``what``."""
+        completion = failed(error, traceback=traceback.format_exc())
+        with self.turn():
+            self._stop_one(dispatch, completion.at(what).at(dispatch.endpoint.name), what)
+
+    # Callbacks
+
+    def call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record of a task that has settled; within a turn, or with the lock."""
+        run: GraphRun = node.run
+        run.calling_back += 1
+        self.callbacks.add(partial(self._call_back, node, callback))
+
+    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        record, raised = node.payload.record, None
+        try:
+            callback(record)
+        except BaseException as error:
+            raised = error
+        run: GraphRun = node.run
+        with self.turn():
+            run.calling_back -= 1
+            if raised is not None and not run.is_session and not run.called_back.is_set():
+                run.callback_failure = run.callback_failure or _callback_record(record, raised)
+                raised = None
+            self._note_end_of_callbacks(run)
+        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
+            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook))
+
+    def _note_end_of_callbacks(self, run: GraphRun) -> None:
+        if run.ended.is_set() and not run.calling_back:
+            run.called_back.set()
+            self.loop.notify()
+
+
+def _callback_record(record: TaskRecord, error: BaseException) -> TaskRecord:
+    """The failure of a callback, as the record of its task."""
+    text = "".join(traceback.format_exception(error))
+    failure = failed(error, traceback=text).at(f"when_settled of task {record.id} ({record.label})").failure
+    return replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)

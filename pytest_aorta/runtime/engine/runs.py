@@ -76,3 +76,7 @@ class GraphRun:
         #: Whether its graph is complete, and whether all tasks have ended, too.
         self.closed = False
         self.ended = threading.Event()
+        #: Callbacks of its tasks that have not returned; the first one that has raised; whether all have after its end.
+        self.calling_back = 0
+        self.callback_failure: TaskRecord | None = None
+        self.called_back = threading.Event()

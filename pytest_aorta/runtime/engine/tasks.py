@@ -114,6 +114,8 @@ class Dispatch:
     #: Its completion, if it is being ended early.
     stopping: Completion | None = None
     over: bool = False
+    #: Whether the endpoint has begun; guarded by the endpoint.
+    sent: bool = False
 
 
 class Endpoint(Protocol):
@@ -132,11 +134,14 @@ class Endpoint(Protocol):
     def ready(self) -> bool:
         """Whether it has started, and has not died since."""
 
+    def assign(self, dispatch: Dispatch) -> None:
+        """It is about to be started there: within the turn that has chosen the endpoint."""
+
     def start(self, dispatch: Dispatch) -> None:
-        """Begin; must not block. The end is reported to ``Dispatcher.ended``."""
+        """Begin, without the dispatcher's lock; must not block. The end is reported to ``Dispatcher.ended``."""
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """End it early; must not block."""
+        """End it early, without the dispatcher's lock; must not block. May come before ``start``, or instead."""
 
 
 def record_of(node: Node) -> TaskRecord:

@@ -130,17 +130,18 @@ class Task:
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
-        self._open_channel().send(message, descriptors)
+        self.open_channel().send(message, descriptors)
 
     def send_text(self, text: str) -> None:
         """As ``send``, of a mapping that is JSON already."""
-        self._open_channel().send_text(text)
+        self.open_channel().send_text(text)
 
     def send_fd(self, fd: int) -> None:
         """Hand the child a descriptor."""
-        self._open_channel().send_fd(fd)
+        self.open_channel().send_fd(fd)
 
-    def _open_channel(self) -> Channel:
+    def open_channel(self) -> Channel:
+        """The child's channel; raises ``OSError`` when it is closed."""
         channel = self._channel
         if channel is None:
             raise BrokenPipeError("the task's process no longer listens")
