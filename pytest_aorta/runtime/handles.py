@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
 from pytest_aorta.runtime.records import TaskError, TaskRecord
@@ -72,6 +73,35 @@ class TaskRef:
                 task.callbacks.append(callback)
             else:
                 self._dispatcher.call_back(self._node, callback)
+
+
+class MapRef:
+    """The tasks of ``Orchestrator.map``: each is a chunk of items, in their order."""
+
+    def __init__(self, tasks: Sequence[TaskRef]) -> None:
+        self.tasks = tuple(tasks)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """What the callable has returned for each item, in the order of the items.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed first.
+            TaskError: the first chunk of which an item has failed; others may run still. The text names the item.
+            WorkerClosed: the worker was closed first.
+        """
+        give_up = None if timeout is None else time.monotonic() + timeout
+        results: list[Any] = []
+        for task in self.tasks:
+            record = task.wait(None if give_up is None else max(0.0, give_up - time.monotonic()))
+            if not record.ok:
+                raise TaskError(record)
+            results += record.payload
+        return results
+
+    def cancel(self, why: str = "cancelled") -> None:
+        """Start no further chunk, and end those that run."""
+        for task in self.tasks:
+            task.cancel(why)
 
 
 class RunHandle:

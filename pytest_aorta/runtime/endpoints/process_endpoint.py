@@ -311,4 +311,7 @@ def _task_order(number: int, member: Member, sender: Sender | None) -> TaskOrder
     assert member.definition is not None
     encode = inline if sender is None else sender.encode
     args = encode(member.args, member.config)
-    return {"op": "task", "id": number, "digest": member.definition.digest, "args": args}
+    order: TaskOrder = {"op": "task", "id": number, "digest": member.definition.digest, "args": args}
+    if member.first_item is not None:
+        order["first_item"] = member.first_item
+    return order

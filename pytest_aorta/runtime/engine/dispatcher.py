@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.runs import ReadyQueues
     from pytest_aorta.runtime.graph.footprint import Footprint
 
-#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
 
 
@@ -81,9 +81,23 @@ class Dispatcher:
         while self.runs and self.runs[0] is not head:  # a run may end here, when its tasks can run nowhere
             head = self.runs[0]
             self._start_ready_of(head.queues)
+        if len(self.runs) > 1:
+            self._start_beside()
         # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
         for run in tuple(self.sessions):
             self._start_ready_of(run.queues)
+
+    def _start_beside(self) -> None:
+        """Start tasks of later runs that are independent of all earlier ones, where those have none left to start."""
+        earlier: list[GraphRun] = []
+        for run in tuple(self.runs):
+            if earlier:
+                if any(other.queues for other in earlier):
+                    return  # with idle endpoints kept for them, or none at all
+                if all(run.may_overtake(other) for other in earlier):
+                    self._start_ready_of(run.queues)
+            if not run.ended.is_set():
+                earlier.append(run)
 
     def _start_ready_of(self, queues: ReadyQueues) -> None:
         while queues:
@@ -103,15 +117,18 @@ class Dispatcher:
     # Runs
 
     def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; unless it is a session, blocks while two others are open."""
+        """Begin a run; unless it is a session, blocks while two others of this thread are open."""
         with self.lock:
-            while not run.is_session and len(self.runs) >= DEPTH and not self.closing:
+            while not run.is_session and self._open_of(run.thread) >= DEPTH and not self.closing:
                 with SIGINT_GUARD.allowed():
                     self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self._open_runs(run).append(run)
             return run
+
+    def _open_of(self, thread: threading.Thread) -> int:
+        return sum(run.thread is thread for run in self.runs)
 
     def _open_runs(self, run: GraphRun) -> deque[GraphRun] | list[GraphRun]:
         return self.sessions if run.is_session else self.runs
@@ -126,6 +143,9 @@ class Dispatcher:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
         self._open_runs(run).remove(run)
+        for other in run.shares_with:
+            other.shares_with.discard(run)
+        run.shares_with, run.memory = set(), set()
         run.keeps = None
         self._turn.defer(self.run_ended)
         run.ended.set()
@@ -173,6 +193,8 @@ class Dispatcher:
         with self.turn():
             self._check_accepts(run)
             run.unsettled += 1
+            for footprint, _ in accesses:
+                run.note_use(footprint.backing, self.runs)
             try:
                 node = self.graph.add(task, run, accesses, after, task.label)
             except BaseException:
@@ -186,6 +208,7 @@ class Dispatcher:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
+            run.note_use(footprint.backing, self.runs)
             return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
 
     @staticmethod

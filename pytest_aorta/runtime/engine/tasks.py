@@ -59,7 +59,8 @@ class Member:
     """A callable or a job to run at one endpoint: the only member of a task, or one of a group.
 
     ``worker`` is the id of the endpoint that must run it, ``affinity`` of a preferred one, ``eligible`` the ids of
-    those that may; ``None`` stands for any.
+    those that may; ``None`` stands for any. With ``first_item``, its configuration is a list of items, of which the
+    first has this number, and each is a call.
     """
 
     definition: Definition | None = None
@@ -69,6 +70,7 @@ class Member:
     worker: int | None = None
     affinity: int | None = None
     eligible: frozenset[int] | None = None
+    first_item: int | None = None
     completion: Completion | None = None
     ran_on: str | None = None
     started: float | None = None

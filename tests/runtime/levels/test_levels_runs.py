@@ -248,11 +248,11 @@ def test_a_second_run_is_built_but_starts_only_after_the_first(host: Host, gates
 
 @pytest.mark.statement(31)
 def test_a_third_run_is_not_built_before_one_has_ended(host: Host, gates: Gates) -> None:
-    for name in ("first", "second"):
-        host.worker.submit(lambda orch, args, config, name=name: orch.submit_sub(host.gate, gates.at(name)))
     asked, built = threading.Event(), threading.Event()
 
     def third() -> None:
+        for name in ("first", "second"):
+            host.worker.submit(lambda orch, args, config, name=name: orch.submit_sub(host.gate, gates.at(name)))
         asked.set()
         host.worker.run(lambda orch, args, config: built.set())
 
