@@ -27,7 +27,9 @@ from pytest_aorta.runtime.endpoints.protocol import (
     packed,
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
-from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
+from pytest_aorta.runtime.memory.sender import Sender
+from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
+from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
 from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
@@ -228,10 +230,12 @@ class ProcessEndpoint(SupervisedProcess):
         for number, parts in report.get("written", ()):
             args = dispatch.member.args
             assert args is not None
-            args.tensors[number].copy_(from_bytes(*parts))
+            overwrite(args.tensors[number], from_bytes(*parts))
         failure = report.get("failure")
         seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
         self._in_flight.pop(dispatch.id, None)
+        if seen is not None and seen.type == TensorUnavailable.__name__:
+            self.run_ended()  # the next task that needs this memory is to send it once more
         self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
 
     def died(self, how: str) -> None:

@@ -20,7 +20,7 @@ class _TaskOrder(TypedDict):
 
 
 class TaskOrder(_TaskOrder, total=False):
-    """Run a callable. ``args`` is what ``transfer.Sender.encode`` or ``transfer.inline`` gave, or missing.
+    """Run a callable. ``args`` is what ``Sender.encode`` or ``transfer.inline`` gave, or missing.
 
     With ``first_item``, the configuration is a list of items: call it with each. The first one has this number.
     """
@@ -55,7 +55,7 @@ class MapOrder(TypedDict):
 
 
 class UnmapOrder(TypedDict):
-    """Let go of ``storages``; of all, where they are missing."""
+    """Let go of ``storages``."""
 
     op: Literal["unmap"]
     storages: list[int]
@@ -100,7 +100,8 @@ class FailedReport(TypedDict):
 
 
 class EndedReport(TypedDict, total=False):
-    """A task or a job has ended. ``written``: number, shape, type and content of each tensor that came by value."""
+    """A task or a job has ended. ``written``: number, and shape, strides, type and content, of each tensor that came by
+    value."""
 
     op: Literal["ended"]
     id: int
