@@ -39,8 +39,6 @@ class ZygoteLink:
         self._outbox = Outbox(task.open_channel(), loop)
         self._watched: list[int] = []
         self._mute = False
-        #: What was wrong with its last message, if that could not be read.
-        self._garbage = ""
         self._ended = threading.Event()
         self._over = False
 
@@ -64,8 +62,7 @@ class ZygoteLink:
             return
         try:
             message = self._task.hear()
-        except EOFError as end:
-            self._garbage = str(end)
+        except EOFError:
             self._task.close()  # nothing after that can be trusted
             self._look()
             return
@@ -94,7 +91,7 @@ class ZygoteLink:
             assert self._task.ended is not None
             code = self._task.ended["returncode"]
             how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
-            why = f"has sent a message that cannot be read ({self._garbage})" if self._garbage else ""
+            why = f"has sent a message that cannot be read ({self._task.garbage})" if self._task.garbage else ""
             why = why or ("has closed its channel" if self._mute else "")
             self._end(f"its process {why}{', and ' if why else ''}{how}")
             return
@@ -104,7 +101,7 @@ class ZygoteLink:
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
             # Its channel is closed in both directions, but it may live on.
-            patience = 0.0 if self._garbage else MUTE
+            patience = 0.0 if self._task.garbage else MUTE
             self._loop.call_at(time.monotonic() + patience, self._end_mute)
 
     def _end_mute(self) -> None:

@@ -37,6 +37,8 @@ class Task:
     def __init__(self, server: TaskOwner, channel: Channel, pid: int) -> None:
         self.pid = pid
         self.ended: TaskEnd | None = None
+        #: What was wrong with its last message, if that could not be read.
+        self.garbage = ""
         self._server = server
         self._channel: Channel | None = channel
         self._lost: ZygoteError | None = None
@@ -78,7 +80,11 @@ class Task:
         """
         if self._channel is None:
             raise EOFError
-        return self._channel.receive_part(socket.MSG_DONTWAIT)
+        try:
+            return self._channel.receive_part(socket.MSG_DONTWAIT)
+        except EOFError as end:
+            self.garbage = str(end)
+            raise
 
     def filenos(self) -> list[int]:
         """Descriptors to watch: one that can be read is a reason to call ``poll_message``, until it gives ``None``.
