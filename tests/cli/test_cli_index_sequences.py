@@ -172,7 +172,7 @@ def _has_failed(completion: object) -> bool:
 
 @pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"])
 def test_the_index_is_what_a_scan_from_scratch_finds(examples: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Workspaces,
         settings=settings(
             max_examples=examples,
