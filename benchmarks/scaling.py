@@ -28,6 +28,7 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """
     report: dict[str, Any] = {}
     rows = [("processor time per task", *(f"{size:,}" for size in SIZES), "growth", "clock", "peak memory")]
+    print("\n".join(table(rows)), flush=True)
     for lost in (0, 1):
         for pattern in PATTERNS:
             costs = [_cost(place, pattern, size, lost, rounds, quiet) for size in SIZES]
@@ -44,7 +45,8 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
                     f"{costs[-1]['peak'] / 2**20:.0f} MiB",
                 )
             )
-    print("\n".join(table(rows)))
+            print("  ".join(rows[-1]), flush=True)  # it takes minutes
+    print("", *table(rows), sep="\n")
     print(f"growth from {SIZES[0]:,} to {SIZES[-1]:,}: at most {AT_MOST} expected")
     return report
 
