@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArgs
@@ -12,7 +13,8 @@ MANY = 1_000_000
 
 
 def square(args: SlotArgs) -> list[int]:
-    """The number, and its square."""
+    """The number, and its square, after so long that most kills meet a task."""
+    time.sleep(0.02)
     number = int(args.scalars[0])
     return [number, number * number]
 
