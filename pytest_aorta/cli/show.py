@@ -58,6 +58,7 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[..., None]], 
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         command = registry_option(command)
+        command = click.option("--no-header", is_flag=True, help="A table without its heading.")(command)
         command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
         command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
         command = click.option(
@@ -84,6 +85,7 @@ def directories(
     pointers: tuple[str, ...],
     short: bool,
     as_json: bool,
+    no_header: bool,
     files: tuple[str, ...],
     **flags: bool,
 ) -> None:
@@ -101,7 +103,7 @@ def directories(
         if not commands:
             raise RequestError(f"{action!r} matches no action with a command; for workloads: show cells, show trials")
         rows = _units(project, commands, only, pointers, chosen_states(flags))
-    _write("directories", project, rows, short, as_json)
+    _write("directories", project, rows, short, as_json, no_header)
 
 
 @show.command("trials")
@@ -112,13 +114,14 @@ def trials(
     pointers: tuple[str, ...],
     short: bool,
     as_json: bool,
+    no_header: bool,
     files: tuple[str, ...],
     **flags: bool,
 ) -> None:
     """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
     project, only = _open(names, pointers, files)
     rows = _units(project, _matrices(project, action), only, pointers, chosen_states(flags))
-    _write("trials", project, rows, short, as_json)
+    _write("trials", project, rows, short, as_json, no_header)
 
 
 @show.command("cells")
@@ -129,13 +132,14 @@ def cells(
     pointers: tuple[str, ...],
     short: bool,
     as_json: bool,
+    no_header: bool,
     files: tuple[str, ...],
     **flags: bool,
 ) -> None:
     """Cells of the actions with a workload, with the number of trials in each state."""
     project, only = _open(names, pointers, files)
     rows = _cells(project, _matrices(project, action), only, pointers, chosen_states(flags))
-    _write("cells", project, rows, short, as_json)
+    _write("cells", project, rows, short, as_json, no_header)
 
 
 def _open(names: tuple[str, ...], pointers: tuple[str, ...], files: tuple[str, ...]) -> tuple[Project, set[str] | None]:
@@ -203,7 +207,7 @@ def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]
     return {pointer: element(value, pointer, name) for pointer in pointers}
 
 
-def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool) -> None:
+def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool, no_header: bool) -> None:
     found = list(rows)
     project.save()
     if as_json:
@@ -214,13 +218,13 @@ def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_js
     elif not found:
         click.echo(f"There are no such {what}.")
     else:
-        _write_table(what, found)
+        _write_table(what, found, not no_header)
 
 
 _HEADINGS = {"directories": "Directory", "cells": "Cell", "trials": "Trial"}
 
 
-def _write_table(what: str, rows: Sequence[_Row]) -> None:
+def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
     several = len({row.action for row in rows}) > 1
     pointers = list(rows[0].values)
     counted = bool(rows[0].counts)
@@ -237,7 +241,8 @@ def _write_table(what: str, rows: Sequence[_Row]) -> None:
         headings[2] = ""
     right = range(2, 2 + len(states)) if counted else ()
     lines = columns(table, right=right)
-    click.echo(click.style(lines[0], underline=True))
+    if has_heading:
+        click.echo(click.style(lines[0], underline=True))
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
         if row.group != before.group:
             click.echo()

@@ -57,6 +57,7 @@ class ReportHooks:
         if part not in self._part_writers:
             part.runner.store.settle(part.plan.flat_cells)
             writer = self._part_writers[part] = TrialWriter(part)
+            writer.alike = self.writer.alike
             writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
         return self._part_writers[part]
 

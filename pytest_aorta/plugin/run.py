@@ -67,6 +67,8 @@ class Run:
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
+        #: Name of the action of a recipe whose run this is, as its items have it.
+        self.action: str | None = None
         #: Of an action of a recipe: its trials by the names of their items.
         self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
         #: Called with each record that was written.
@@ -103,15 +105,23 @@ class Run:
 
     @property
     def watcher(self) -> TrialWatcher | None:
-        """What shows the trials that run, if that is wanted; not those of recipes."""
-        if self.trials_by_name is not None:
-            return None
+        """What shows the trials that run, if that is wanted."""
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
         if self.watcher is not None:
-            self.watcher.trial_started(trial, paths)
+            spec = trial.spec
+            cell = self.shown_cell(spec.workload.name, spec.cell)
+            self.watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(spec), cell)
+
+    def shown_cell(self, workload: str, cell: str) -> tuple[str, str]:
+        """How a cell is shown: actions of a recipe may have the same ones."""
+        return self.action or workload, cell
+
+    def shown_name(self, spec: TrialSpec) -> str:
+        """The name of a trial's item."""
+        return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
 
     def end_processes(self, why: str) -> None:
         """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""

@@ -86,7 +86,7 @@ class TrialWriter:
         for trial in trials_in(report.aorta):
             facts = self.write(trial)
             if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
-                self.alike.add(report.nodeid, facts)
+                self.alike.add(report.nodeid, facts, self.run.shown_cell(facts.key.workload, facts.key.cell))
             imported = trial.result["phases_sec"].get("import")
             if isinstance(imported, float) and not trial.resumed:
                 add_duration(self.run.config, Duration(imported, "import", report.nodeid))
@@ -111,7 +111,8 @@ class TrialWriter:
             decided.publish(self.decisions.stopped)
             self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
         if self.run.watcher is not None:
-            self.run.watcher.trial_finished(facts)
+            cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
+            self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
 

@@ -49,10 +49,11 @@ class CommandItem(pytest.Item):
         __tracebackhide__ = True
         action = self.unit.action
         left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
+        self.run.note_kept(action, [name for name in self.unit.units if name not in left])
         if not left:
             self.user_properties.append(("aorta_state", "kept"))
             return
-        planned = {item.nodeid for item in self.session.items}
+        planned = self.run.planned(self.session)
         obstacles = {name: self.run.obstacle(action, name, planned) for name in left}
         eligible = [name for name in left if obstacles[name] is None]
         if not eligible:

@@ -15,7 +15,6 @@ from pytest_aorta.recipe_plans import selection_of
 from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.settings import MARGIN, TriageSettings
 from pytest_aorta.trials.names import identifier
-from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion
 from pytest_aorta.workflow.errors import RecipeError
@@ -63,8 +62,9 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     )
     part = Run(config, selection, base.runner.store.stamp)
     part.registry = base.registry
+    part.action = identifier(action.name)
     plan = part.plan
-    part.trials_by_name = {item_name(action, spec): (spec, plan.paths(spec)) for spec in plan.trials}
+    part.trials_by_name = {part.shown_name(spec): (spec, plan.paths(spec)) for spec in plan.trials}
 
     def on_record(record: Mapping[str, Any]) -> None:
         completion = trial_completion(action.name, record)
@@ -76,11 +76,6 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
         cells = {spec.cell: spec.mitigations for spec in plan.trials}
         check_baseline(table.baseline, list(cells.items()), f"{recipe.recipe.file}:{action.line}: baseline")
     return part
-
-
-def item_name(action: Action, spec: TrialSpec) -> str:
-    """``matrix[local-none-0]``."""
-    return f"{identifier(action.name)}[{spec.item_name.partition('[')[2]}"
 
 
 def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:

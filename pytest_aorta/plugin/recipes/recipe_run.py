@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +18,7 @@ from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import Directories
 from pytest_aorta.workflow.states import Progress, open_for
+from pytest_aorta.workspace.index.cache import Index, read_index
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome
 from pytest_aorta.workspace.index.journal import Journal
 
@@ -53,6 +54,7 @@ class RecipeRun:
         self.looks: dict[str, Callable[[str], TrialState]] = {}
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
+        self._planned: Set[str] | None = None
         self.journal = Journal(recipe.index / "staged")
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
@@ -81,12 +83,30 @@ class RecipeRun:
         """Journal what has become of a directory; where that cannot be written, ``pytest-aorta scan`` finds it."""
         self.add(CommandCompletion(action.name, directory, outcome))
 
+    def note_kept(self, action: Action, units: Iterable[str]) -> None:
+        """Journal of what is complete what the index does not know: products that were copied here."""
+        known = self._index.commands.get(action.name, {})
+        for unit in units:
+            if known.get(unit) != "completed":
+                self.note(action, unit, "completed")
+
+    @cached_property
+    def _index(self) -> Index:
+        """As it is when it is first asked for."""
+        return read_index(self.recipe.index)
+
     def add(self, completion: Completion) -> None:
         """Journal a completion."""
         with contextlib.suppress(OSError):
             self.journal.add(completion)
 
-    def obstacle(self, follower: Action, unit: str, planned: set[str]) -> str | None:
+    def planned(self, session: pytest.Session) -> Set[str]:
+        """Node ids of the items of this run, which are many; those of recipes do not change once they run."""
+        if self._planned is None:
+            self._planned = frozenset(item.nodeid for item in session.items)
+        return self._planned
+
+    def obstacle(self, follower: Action, unit: str, planned: Set[str]) -> str | None:
         """Why an action may not run on a unit yet, once what comes before it in this run is over; ``None`` if it may.
 
         Args:
@@ -100,7 +120,7 @@ class RecipeRun:
             self._of_matrices[follower.name] = self._obstacle(follower, unit, planned)
         return self._of_matrices[follower.name]
 
-    def _obstacle(self, follower: Action, unit: str, planned: set[str]) -> str | None:
+    def _obstacle(self, follower: Action, unit: str, planned: Set[str]) -> str | None:
         for name in follower.table.previous_actions:
             action = self.recipe.by_name[name][0]
             units = self._units_before(follower, action, unit)
@@ -125,7 +145,7 @@ class RecipeRun:
             return [unit] if unit in known else []
         return [each for each in known if _contains(each, unit) or _contains(unit, each)]
 
-    def _progress(self, action: Action, units: Sequence[str], planned: set[str]) -> Progress:
+    def _progress(self, action: Action, units: Sequence[str], planned: Set[str]) -> Progress:
         """Of some units of an action, by what is on disk."""
         if not action.is_matrix:
             return Progress(units, completed={each for each in units if self.is_complete(action, each)})
@@ -136,7 +156,7 @@ class RecipeRun:
             units, by_state.get("completed", set()), by_state.get("failed", set()) | without, without_result=without
         )
 
-    def _state(self, action: Action, unit: str, planned: set[str]) -> TrialState:
+    def _state(self, action: Action, unit: str, planned: Set[str]) -> TrialState:
         """Of a trial. Under xdist, the record of one that has just ended is on its way to the process that writes."""
         look = self.looks[action.name]
         give_up = time.monotonic() + _ON_ITS_WAY
@@ -150,7 +170,7 @@ class RecipeRun:
     def _several(self) -> bool:
         return self._turns.turns.is_shared
 
-    def _reason(self, action: Action, units: Sequence[str], planned: set[str]) -> str:
+    def _reason(self, action: Action, units: Sequence[str], planned: Set[str]) -> str:
         """Why units of an action are not complete, in one line."""
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"

@@ -13,7 +13,7 @@ from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
 from pytest_aorta.plugin.recipes.matrix_places import unit_of
-from pytest_aorta.plugin.recipes.parts import item_name, part_of
+from pytest_aorta.plugin.recipes.parts import part_of
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
@@ -47,7 +47,7 @@ class RecipeTrialItem(TrialItem):
             NotNeeded: it is not.
         """
         self.reproduced = False
-        planned = {item.nodeid for item in self.session.items}
+        planned = self.recipe.planned(self.session)
         obstacle = self.recipe.obstacle(self.action, unit_of(self.spec), planned)
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
@@ -93,7 +93,7 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
     recipe.looks[action.name] = _Look(part, action)
     sibling: RecipeTrialItem | None = None
     for spec in part.plan.trials:
-        name = item_name(action, spec)
+        name = part.shown_name(spec)
         sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
         sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
         sibling.add_marker(pytest.mark.aorta)
