@@ -95,6 +95,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
     """
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
+    from pytest_aorta.workspace.index.decided import read_decided
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
@@ -110,6 +111,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
         directories.value_of,
         sources.have_changed,
         read_submitted(recipe.index),
+        read_decided(recipe.index),
     )
     return Project(recipe, overview, directories, sources, imported)
 

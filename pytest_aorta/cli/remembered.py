@@ -48,7 +48,7 @@ def remember(recipe: Path, files: Sequence[str], looked_at: Iterable[str | os.Pa
         rows: of all actions.
     """
     index = recipe.parent / ".aorta"
-    own = [index / name for name in ("index.json", "submitted.json", "values.json")]
+    own = [index / name for name in ("index.json", "submitted.json", "decided.json", "values.json")]
     known = [_REGISTRY / name for name in ("builtin_environments.py", "builtin_mitigations.py")]
     paths = [recipe, *own, *known, *files, *sys.path, *looked_at]
     stamps = {os.path.abspath(path): _stamp(path) for path in paths}

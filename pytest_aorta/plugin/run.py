@@ -19,7 +19,7 @@ from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
-from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
+from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of, where_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry, WorkloadEntry
@@ -48,13 +48,19 @@ _NO_AXES = (Selection().environments, Selection().mitigations)
 class Run:
     """One per pytest process."""
 
-    def __init__(self, config: pytest.Config, selection: Selection, stamp: str | None = None) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        selection: Selection,
+        stamp: str | None = None,
+        stopping_folder: Callable[[], Path] | None = None,
+    ) -> None:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
         before_use = partial(end_in_order_when_terminated, config)
         self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
-        self.stopping = Stopping(config, selection)
+        self.stopping = Stopping(config, selection, stopping_folder)
         self.prefetcher = Prefetcher(
             self.runner.find,
             partial(self.runner.start, urgent=False),
@@ -71,6 +77,10 @@ class Run:
         self.action: str | None = None
         #: Of an action of a recipe: its trials by the names of their items.
         self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
+        #: Whether trials that fail are what is asked for.
+        self.expects_failures = False
+        #: Called at the end with the cells that need no more trials, and why.
+        self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
         self.occurrences = Occurrences(config)
@@ -137,8 +147,8 @@ class Run:
 
     def _is_needed(self, trial: QueuedTrial) -> bool:
         """Whether a trial is to be started ahead of its item."""
-        where = trial.nodeid.partition("[")[0].rpartition("::")[0]
-        return self.stopping.reason(cell_of(trial.spec), round_name(where, trial.spec.trial_index)) is None
+        name = round_name(where_of(trial.nodeid), trial.spec.trial_index)
+        return self.stopping.reason(cell_of(trial.spec), name) is None
 
     def has_result(self, item: pytest.Item) -> bool:
         """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""

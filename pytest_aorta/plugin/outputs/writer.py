@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.compat import Duration, add_duration
+from pytest_aorta.plugin.outputs.gating import JudgedTrials
 from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter, planned_trials
 from pytest_aorta.plugin.report_payload import FinishedTrial, notes_in, trials_in
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
@@ -44,6 +45,7 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
         #: How many trials were skipped because their cells were decided.
@@ -183,6 +185,8 @@ class TrialWriter:
                 self.write_lost(nodeid, f"interrupted: {why}")
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
+        if self.decisions is not None:
+            self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
