@@ -117,7 +117,7 @@ class Summary:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
             text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
             terminal.write_line(f"{text} (for more trials: --aorta-trials)")
-        if self._run.selection.resume:
+        if self._run.selection.resume and (self._resumed or self._not_kept or self._run.action is None):
             total = sum(cell.trials for cell in self._cells.values())
             option = " (--aorta-resume)" if self._run.action is None else ""
             terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
