@@ -192,10 +192,10 @@ def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message
 @pytest.mark.slow
 def test_a_duration_ends_a_matrix_after_a_whole_round(stage: Stage) -> None:
     matrix(stage)
-    (stage.path / "work.py").write_text(SOURCE.replace("def setup(self): pass", "def setup(self): time.sleep(2)"))
+    (stage.path / "work.py").write_text(SOURCE.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
     with Path("work.py").open("a") as file:
         file.write("import time\n")
-    result = stage.run_here("aorta.toml", "--aorta-duration", "1s")
+    result = stage.run_here("aorta.toml", "--aorta-duration", "0.2s")
     assert counts(result) == {"failed": 1, "passed": 1}
     assert short_status()["matrix"] == [1, 1, 0, 0, 2, 0]
     assert command("status").exit_code == 0
