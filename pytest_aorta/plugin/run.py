@@ -75,8 +75,8 @@ class Run:
         self.further_runners: dict[Hashable, TrialRunner] = {}
         #: Name of the action of a recipe whose run this is, as its items have it.
         self.action: str | None = None
-        #: Of an action of a recipe: its trials by the names of their items.
-        self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
+        #: Of an action of a recipe: gives its trials by the names of their items; most processes never ask.
+        self.trials_by_name: Callable[[], Mapping[str, TrialSpec]] | None = None
         #: Whether trials that fail are what is asked for.
         self.expects_failures = False
         #: Called at the end with the cells that need no more trials, and why.

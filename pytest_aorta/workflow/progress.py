@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.decided import asked_of
-from pytest_aorta.workflow.requests import Requests
 from pytest_aorta.workflow.states import Open, Progress, State, open_for
 from pytest_aorta.workspace.index.cache import NO_RECORD, CellRecords, Index
 from pytest_aorta.workspace.index.decided import Decided, DecidedCells
@@ -93,7 +93,7 @@ def progress_of(
     have_changed: HaveChanged,
     submitted: Submitted | None = None,
     decided: Decided | None = None,
-) -> dict[str, Progress]:
+) -> dict[str, Trials | Progress]:
     """How far each action is, by its name.
 
     Args:
@@ -105,20 +105,6 @@ def progress_of(
         submitted: what a scheduler has.
         decided: cells that need no more trials.
     """
-    found = compact_progress_of(recipe, index, requests, directories, have_changed, submitted, decided)
-    return {name: each.progress() if isinstance(each, Trials) else each for name, each in found.items()}
-
-
-def compact_progress_of(
-    recipe: Recipe,
-    index: Index,
-    requests: Requests,
-    directories: Sequence[str],
-    have_changed: HaveChanged,
-    submitted: Submitted | None = None,
-    decided: Decided | None = None,
-) -> dict[str, Trials | Progress]:
-    """As ``progress_of``, without names of trials."""
     found: dict[str, Trials | Progress] = {}
     for name, (action, *_) in recipe.by_name.items():
         if action.is_matrix:

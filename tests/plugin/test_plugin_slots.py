@@ -7,21 +7,10 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from neighbourhood import metrics, offer_faulty, settle, workloads
+from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offers workloads that care what runs beside them."""
-    return settle(stage, monkeypatch)
-
-
-@pytest.fixture
-def faulty(stage: Stage) -> Stage:
-    return offer_faulty(stage)
 
 
 def lines(result: pytest.RunResult) -> list[str]:
@@ -138,7 +127,7 @@ def test_reports_look_as_without(faulty: Stage) -> None:
     assert junit(faulty) == report
     # The same table, the same tracebacks and the same summary.
     different = [line for line in lines(several) if line not in lines(alone)]
-    slowest = [line for line in different if re.match("#? *#? *(setup|call|teardown) ", line)]
+    slowest = [line for line in different if re.match("#? *#? *(import|setup|call|teardown) ", line)]
     assert sorted(line for line in different if line not in slowest) == sorted(
         [
             next(line for line in lines(several) if ", 4 slots, " in line),

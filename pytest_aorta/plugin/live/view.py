@@ -289,5 +289,6 @@ def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, 
         part = part_of_item(run.config, f"{action}[]")
         if part is not None and part.trials_by_name is not None:
             base = action.rpartition("::")[0]
-            found |= {f"{base}::{name}": (part, *trial) for name, trial in part.trials_by_name.items()}
+            trials = part.trials_by_name()
+            found |= {f"{base}::{name}": (part, spec, part.plan.paths(spec)) for name, spec in trials.items()}
     return {nodeid: found[nodeid] for nodeid in ids if nodeid in found}

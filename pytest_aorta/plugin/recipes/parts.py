@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_aorta.plan import Plan
-from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run, shared_folder
+from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of, shared_folder
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.xdist_roles import test_run_everywhere
 from pytest_aorta.recipe_plans import selection_of
@@ -26,7 +26,6 @@ from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion
 from pytest_aorta.workflow.decided import asked_of
 from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.reading import read_recipe
 from pytest_aorta.workflow.requests import request_digest
 from pytest_aorta.workspace.index.decided import DecidedCells, note_decided
 
@@ -68,7 +67,7 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     part.action = identifier(action.name)
     part.expects_failures = table.expect == "fail"
     plan = part.plan
-    part.trials_by_name = {part.shown_name(spec): (spec, plan.paths(spec)) for spec in plan.trials}
+    part.trials_by_name = cache(lambda: {part.shown_name(spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
         completion = trial_completion(action.name, record)
@@ -80,7 +79,9 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
             note_decided(recipe.recipe.index, action.name, DecidedCells(asked_of_plan(action, plan), cells))
 
     part.on_record, part.on_decided = on_record, on_decided
-    cells = [*{spec.cell: spec.mitigations for spec in plan.trials}.items()]
+    if table.baseline is None and not table.gate and not given.gates:
+        return part
+    cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
     place = f"{recipe.recipe.file}:{action.line}"
     if table.baseline is not None:
         check_baseline(table.baseline, cells, f"{place}: baseline")
@@ -131,7 +132,7 @@ def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     for (recipe_file, action_name), part in config.stash.get(PARTS, {}).items():
         if recipe_file == file and identifier(action_name) == beginning:
             return part
-    recipe = recipe_run(config, read_recipe(file))
+    recipe = recipe_run_of(config, file)
     for action in recipe.recipe.actions:
         if action.is_matrix and identifier(action.name) == beginning:
             return part_of(config, recipe, action)

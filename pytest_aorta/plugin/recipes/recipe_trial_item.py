@@ -51,8 +51,7 @@ class RecipeTrialItem(TrialItem):
             NotNeeded: it is not.
         """
         self.reproduced = False
-        planned = self.recipe.planned(self.session)
-        obstacle = self.recipe.obstacle(self.action, unit_of(self.spec), planned)
+        obstacle = self.recipe.obstacle(self.action, unit_of(self.spec))
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
         super().setup()
@@ -100,7 +99,6 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
         name = part.shown_name(spec)
         sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
         sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
-        sibling.add_marker(pytest.mark.aorta)
         sibling.extra_keyword_matches.add(action.name)
         recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
         yield sibling
@@ -112,15 +110,20 @@ class _Look:
     def __init__(self, part: Run, action: Action, index: Path) -> None:
         self._part, self._action, self._index = part, action, index
         self._results = part.results
-        self._trials = {unit_of(spec): (spec, part.plan.paths(spec)) for spec in part.plan.trials}
+        self._plan = part.plan
         self._digests: dict[str, str] = {}
         self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
 
+    @cached_property
+    def _trials(self) -> dict[str, TrialSpec]:
+        return {unit_of(spec): spec for spec in self._plan.trials}
+
     def __call__(self, unit: str) -> TrialState:
         """Of one of them."""
-        spec, paths = self._trials[unit]
+        spec = self._trials[unit]
         try:
-            record: dict[str, Any] = json.loads(paths.file_in(self._results).read_bytes())
+            file = self._plan.paths(spec).file_in(self._results)
+            record: dict[str, Any] = json.loads(file.read_bytes())
             status, request = record["exit_status"], recorded_digest(record)
         except (OSError, ValueError, TypeError, KeyError):
             return self._without_record(spec)
