@@ -29,6 +29,9 @@ UNBOUNDED = sys.maxsize
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
+#: Trials of each cell where a decision is to end them, and no number was given.
+TRIALS_UNTIL_DECIDED = 200
+
 #: What follows a separator between variables, which may also be a part of a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 

@@ -122,3 +122,14 @@ def test_pictures_of_the_columns_are_current() -> None:
     assert drawn == script["pictures"](), "python docs/img/draw_columns.py"
     shown = re.findall(r"!\[[^]]*\]\(img/columns/(\w+\.svg)\)", (DOCS / "table.md").read_text())
     assert sorted(shown) == sorted(drawn)
+
+
+def test_tests_that_the_page_on_row_names_are_there() -> None:
+    page = (DOCS / "row.md").read_text()
+    rows = re.findall(r"^\| (?!use case|cases|-).*\|$", page, re.MULTILINE)
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, test in named:
+            assert f"def {test}(" in (DOCS.parent / "tests" / file).read_text(), f"{file}::{test}"

@@ -9,6 +9,7 @@ import click
 from pytest_aorta._version import __version__
 from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
+from pytest_aorta.cli.convert import convert
 from pytest_aorta.cli.init import init
 from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.report import report
@@ -51,6 +52,7 @@ main.add_command(status)
 main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(convert)
 main.add_command(list_registered)
 main.add_command(report)
 main.add_command(compare)

@@ -118,6 +118,7 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
     from pytest_aorta.workflow.directories import directories_of
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
+    from pytest_aorta.workspace.index.decided import read_decided
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
@@ -136,6 +137,7 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
         directories.value_of,
         sources.have_changed,
         read_submitted(recipe.index),
+        read_decided(recipe.index),
     )
     return Project(recipe, overview, directories, sources, imported)
 

@@ -47,7 +47,7 @@ def remember(recipe: Path, files: Sequence[str], looked_at: Iterable[str | os.Pa
         rows: of all actions.
     """
     index = recipe.parent / ".aorta"
-    own = [index / name for name in ("index.json", "submitted.json", "values.json")]
+    own = [index / name for name in ("index.json", "submitted.json", "decided.json", "values.json")]
     if not journals(index / "staged"):
         _keep(index / "status.json", recipe, files, [*own, *looked_at], rows)
 

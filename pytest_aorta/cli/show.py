@@ -84,15 +84,17 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
             pointers: tuple[str, ...],
             short: bool,
             as_json: bool,
+            no_header: bool,
             files: tuple[str, ...],
             **flags: bool,
         ) -> None:
             _check_pointers(pointers)
             project = open_project(files)
             query = _Query(project, chosen_units(names, project.overview), action, pointers, flags)
-            _write(what, project, rows_of(query), short, as_json)
+            _write(what, project, rows_of(query), short, as_json, no_header)
 
         command = registry_option(command)
+        command = click.option("--no-header", is_flag=True, help="A table without its heading.")(command)
         command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
         command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
         command = click.option(
@@ -199,7 +201,7 @@ def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]
     return {pointer: element(value, pointer, name) for pointer in pointers}
 
 
-def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool) -> None:
+def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool, no_header: bool) -> None:
     found = list(rows)
     project.save()
     if as_json:
@@ -210,13 +212,13 @@ def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_js
     elif not found:
         click.echo(f"There are no such {what}.")
     else:
-        _write_table(what, found)
+        _write_table(what, found, not no_header)
 
 
 _HEADINGS = {"directories": "Directory", "cells": "Cell", "trials": "Trial"}
 
 
-def _write_table(what: str, rows: Sequence[_Row]) -> None:
+def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
     several = len({row.action for row in rows}) > 1
     pointers = list(rows[0].values)
     counted = bool(rows[0].counts)
@@ -233,7 +235,8 @@ def _write_table(what: str, rows: Sequence[_Row]) -> None:
         headings[2] = ""
     right = range(2, 2 + len(states)) if counted else ()
     lines = columns(table, right=right)
-    click.echo(click.style(lines[0], underline=True))
+    if has_heading:
+        click.echo(click.style(lines[0], underline=True))
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
         if row.group != before.group:
             click.echo()

@@ -30,6 +30,7 @@ _COST = "cost"
 @state_options("Only actions with {} ones; several of these flags add up.")
 @click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--no-header", is_flag=True, help="A table without its heading.")
 @registry_option
 def status(
     names: tuple[str, ...],
@@ -37,6 +38,7 @@ def status(
     show_all: bool,
     short: bool,
     as_json: bool,
+    no_header: bool,
     files: tuple[str, ...],
     **flags: bool,
 ) -> None:
@@ -57,7 +59,7 @@ def status(
             hours = [f"{row['remaining'][unit]:.2f}" for unit in ("cpu_hours", "gpu_hours")]
             click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
     else:
-        _echo_table(shown, len(rows))
+        _echo_table(shown, len(rows), not no_header)
 
 
 def _rows(names: tuple[str, ...], pattern: str, files: tuple[str, ...]) -> Rows:
@@ -81,13 +83,14 @@ def _row(summary: ActionSummary) -> dict[str, Any]:
     return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
 
 
-def _echo_table(shown: Rows, of: int) -> None:
+def _echo_table(shown: Rows, of: int, has_heading: bool) -> None:
     if not shown:
         click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
         return
     headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
     texts = [[row["name"], *(f"{row[state]:,}" for state in COLORS), row[_COST]] for row in shown]
     lines = columns([headings, *texts], right=range(1, len(headings)))
-    click.echo(click.style(lines[0], underline=True))
+    if has_heading:
+        click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:
         click.echo(line)

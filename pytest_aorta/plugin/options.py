@@ -131,9 +131,6 @@ _TRIALS_IN_TIME = 10_000
 #: Of each cell, however many there are.
 _ROUNDS_IN_TIME = 100
 
-#: Of each cell, where trials end with a decision.
-_TRIALS_UNTIL_DECIDED = 200
-
 
 def _is_sequential(values: Mapping[str, Any]) -> bool:
     """Whether the number of trials depends on how they end."""
@@ -166,7 +163,7 @@ def _set_bounds(values: dict[str, Any]) -> None:
         cells = math.prod(len(axis or ("",)) for axis in axes)
         values["aorta_trials"] = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
     elif values["aorta_minimize"] or values["aorta_until_decided"]:
-        values["aorta_trials"] = _TRIALS_UNTIL_DECIDED
+        values["aorta_trials"] = valid.TRIALS_UNTIL_DECIDED
 
 
 def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:

@@ -43,6 +43,8 @@ class ReportHooks:
         #: Those of the actions of recipes.
         self._part_writers: dict[Run, TrialWriter] = {}
         self._selected: list[str] = []
+        #: What has decided the exit status, where there are gates.
+        self._gating: Gating | None = None
 
     def _writer_of(self, nodeid: str) -> TrialWriter:
         """What writes the records of an item."""
@@ -58,6 +60,7 @@ class ReportHooks:
         if part not in self._part_writers:
             part.runner.store.settle(part.plan.flat_cells)
             writer = self._part_writers[part] = TrialWriter(part)
+            writer.alike = self.writer.alike  # failures of all actions are folded together
             writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
         return self._part_writers[part]
 
@@ -83,14 +86,6 @@ class ReportHooks:
             if file is not None:
                 view = self.config.stash[WATCHER] = LiveView(self.config, file)
                 self.config.pluginmanager.register(view, "aorta_live_view")
-
-    @cached_property
-    def gating(self) -> Gating:
-        """What decides the exit status, where gates were given."""
-        from pytest_aorta.plugin.outputs.gating import Gating
-        from pytest_aorta.plugin.run import run_of
-
-        return Gating(run_of(self.config).selection.gates)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -127,13 +122,14 @@ class ReportHooks:
         if report.when == "teardown":
             self.open.end(report.nodeid, _worker_of(report))
         if report.skipped and "writer" in self.__dict__:
-            self.writer.count_skip(report)
+            self._writer_of(report.nodeid).count_skip(report)
         if getattr(report, "aorta", None):
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
-            self._writer_of(report.nodeid).write_report(report)
-            self.gating.see(report)
+            writer = self._writer_of(report.nodeid)
+            writer.write_report(report)
+            writer.judged.see(report)
             if report.when == "teardown" and self.config.getoption("htmlpath", None):
                 self._ended[report.nodeid] = report.aorta["exit_status"] or ""
 
@@ -168,10 +164,14 @@ class ReportHooks:
             self.writer.finish(unfinished, _ended_early(session, run.interrupted))
             if run.selection.report is not None:
                 self._write_report(run)
-            self.gating.conclude(session, self.writer.triage)
             for writer in self._part_writers.values():
                 writer.run.unreported += writer.run.prefetcher.close(str(run.interrupted or stopped))
                 writer.finish(unfinished, _ended_early(session, run.interrupted))
+            if run.selection.gates or any(writer.judged.gates for writer in self._writers):
+                from pytest_aorta.plugin.outputs.gating import Gating
+
+                self._gating = Gating()
+                self._gating.conclude(session, [writer.judged for writer in self._writers])
             if any(writer.errors for writer in self._writers) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -215,15 +215,17 @@ class ReportHooks:
             if self.config.get_verbosity() >= 0:
                 from pytest_aorta.plugin.summary.stopping_text import stopping_lines
 
-                writer = self.writer
-                selection = writer.run.selection
-                for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
-                    terminalreporter.write_line(line)
+                for writer in self._writers:
+                    selection = writer.run.selection
+                    of = "" if writer.run.action is None else f"{writer.run.action}: "
+                    for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
+                        terminalreporter.write_line(f"{of}{line}")
             if self.writer.notes:
                 terminalreporter.write_sep("=", "minimize")
                 for line in self.writer.notes:
                     terminalreporter.write_line(printable(line))
-            self.gating.print(terminalreporter)
+            if self._gating is not None:
+                self._gating.print(terminalreporter)
             if self._report:
                 terminalreporter.write_line(f"report: {self._report}")
 

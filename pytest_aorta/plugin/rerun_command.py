@@ -31,7 +31,7 @@ def shown_nodeid(item: pytest.Item) -> str:
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
-    if here == top or not path.endswith(".py"):
+    if here == top or not path.endswith((".py", ".toml")):
         return item.nodeid
     return f"{os.path.relpath(top / path, here)}{separator}{names}"
 

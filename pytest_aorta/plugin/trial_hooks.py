@@ -47,9 +47,10 @@ def select(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
     from pytest_aorta.plugin.run import run_of
-    from pytest_aorta.plugin.xdist_roles import place_under_each
+    from pytest_aorta.plugin.xdist_roles import TEST_RUN, place_under_each
 
     run = run_of(node.config)
+    node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
     node.workerinput["aorta"] = {
         "folder": None if folder is None else str(folder),
@@ -121,7 +122,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Trials for which there is no time are not run."""
     run = current_run(item.config)
-    if run is None or run.stopping.rounds is None or run.has_result(item):
+    if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
         return None
     from pytest_aorta.plugin.stopping.early_end import omit
 

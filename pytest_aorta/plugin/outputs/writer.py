@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.compat import Duration, add_duration
+from pytest_aorta.plugin.outputs.gating import JudgedTrials
 from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter, planned_trials
 from pytest_aorta.plugin.report_payload import FinishedTrial, notes_in, trials_in
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
@@ -44,6 +45,7 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
         #: How many trials were skipped because their cells were decided.
@@ -86,7 +88,7 @@ class TrialWriter:
         for trial in trials_in(report.aorta):
             facts = self.write(trial)
             if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
-                self.alike.add(report.nodeid, facts)
+                self.alike.add(report.nodeid, facts, self.run.shown_cell(facts.key.workload, facts.key.cell))
             imported = trial.result["phases_sec"].get("import")
             if isinstance(imported, float) and not trial.resumed:
                 add_duration(self.run.config, Duration(imported, "import", report.nodeid))
@@ -111,7 +113,8 @@ class TrialWriter:
             decided.publish(self.decisions.stopped)
             self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
         if self.run.watcher is not None:
-            self.run.watcher.trial_finished(facts)
+            cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
+            self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
 
@@ -185,6 +188,8 @@ class TrialWriter:
                 self.write_lost(nodeid, f"interrupted: {why}", repeat)
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
+        if self.decisions is not None:
+            self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
