@@ -11,6 +11,7 @@ from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
 from pytest_aorta.cli.init import init
 from pytest_aorta.cli.list import list_registered
+from pytest_aorta.cli.merge import merge
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
@@ -51,6 +52,7 @@ main.add_command(status)
 main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(merge)
 main.add_command(list_registered)
 main.add_command(report)
 main.add_command(compare)

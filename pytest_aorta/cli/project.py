@@ -93,12 +93,20 @@ def open_project(files: Sequence[str] = ()) -> Project:
     Raises:
         RequestError: there is none, its recipe is not valid, or asks for what is not registered.
     """
+    return project_of(open_recipe(), files)
+
+
+def project_of(recipe: Recipe, files: Sequence[str] = ()) -> Project:
+    """The project of a recipe.
+
+    Raises:
+        RequestError: it asks for what is not registered.
+    """
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
-    recipe = open_recipe()
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
