@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.project import Project, open_project, registry_option
-from pytest_aorta.cli.selections import COLORS, chosen_states, chosen_units, state_options
+from pytest_aorta.cli.selections import (
+    COLORS,
+    chosen_states,
+    chosen_units,
+    state_options,
+    typed_conditions,
+    units_where,
+    where_option,
+)
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
@@ -57,7 +65,7 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[..., None]], 
     """The arguments that all listings have; ``pattern`` of the actions without ``--action``."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        command = registry_option(command)
+        command = where_option(registry_option(command))
         command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
         command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
         command = click.option(
@@ -82,6 +90,7 @@ def directories(
     names: tuple[str, ...],
     action: str | None,
     pointers: tuple[str, ...],
+    where: tuple[str, ...],
     short: bool,
     as_json: bool,
     files: tuple[str, ...],
@@ -95,12 +104,12 @@ def directories(
     if action is None and any(flags.values()):
         raise RequestError("states are those of an action: add --action PATTERN")
     if action is None:
-        rows = _plain_directories(project, only, pointers)
+        rows = _plain_directories(project, only, pointers, where)
     else:
         commands = [each for each in project.actions(action) if not each.is_matrix]
         if not commands:
             raise RequestError(f"{action!r} matches no action with a command; for workloads: show cells, show trials")
-        rows = _units(project, commands, only, pointers, chosen_states(flags))
+        rows = _units(project, commands, _only_of(project, commands, only, where), pointers, chosen_states(flags))
     _write("directories", project, rows, short, as_json)
 
 
@@ -110,6 +119,7 @@ def trials(
     names: tuple[str, ...],
     action: str,
     pointers: tuple[str, ...],
+    where: tuple[str, ...],
     short: bool,
     as_json: bool,
     files: tuple[str, ...],
@@ -117,7 +127,8 @@ def trials(
 ) -> None:
     """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
     project, only = _open(names, pointers, files)
-    rows = _units(project, _matrices(project, action), only, pointers, chosen_states(flags))
+    matrices = _matrices(project, action)
+    rows = _units(project, matrices, _only_of(project, matrices, only, where), pointers, chosen_states(flags))
     _write("trials", project, rows, short, as_json)
 
 
@@ -127,6 +138,7 @@ def cells(
     names: tuple[str, ...],
     action: str,
     pointers: tuple[str, ...],
+    where: tuple[str, ...],
     short: bool,
     as_json: bool,
     files: tuple[str, ...],
@@ -134,7 +146,8 @@ def cells(
 ) -> None:
     """Cells of the actions with a workload, with the number of trials in each state."""
     project, only = _open(names, pointers, files)
-    rows = _cells(project, _matrices(project, action), only, pointers, chosen_states(flags))
+    matrices = _matrices(project, action)
+    rows = _cells(project, matrices, _only_of(project, matrices, only, where), pointers, chosen_states(flags))
     _write("cells", project, rows, short, as_json)
 
 
@@ -150,6 +163,15 @@ def _open(names: tuple[str, ...], pointers: tuple[str, ...], files: tuple[str, .
     return project, chosen_units(names, project.overview)
 
 
+#: Gives of an action the names of those of its units that are shown, or of what contains them; ``None`` for all.
+_OnlyOf = Callable[["Action"], "set[str] | None"]
+
+
+def _only_of(project: Project, actions: Sequence[Action], only: set[str] | None, where: Sequence[str]) -> _OnlyOf:
+    met = units_where(project.overview, actions, only, typed_conditions(where))
+    return lambda action: only if met is None else met[action.name]
+
+
 def _matrices(project: Project, pattern: str) -> list[Action]:
     found = [each for each in project.actions(pattern) if each.is_matrix]
     if not found:
@@ -157,19 +179,25 @@ def _matrices(project: Project, pattern: str) -> list[Action]:
     return found
 
 
-def _plain_directories(project: Project, only: set[str] | None, pointers: Sequence[str]) -> Iterator[_Row]:
+def _plain_directories(
+    project: Project, only: set[str] | None, pointers: Sequence[str], where: Sequence[str]
+) -> Iterator[_Row]:
     value_of = project.overview.directory_value
-    for name in project.overview.directories:
-        if only is None or name in only:
-            yield _Row(name, values=_elements(value_of, name, pointers))
+    names = [name for name in project.overview.directories if only is None or name in only]
+    if conditions := typed_conditions(where):
+        from pytest_aorta.workflow.conditions import selected
+
+        names = selected(names, value_of, conditions, "--where")
+    for name in names:
+        yield _Row(name, values=_elements(value_of, name, pointers))
 
 
 def _units(
-    project: Project, actions: Sequence[Action], only: set[str] | None, pointers: Sequence[str], states: Sequence[str]
+    project: Project, actions: Sequence[Action], only_of: _OnlyOf, pointers: Sequence[str], states: Sequence[str]
 ) -> Iterator[_Row]:
     number = 0
     for action in actions:
-        found = project.overview.states(action, only)
+        found = project.overview.states(action, only_of(action))
         jobs = project.overview.submitted.get(action.name, {})
         value_of = project.overview.value_of(action)
         shown = [unit for unit, state in found.items() if state.value in states]
@@ -181,11 +209,11 @@ def _units(
 
 
 def _cells(
-    project: Project, actions: Sequence[Action], only: set[str] | None, pointers: Sequence[str], states: Sequence[str]
+    project: Project, actions: Sequence[Action], only_of: _OnlyOf, pointers: Sequence[str], states: Sequence[str]
 ) -> Iterator[_Row]:
     for action in actions:
         counts: dict[str, Counter[str]] = {}
-        for unit, state in project.overview.states(action, only).items():
+        for unit, state in project.overview.states(action, only_of(action)).items():
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
         value_of = project.overview.value_of(action)
         for cell, found in counts.items():

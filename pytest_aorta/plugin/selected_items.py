@@ -14,7 +14,7 @@ from pytest_aorta.plugin.run import Run
 from pytest_aorta.plugin.xdist_roles import is_worker
 from pytest_aorta.recipe_plans import trial_value
 from pytest_aorta.workflow.conditions import selected
-from pytest_aorta.workflow.shards import Durations, Part, cell_of_item, divide, joined, read_durations
+from pytest_aorta.workflow.shards import Durations, read_durations, shards_of
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.recipes.command_item import CommandItem
@@ -76,18 +76,8 @@ def durations_of(run: Run) -> Durations:
 
 def shard_of(items: Sequence[pytest.Item], number: int, count: int, durations: Durations) -> list[pytest.Item]:
     """The items of a shard, in their order; ``number`` from 1."""
-    groups = joined([_keys(item) for item in items])
-    parts = []
-    for group in groups:
-        names = [items[index].name for index in group]
-        parts.append(Part(tuple(map(cell_of_item, names)), sum(map(durations.of, names))))
-    chosen = {
-        index
-        for group, shard in zip(groups, divide(parts, count), strict=True)
-        if shard == number - 1
-        for index in group
-    }
-    return [item for index, item in enumerate(items) if index in chosen]
+    shards = shards_of([item.name for item in items], [_keys(item) for item in items], count, durations)
+    return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
 
 
 def _keys(item: pytest.Item) -> list[Hashable]:
@@ -97,17 +87,13 @@ def _keys(item: pytest.Item) -> list[Hashable]:
     from pytest_aorta.plugin.recipes.command_item import CommandItem
     from pytest_aorta.plugin.recipes.matrix_places import unit_of
     from pytest_aorta.plugin.recipes.recipe_trial_item import RecipeTrialItem
-    from pytest_aorta.workflow.progress import matrix_before
+    from pytest_aorta.workflow.planned_items import command_keys
 
     if isinstance(item, RecipeTrialItem):
         return [(item.path, item.action.name, unit_of(item.spec))]
     if not isinstance(item, CommandItem):
         return []
-    action, recipe = item.unit.action, item.run.recipe
-    if action.table.each in ("cell", "matrix"):  # what it follows is divided
-        return []
-    matrix = matrix_before(action, recipe) if action.table.each == "trial" else None
-    return [(item.path, matrix.name if matrix is not None else "", unit) for unit in item.unit.units]
+    return [(item.path, *key) for key in command_keys(item.unit.action, item.run.recipe, item.unit.units)]
 
 
 def _fitting(items: Sequence[pytest.Item], run: Run) -> list[pytest.Item]:

@@ -65,6 +65,27 @@ def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     return sorted(sorted(group) for group in groups if group)
 
 
+def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: int, durations: Durations) -> list[int]:
+    """The shard of each item, from 0; items with a key in common have the same one.
+
+    Args:
+        names: of the items, in the order in which they are collected.
+        keys: of each item.
+        count: of the shards.
+        durations: that are expected.
+    """
+    groups = joined(keys)
+    found = [0] * len(names)
+    parts = [
+        Part(tuple(cell_of_item(names[index]) for index in group), sum(durations.of(names[index]) for index in group))
+        for group in groups
+    ]
+    for group, shard in zip(groups, divide(parts, count), strict=True):
+        for index in group:
+            found[index] = shard
+    return found
+
+
 def cell_of_item(name: str) -> str:
     """What all trials of a cell have in common: ``gemm[local-none]`` for the item ``gemm[local-none-3]``."""
     found = _NUMBERED.fullmatch(name)

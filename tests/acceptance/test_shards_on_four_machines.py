@@ -68,7 +68,7 @@ def table(stage: Stage, results: str) -> list[Any]:
     """The counts of the matrix."""
     matrix = json.loads((stage.path / results / "matrix.json").read_text())
     assert matrix["complete"] is True
-    return [[cell[key] for key in ("workload", "cell", "planned", "seen", "outcomes")] for cell in matrix["cells"]]
+    return [[cell[key] for key in ("workload", "cell", "planned", "seen", "failures")] for cell in matrix["cells"]]
 
 
 def test_a_matrix_of_the_command_line(stage: Stage) -> None:
