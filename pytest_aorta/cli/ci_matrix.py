@@ -63,7 +63,7 @@ class Job:
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the known durations there, and have the jobs read them: all have to have this file.",
+    help="What is known of durations: brought up to date here, and read by the jobs, which all have to have it.",
 )
 @click.option("--github", is_flag=True, help="One line for strategy.matrix of GitHub Actions.")
 @click.option("--gitlab", is_flag=True, help=f"A child pipeline of GitLab CI, whose jobs extend {_TEMPLATE}.")
@@ -86,14 +86,18 @@ def ci_matrix(
     """
     if github + gitlab + as_json > 1:
         raise RequestError("--github, --gitlab and --json: use one of them")
+    for folder in results:
+        if not folder.is_dir():
+            raise RequestError(f"--results {folder}: there is no such folder")
     if arguments:
         known, items = _seconds(results), _recorded(results)
     else:
         known, items, recipe = _of_recipe(results, files)
-    written = _write(file, known)
-    found = _jobs(arguments or (recipe,), jobs, items, known, written, is_plan=not arguments)
+    if file is not None:
+        known = _update(file, known)
+    found = _jobs(arguments or (recipe,), jobs, items, known, file, is_plan=not arguments)
     if as_json:
-        content = {"jobs": [job.plain() for job in found], "durations": str(written) if written is not None else None}
+        content = {"jobs": [job.plain() for job in found], "durations": str(file) if file is not None else None}
         click.echo(json.dumps(content, indent=1))
     elif github:
         click.echo(json.dumps({"include": [job.plain() for job in found]}))
@@ -180,17 +184,16 @@ def _recorded(results: Sequence[Path]) -> _Items:
     return [(f"{cell}-{index}]", ()) for cell, count in counts.items() for index in range(count)]
 
 
-def _write(file: Path | None, known: dict[str, float]) -> Path | None:
-    """The file with durations; ``None`` where there are none."""
-    if file is None or not known:
-        return None
-    from pytest_aorta.workflow.shards import write_durations
+def _update(file: Path, known: dict[str, float]) -> dict[str, float]:
+    """All that is known: what the file says, or else what is known now; it is written there."""
+    from pytest_aorta.workflow.shards import read_durations, write_durations
 
+    everything = {**(read_durations(file).seconds if file.exists() else {}), **known}
     try:
-        write_durations(file, known)
+        write_durations(file, everything)
     except OSError as error:
         raise RequestError(f"--durations {file}: {error.strerror}") from None
-    return file
+    return everything
 
 
 def _jobs(

@@ -100,7 +100,8 @@ class Durations:
     """
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        self._known = {name: max(1, round(each * 1000)) for name, each in (seconds or {}).items()}
+        self.seconds = dict(seconds or {})
+        self._known = {name: max(1, round(each * 1000)) for name, each in self.seconds.items()}
         known = self._known.values()
         self._default = round(sum(known) / len(known)) if known else round(_SECONDS * 1000)
 

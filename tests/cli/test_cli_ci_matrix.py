@@ -106,6 +106,10 @@ def test_jobs_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_durations(tmp_path / "results", none=7)
     found = jobs("--jobs", "2", "--results", "results", "--durations", "d.json", "--", "--aorta-workload", "tiny")
     assert [job["expected_sec"] for job in found] == [7, 0]
+    # The file is enough the next time, and is there from the first time on.
+    again = jobs("--jobs", "2", "--durations", "d.json", "--", "--aorta-workload", "tiny")
+    assert [job["arguments"] for job in again] == [job["arguments"] for job in found]
+    assert "--aorta-durations new.json" in jobs("--jobs", "2", "--durations", "new.json", "--", "x")[0]["arguments"]
     assert json.loads((tmp_path / "d.json").read_text())["seconds"] == {"tiny[local-none]": 7}
 
 
@@ -133,7 +137,7 @@ def test_for_github_and_gitlab(folder: Path) -> None:
         (["--jobs", "0"], "Invalid value for '--jobs': 0 is not in the range x>=1."),
         (["--jobs", "2", "--json", "--github"], "--github, --gitlab and --json: use one of them"),
         (["--jobs", "2", "--gitub"], "No such option"),
-        (["--jobs", "2", "--results", "none", "--", "x"], "none: there is no such file or folder"),
+        (["--jobs", "2", "--results", "none", "--", "x"], "--results none: there is no such folder"),
         (["--jobs", "2"], "no aorta.toml or workflow.toml in"),
     ],
 )
