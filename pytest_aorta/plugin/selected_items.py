@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pytest
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Whether there were items, and all of them are those of other shards.
 ALL_ELSEWHERE = pytest.StashKey[bool]()
+
+#: What was refused, in a worker of xdist: the whole run ends as for a wrong option.
+REFUSED = pytest.StashKey[str]()
 
 #: What the conditions are given with.
 _WHERE = "--aorta-where"
@@ -47,12 +51,35 @@ def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> N
         items[:] = kept
 
 
-def excuse_empty_shard(session: pytest.Session) -> None:
-    """End well where there is nothing to run because other shards have all of it; a worker tells its controller."""
-    if not session.config.stash.get(ALL_ELSEWHERE, False):
+def select_items_of_worker(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
+    """As ``select_items``; what is refused goes to xdist's controller, which an error here would only confuse."""
+    try:
+        select_items(config, items, run)
+    except pytest.UsageError as error:
+        items.clear()
+        config.workeroutput["aorta_refused"] = str(error)  # type: ignore[attr-defined]
+
+
+def hear(node: Any) -> None:
+    """Take what a worker of xdist has to say at its end."""
+    said = getattr(node, "workeroutput", {})
+    stash = node.config.stash
+    if said.get("aorta_all_elsewhere"):
+        stash[ALL_ELSEWHERE] = True
+    if "aorta_refused" in said:
+        stash[REFUSED] = said["aorta_refused"]
+
+
+def set_exit_status(session: pytest.Session) -> None:
+    """End well where there is nothing to run because other shards have all of it; and not where a worker refused."""
+    config = session.config
+    if REFUSED in config.stash:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        sys.stderr.write(f"ERROR: {config.stash[REFUSED]}\n")
+    elif not config.stash.get(ALL_ELSEWHERE, False):
         return
-    if is_worker(session.config):
-        session.config.workeroutput["aorta_all_elsewhere"] = True  # type: ignore[attr-defined]
+    elif is_worker(config):
+        config.workeroutput["aorta_all_elsewhere"] = True  # type: ignore[attr-defined]
     elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 

@@ -83,9 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
     run = current_run(config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.selected_items import select_items
+        from pytest_aorta.plugin.selected_items import select_items, select_items_of_worker
 
-        select_items(config, items, run)
+        (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -196,21 +196,21 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A shard that has nothing to do, because others have it all, is no error."""
+    """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
     run = current_run(session.config)
-    if run is not None and run.selection.shard is not None:
-        from pytest_aorta.plugin.selected_items import excuse_empty_shard
+    if run is not None and (run.selection.shard is not None or run.selection.where):
+        from pytest_aorta.plugin.selected_items import set_exit_status
 
-        excuse_empty_shard(session)
+        set_exit_status(session)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Learn from a worker of xdist whether all items are in other shards."""
-    if getattr(node, "workeroutput", {}).get("aorta_all_elsewhere"):
-        from pytest_aorta.plugin.selected_items import ALL_ELSEWHERE
+    """Hear what a worker of xdist says of a selection of items."""
+    if getattr(node, "workeroutput", None):
+        from pytest_aorta.plugin.selected_items import hear
 
-        node.config.stash[ALL_ELSEWHERE] = True
+        hear(node)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
