@@ -132,9 +132,11 @@ def _trial_files(roots: Sequence[Path]) -> int:
 
 def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
     from pytest_aorta.triage.matrix.merged import write_merged_matrix
+    from pytest_aorta.workspace.merge import PENDING
 
     for results in sorted(plan.results):
         write_merged_matrix(target / results, [root / results for root in roots if (root / results).is_dir()])
+        (target / results / PENDING).unlink(missing_ok=True)
 
 
 def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:

@@ -10,11 +10,14 @@ from pathlib import Path, PurePosixPath
 from pytest_aorta.workspace import cells, history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned
 from pytest_aorta.workspace.merged_files import Found, Record
-from pytest_aorta.workspace.no_overwrite import is_same, place
+from pytest_aorta.workspace.no_overwrite import UNFINISHED, is_same, place
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 #: What is made anew of the merged trials.
 MATRIX_FILES = frozenset(("matrix.json", "matrix.md"))
+
+#: In a results directory, until that is done.
+PENDING = f".matrix{UNFINISHED}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class MergePlan:
         replaced: records of the destination that are older than those that come, with their results directories.
         older: records of sources that are older than others, and stay where they are.
         to_nest: folders of workloads, with these, whose files of the destination move to folders of their cells.
-        results: results directories that get records.
+        results: results directories that get records, or have got some from a merge that was killed.
         left_out: see ``Found``.
     """
 
@@ -113,6 +116,8 @@ def plan_merge(sources: Iterable[Found], destination: Found, *, newer: bool = Fa
         plan.additions.append(Addition(record.file, target, is_record=True, may_link=True))
         plan.results.add(record.results)
     _add_files(plan, sources, destination)
+    pending = [path for path in destination.unfinished if path.name == PENDING]
+    plan.results.update(PurePosixPath(path.parent.relative_to(destination.root).as_posix()) for path in pending)
     return plan
 
 
@@ -182,6 +187,9 @@ def carry_out(
         remove_abandoned(unfinished)
     for folder in sorted(plan.folders):
         (root / folder).mkdir(parents=True, exist_ok=True)
+    for results in plan.results:
+        (root / results).mkdir(parents=True, exist_ok=True)
+        (root / results / PENDING).touch()
     for base, workload in plan.to_nest.items():
         with locked(root / base.parent):
             cells.settle(root / base.parent, workload, None, run)

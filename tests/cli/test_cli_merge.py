@@ -157,7 +157,7 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
         "    real(temporary, target)\n"
         "no_overwrite._rename = rename\n"
         "def refuse(*paths): raise OSError(18, 'other file system')\n"
-        "link, os.link = os.link, refuse\n"
+        "os.link = refuse\n"
         "from pytest_aorta.cli.main import main\n"
         "main(['merge', 'a', 'b', 'all'])\n"
     )
@@ -166,7 +166,21 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
         assert (path.with_suffix("") / "stdout.log").exists()
     assert command("merge", "a", "b", "all").exit_code == 0
     assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
-    assert not os.path.samefile(here / "a/probe/local-none/trial_0.json", here / "b/packages-1.json")
+    cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
+    assert cells == {"local-none": 4, "local-omp_1": 4}
+
+
+def test_a_merge_that_was_killed_before_the_matrix(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*paths: object) -> None:
+        raise KeyboardInterrupt
+
+    command("merge", "a", "all")
+    with monkeypatch.context() as patched:
+        patched.setattr("pytest_aorta.triage.matrix.merged.write_merged_matrix", killed)
+        assert command("merge", "b", "all").exit_code == 1
+    assert command("merge", "b", "all").exit_code == 0
+    assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
+    assert not list((here / "all").glob(".*"))
 
 
 RECIPE = """
