@@ -158,7 +158,7 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
     from pytest_aorta.workspace.index.merging import merge as merge_index
 
     try:
-        project = project_of(recipe, files)
+        project = project_of(recipe, files, rebuild=False)
     except RequestError as error:  # names of a registry file, for instance
         click.echo(f"warning: the index is as it was ({one_line(str(error))}); run pytest-aorta scan", err=True)
         return

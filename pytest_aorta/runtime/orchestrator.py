@@ -138,8 +138,8 @@ class Orchestrator:
         if job.preparation is not None and self._dispatcher.level == 3:
             before.append(self._prepared(job.preparation, urgent))
         eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
-        ref = self._submit(GraphTask(TaskKind.JOB, [Member(job=job, eligible=eligible)], timeout, urgent), before)
-        self._scopes[-1].remove(ref._node)  # nothing depends on it, and a session may have very many
+        task = GraphTask(TaskKind.JOB, [Member(job=job, eligible=eligible)], timeout, urgent)
+        ref = self._submit(task, before, scoped=False)  # nothing depends on it, and a session may have very many
         self._dispatcher.release_scope([ref._node])
         return ref
 
@@ -197,7 +197,7 @@ class Orchestrator:
         while self._scopes:
             self._dispatcher.release_scope(self._scopes.pop())
 
-    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = ()) -> TaskRef:
+    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = (), *, scoped: bool = True) -> TaskRef:
         if task.timeout is not None and not 0 < task.timeout < float("inf"):
             raise ValueError(f"timeout must be a number of seconds above 0, not {task.timeout!r}")
         self._check_open()
@@ -205,8 +205,7 @@ class Orchestrator:
         for member in task.members:
             if member.args is not None:
                 member.args = member.args.snapshot()
-                member.args.check()
-                accesses += member.args.accesses()
+                accesses += member.args.check()
         producers = []
         for ref in after:
             if not isinstance(ref, TaskRef) or ref._dispatcher is not self._dispatcher:
@@ -215,7 +214,8 @@ class Orchestrator:
         SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
         try:
             node = self._dispatcher.submit(self._run, task, accesses, producers)
-            self._scopes[-1].append(node)
+            if scoped:
+                self._scopes[-1].append(node)
         finally:
             SIGINT_GUARD.release()
         return TaskRef(self._dispatcher, node)

@@ -13,7 +13,7 @@ from pytest_aorta.runtime.memory.transfer import EncodedArgs
 
 
 class TaskOrder(TypedDict):
-    """Run a callable. ``args`` is what ``transfer.Sender.encode`` or ``transfer.inline`` gave, or missing."""
+    """Run a callable. ``args`` is what ``Sender.encode`` or ``transfer.inline`` gave, or missing."""
 
     op: Literal["task"]
     id: int
@@ -48,7 +48,7 @@ class MapOrder(TypedDict):
 
 
 class UnmapOrder(TypedDict):
-    """Let go of ``storages``; of all, where they are missing."""
+    """Let go of ``storages``."""
 
     op: Literal["unmap"]
     storages: list[int]
@@ -93,7 +93,8 @@ class FailedReport(TypedDict):
 
 
 class EndedReport(TypedDict, total=False):
-    """A task or a job has ended. ``written``: number, shape, type and content of each tensor that came by value."""
+    """A task or a job has ended. ``written``: number, and shape, strides, type and content, of each tensor that came by
+    value."""
 
     op: Literal["ended"]
     id: int

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.memory.rings import HeapRings, Slab
+from pytest_aorta.runtime.memory.tensor_bytes import contiguous_strides, from_storage
 from pytest_aorta.runtime.memory.torch_storage import map_storage
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class Heap:
         dtype = dtype or torch.float32
         slab = self.rings.allocate(min(depth, RINGS - 1), max(1, math.prod(shape) * dtype.itemsize))
         try:
-            strides = torch.empty(tuple(shape), dtype=dtype, device="meta").stride()
-            tensor = torch.empty(0, dtype=dtype)
-            tensor.set_(self._storage(slab.ring), slab.offset // dtype.itemsize, tuple(shape), strides)
+            tensor = from_storage(
+                self._storage(slab.ring), slab.offset // dtype.itemsize, shape, contiguous_strides(shape), dtype
+            )
         except BaseException:
             self.rings.release(slab)
             raise
