@@ -112,6 +112,15 @@ def whole(value: Any) -> int:
     return number
 
 
+def share(value: str) -> tuple[int, int]:
+    """Part I of N, from 1."""
+    number, slash, count = value.strip().partition("/")
+    found = (_whole(number, 1), _whole(count, 1))
+    if not slash or found[0] is None or found[1] is None or found[0] > found[1]:
+        raise ValueError("I/N with I from 1 to N, such as 2/4")
+    return found[0], found[1]
+
+
 def slots(value: Any) -> int:
     """Trials at a time; 0 is ``auto``."""
     number = 0 if isinstance(value, str) and value.strip() == "auto" else _whole(value, 1)

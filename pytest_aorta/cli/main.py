@@ -7,11 +7,14 @@ from typing import Any
 import click
 
 from pytest_aorta._version import __version__
+from pytest_aorta.cli.ci_matrix import ci_matrix
 from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
 from pytest_aorta.cli.convert import convert
+from pytest_aorta.cli.env import env
 from pytest_aorta.cli.init import init
 from pytest_aorta.cli.list import list_registered
+from pytest_aorta.cli.merge import merge
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
@@ -53,6 +56,9 @@ main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
 main.add_command(convert)
+main.add_command(merge)
+main.add_command(ci_matrix)
 main.add_command(list_registered)
+main.add_command(env)
 main.add_command(report)
 main.add_command(compare)

@@ -113,7 +113,15 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
     Raises:
         RequestError: there is none, its recipe is not valid, or asks for what is not registered.
     """
-    recipe = open_recipe()  # first: it imports the models
+    return project_of(open_recipe(), files, rebuild=rebuild)  # the recipe first: it imports the models
+
+
+def project_of(recipe: Recipe, files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
+    """The project of a recipe; see ``open_project``.
+
+    Raises:
+        RequestError: it asks for what is not registered.
+    """
     from pytest_aorta.cli.rebuilding import rebuilt, warn_of_damage
     from pytest_aorta.workflow.directories import directories_of
     from pytest_aorta.workflow.overview import Overview

@@ -96,6 +96,9 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     if values["aorta_results_dir"] is not None:
         values["aorta_results_dir"] = Path(values["aorta_results_dir"])
 
+    if values["aorta_durations"] is not None:
+        here = config.invocation_params.dir / values["aorta_durations"]
+        values["aorta_durations"] = here if here.exists() else base / values["aorta_durations"]
     _set_bounds(values)
 
     def given(*names: str, **renamed: str) -> dict[str, Any]:
@@ -121,7 +124,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         ),
         triage=TriageSettings(**given("baseline", "margin"), sequential=_is_sequential(values)),
         gates=values["aorta_gate"] or (),
-        **given("until_decided", "duration", "minimize", "max_trials"),
+        where=values["aorta_where"] or (),
+        **given("until_decided", "duration", "minimize", "max_trials", "shard", "durations"),
     )
 
 
@@ -142,6 +146,9 @@ def _set_bounds(values: dict[str, Any]) -> None:
     if values["aorta_duration"] and (values["aorta_order"] or "interleaved") != "interleaved":
         raise OptionError(f"--aorta-order {values['aorta_order']} and --aorta-duration: whole rounds are interleaved")
     if values["aorta_minimize"]:
+        for option in ("shard", "where"):
+            if values[f"aorta_{option}"]:
+                raise OptionError(f"--aorta-minimize and --aorta-{option}: use one of them; a search is not divided")
         for option in ("until_decided", "duration"):
             if values[f"aorta_{option}"]:
                 name = option.replace("_", "-")

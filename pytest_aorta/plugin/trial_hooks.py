@@ -69,14 +69,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return group_scheduler(config, log)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """One line, when there is a plan."""
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    """One line when there is a plan, and one when it is divided."""
     run = current_run(config)
-    if run is None or run.chosen is None or config.get_verbosity() < 0:
+    if run is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.summary.terminal import header
+    from pytest_aorta.plugin.summary.terminal import header, shard_line
 
-    return header(run)
+    return [*([] if run.chosen is None else [header(run)]), *shard_line(run.selection)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
+    run = current_run(config)
+    if run is not None and (run.selection.shard is not None or run.selection.where):
+        from pytest_aorta.plugin.selected_items import select_items, select_items_of_worker
+
+        (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -183,6 +193,25 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
+    run = current_run(session.config)
+    if run is not None and (run.selection.shard is not None or run.selection.where):
+        from pytest_aorta.plugin.selected_items import set_exit_status
+
+        set_exit_status(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear what a worker of xdist says of a selection of items."""
+    if getattr(node, "workeroutput", None):
+        from pytest_aorta.plugin.selected_items import hear
+
+        hear(node)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from pytest_aorta.workspace.paths import repeat_of
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.table import Table
@@ -158,6 +159,15 @@ def header(run: Run) -> str:
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def shard_line(selection: Selection) -> list[str]:
+    """What part of all is run, and what has decided that."""
+    if selection.shard is None:
+        return []
+    number, count = selection.shard
+    by = "number of trials" if selection.durations is None else f"durations of {printable(str(selection.durations))}"
+    return [f"aorta: shard {number} of {count}, by the {by}"]
 
 
 def _shown(run: Run) -> Path:
