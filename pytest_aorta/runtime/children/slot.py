@@ -8,12 +8,10 @@ from typing import Any, cast
 
 from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
 from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.results import encode_result
 from pytest_aorta.runtime.memory.transfer import Receiver
 from pytest_aorta.runtime.records import failed
 from pytest_aorta.runtime.zygotes.channel import Channel
-
-#: Bytes of JSON that a task's return value may have.
-MAX_PAYLOAD = 2**20
 
 
 class SlotProcess:
@@ -72,24 +70,19 @@ class SlotProcess:
         """Run one task; how it ended, as the inner part of a JSON mapping."""
         try:
             function = self.callables[order["digest"]]
-            return f'"outcome":"success","payload":{as_json(function(self.receiver.decode(order.get("args"))))}'
+            payload, parts = encode_result(function(self.receiver.decode(order.get("args"))))
         except BaseException as error:
             return f'"outcome":"task_failure","failure":{json.dumps(plain_failure(error))}'
+        if parts:
+            return f'"outcome":"success","payload":{payload},"parts":{json.dumps(parts)}'
+        return f'"outcome":"success","payload":{payload}'
 
 
 def plain_failure(error: BaseException) -> dict[str, Any]:
-    """The exception that is being handled, as JSON values."""
-    failure = failed(error, traceback=traceback.format_exc()).failure
+    """The exception that is being handled, as JSON values; its traceback begins below the function that handles it."""
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    failure = failed(error, traceback="".join(traceback.format_exception(type(error), error, trace))).failure
     assert failure is not None
     return failure.to_plain()
-
-
-def as_json(value: Any) -> str:
-    """A return value as JSON, if it is that and of a bounded size; results of another kind travel through tensors."""
-    if value is None:
-        return "null"
-    try:
-        text = json.dumps(value)
-    except Exception:  # its own methods may raise anything
-        return "null"
-    return text if len(text) <= MAX_PAYLOAD else "null"

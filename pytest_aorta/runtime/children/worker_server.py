@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pytest_aorta.runtime.children.slot import as_json, plain_failure
+from pytest_aorta.runtime.children.slot import plain_failure
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
     EndedReport,
@@ -22,6 +21,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.results import encode_result
 from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs, to_bytes
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.runtime.worker import Worker
@@ -134,7 +134,7 @@ class WorkerService:
             handle = self.worker.submit(build, args, args.config)
             self.cancels[order["id"]] = lambda why: handle.cancel(why, running=True)
             handle.wait()
-            report["payload"] = json.loads(as_json(returned[0]))
+            _put_result(report, returned[0])
             written = (encoded or {}).get("written", ())
             report["written"] = [(number, to_bytes(args.tensors[number])) for number in written]
         except BaseException as error:
@@ -158,15 +158,14 @@ class WorkerService:
 
     def _job_ended(self, number: int, record: TaskRecord) -> None:
         self.cancels.pop(number, None)
-        self._report(
-            {
-                "op": "ended",
-                "id": number,
-                "outcome": record.outcome.value,
-                "payload": record.payload,
-                "failure": None if record.failure is None else record.failure.to_plain(),
-            }
-        )
+        report: EndedReport = {"op": "ended", "id": number, "outcome": record.outcome.value}
+        try:
+            _put_result(report, record.payload)
+        except (TypeError, ValueError) as error:
+            report["outcome"], report["failure"] = Outcome.TASK_FAILURE.value, plain_failure(error)
+        if record.failure is not None:
+            report["failure"] = record.failure.to_plain()
+        self._report(report)
 
     def _report(self, report: Report) -> None:
         try:
@@ -178,3 +177,9 @@ class WorkerService:
         """Cancel what still runs: its results are not wanted any more."""
         for cancel in list(self.cancels.values()):
             cancel("the worker is closed")
+
+
+def _put_result(report: EndedReport, value: Any) -> None:
+    report["text"], parts = encode_result(value)
+    if parts:
+        report["parts"] = parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +25,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
     packed,
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
+from pytest_aorta.runtime.memory.results import decode_result
 from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
 from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure
 
@@ -169,7 +171,10 @@ class ProcessEndpoint(SupervisedProcess):
             args.tensors[number].copy_(from_bytes(*parts))
         failure = report.get("failure")
         seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
-        self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
+        payload = json.loads(report["text"]) if "text" in report else report.get("payload")
+        if "parts" in report:
+            payload = decode_result(payload, report["parts"])
+        self._dispatcher.ended(dispatch, Completion(outcome, payload, seen))
 
     def died(self, how: str) -> None:
         """The process is gone."""

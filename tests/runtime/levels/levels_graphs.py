@@ -14,15 +14,18 @@ from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArg
 class Through:
     """Runs one task on a SUB worker, with the same arguments."""
 
-    def __init__(self, handle: CallableHandle, timeout: float | None = None) -> None:
+    def __init__(self, handle: CallableHandle, timeout: float | None = None, *, ref: bool = False) -> None:
         self.handle = handle
         self.timeout = timeout
+        self.ref = ref
 
     def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
         passed = TaskArgs()
         for scalar in args.scalars:
             passed.add_scalar(scalar)
-        orch.submit_sub(self.handle, passed, timeout=self.timeout)
+        ref = orch.submit_sub(self.handle, passed, timeout=self.timeout)
+        if self.ref:
+            return [ref]
         return {"config": config, "scalars": list(args.scalars)}
 
 
@@ -45,3 +48,7 @@ def die(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
 
 def unsendable(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
     return object()
+
+
+def mixed(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+    return {"bytes": b"\xff", "number": -(2**40)}

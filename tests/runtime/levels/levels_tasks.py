@@ -202,7 +202,8 @@ def raise_interrupt(args: Any) -> NoReturn:
 
 
 def raise_with_details(args: Any) -> NoReturn:
-    raise WithDetails({"object": object()} if args.scalars[0] == "object" else args.scalars[0])
+    known = {"object": {"object": object()}, "small": {"text": "x" * 1000}, "large": {"text": "x" * 10**6}}
+    raise WithDetails(known.get(args.scalars[0], args.scalars[0]))
 
 
 def raise_huge(args: Any) -> NoReturn:
@@ -219,7 +220,8 @@ def give(args: Any) -> Any:
         "large": lambda: "x" * 500_000,
         "endless": _endless,
         "set": lambda: {1, 2},
-        "bytes": lambda: b"\xff",
+        "bytes": lambda: {"a": (b"\xff", 1), "b": b""},
+        "many bytes": lambda: [b"x" * 2**20, b"x" * 2**20],
         "number": lambda: 10**6000,
         "surrogate": lambda: "\udc80",
         "nan": lambda: float("nan"),

@@ -13,7 +13,7 @@ from levels_stage import run_one, run_sub
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
-from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
+from pytest_aorta.runtime.records import MAX_DETAILS, MAX_MESSAGE, MAX_TRACEBACK
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +130,32 @@ def test_tasks_may_use_a_worker_of_their_own(worker: Worker) -> None:
     assert do(worker, levels_tasks.use_another_worker).payload == ["within"]
 
 
-@pytest.mark.parametrize("what", ["object", "function", "huge", "endless", "set", "bytes", "number", "liar", "channel"])
-def test_what_cannot_be_told_is_left_out(worker: Worker, what: str) -> None:
-    record = do(worker, levels_tasks.give, what)
-    assert record.ok
-    assert record.payload is None
+@pytest.mark.parametrize(
+    ("what", "kind", "why"),
+    [
+        ("object", "TypeError", "has a builtins.object in it"),
+        ("function", "TypeError", "has a builtins.function in it"),
+        ("huge", "ValueError", "has 50000002 bytes or more"),
+        ("endless", "TypeError", "cannot be read: ValueError: Circular reference"),
+        ("set", "TypeError", "has a builtins.set in it"),
+        ("many bytes", "ValueError", "has 2097152 bytes or more"),
+        ("number", "TypeError", "cannot be read: ValueError"),
+        ("liar", "TypeError", "cannot be read: OSError: look away"),
+        ("channel", "TypeError", "has a builtins.module in it"),
+    ],
+)
+def test_what_cannot_be_returned_is_a_failure_that_says_what_can(
+    worker: Worker, what: str, kind: str, why: str
+) -> None:
+    outcome, found, message = failure_of(do(worker, levels_tasks.give, what))
+    assert (outcome, found) == (Outcome.TASK_FAILURE, kind)
+    assert message.startswith(f"sub_worker 0: {kind}: the return value {why}")
+    assert "write other results to a tensor in shared memory (Tag.OUTPUT), or to a file" in message
 
 
 def test_what_can_be_told_is(worker: Worker) -> None:
     assert do(worker, levels_tasks.give, "large").payload == "x" * 500_000
+    assert do(worker, levels_tasks.give, "bytes").payload == {"a": [b"\xff", 1], "b": b""}
     assert do(worker, levels_tasks.give, "surrogate").payload == "\udc80"
     nan = do(worker, levels_tasks.give, "nan").payload
     assert nan != nan
@@ -163,6 +180,15 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert record.failure.type == "ValueError"
     assert len(record.failure.message) <= MAX_MESSAGE
     assert len(record.failure.traceback) <= MAX_TRACEBACK + 10
+
+
+def test_details_of_exceptions_are_bounded(worker: Worker) -> None:
+    small = do(worker, levels_tasks.raise_with_details, "small").failure
+    large = do(worker, levels_tasks.raise_with_details, "large").failure
+    assert small is not None
+    assert large is not None
+    assert small.details == {"text": "x" * 1000}
+    assert large.details == {"left_out": f"1000012 characters; at most {MAX_DETAILS} fit"}
 
 
 @pytest.mark.parametrize("details", ["object", "text", 7, 0.5])

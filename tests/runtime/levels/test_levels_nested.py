@@ -60,12 +60,21 @@ def test_a_task_of_level_4_is_a_run_of_level_3(pod: Pod) -> None:
     pod.top.unregister(through)
 
 
-def test_what_cannot_be_told_is_left_out(pod: Pod) -> None:
-    handle = pod.top.register(levels_graphs.unsendable)
-    record = run_next(pod.top, handle)
-    assert record.ok
-    assert record.payload is None
-    pod.top.unregister(handle)
+def test_what_a_graph_returns_is_refused_or_arrives(pod: Pod) -> None:
+    unsendable, mixed, chained = (
+        pod.top.register(function)
+        for function in (levels_graphs.unsendable, levels_graphs.mixed, Through(pod.echo, ref=True))
+    )
+    refused = run_next(pod.top, unsendable)
+    assert refused.outcome is Outcome.TASK_FAILURE
+    assert refused.failure is not None
+    assert refused.failure.message.startswith(
+        "child_worker 0 level=3: TypeError: the return value has a builtins.object"
+    )
+    assert run_next(pod.top, mixed).payload == {"bytes": b"\xff", "number": -(2**40)}
+    assert run_next(pod.top, chained, 7).payload == [{"scalars": [7], "config": None}]
+    for handle in (unsendable, mixed, chained):
+        pod.top.unregister(handle)
 
 
 @pytest.mark.statement(20)
