@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pytest_aorta.runtime.arguments import check_function, check_timeout
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 
@@ -21,6 +22,10 @@ class TaskRef:
     def __init__(self, dispatcher: Dispatcher, node: Node) -> None:
         self._dispatcher = dispatcher
         self._node = node
+
+    def __repr__(self) -> str:
+        outcome = self.state.value if self.record is None else self.record.outcome.value
+        return f"<TaskRef {self.id} {self._node.label}: {outcome}>"
 
     @property
     def id(self) -> int:
@@ -45,6 +50,7 @@ class TaskRef:
             TimeoutError: ``timeout`` seconds have passed first.
             WorkerClosed: its worker was closed first.
         """
+        check_timeout(timeout)
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None and task.settled is None:
@@ -62,6 +68,7 @@ class TaskRef:
 
     def when_settled(self, callback: Callable[[TaskRecord], None]) -> None:
         """Call with the record once there is one, on any thread."""
+        check_function("callback", callback, "callback(record)")
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None:
@@ -76,6 +83,12 @@ class RunHandle:
     def __init__(self, dispatcher: Dispatcher, run: GraphRun) -> None:
         self._dispatcher = dispatcher
         self._run = run
+
+    def __repr__(self) -> str:
+        records = self.records
+        failed = sum(not record.ok for record in records)
+        state = "ended" if self.done else f"{self._run.unsettled} tasks open"
+        return f"<RunHandle: {state}, {len(records)} ended{f', {failed} not successful' if failed else ''}>"
 
     @property
     def done(self) -> bool:
@@ -92,6 +105,7 @@ class RunHandle:
             TimeoutError: it has not ended within ``timeout``.
             TaskError: the first task that failed.
         """
+        check_timeout(timeout)
         if not self._dispatcher.loop.run_until(self._run.ended, timeout):
             why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
             raise TimeoutError(f"the run has not ended {why}")

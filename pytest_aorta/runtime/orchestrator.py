@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.runtime.arguments import expect, given, listed, seconds, whole_number
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
+from pytest_aorta.runtime.graph.args import TaskArgs
 from pytest_aorta.runtime.graph.footprint import footprint_of
 from pytest_aorta.runtime.handles import TaskRef
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.runs import GraphRun
-    from pytest_aorta.runtime.graph.args import TaskArgs
     from pytest_aorta.runtime.graph.nodes import Node
     from pytest_aorta.runtime.memory.callables import CallableHandle, Definition
     from pytest_aorta.runtime.memory.heap import Heap
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Scopes within each other.
 MAX_SCOPES = 64
+
+_MEMBERS = "a list of TaskArgs, one per member"
+_AFTER = "a list of tasks, as submissions return them"
 
 
 class Orchestrator:
@@ -43,6 +47,10 @@ class Orchestrator:
         self._resolve = resolve
         self._scopes: list[list[Node]] = [[]]
         self._preparations: dict[str, TaskRef] = {}
+
+    def __repr__(self) -> str:
+        depth = len(self._scopes)
+        return f"<Orchestrator of a {self._dispatcher.name}: {f'{depth} scopes open' if depth else 'closed'}>"
 
     def submit_sub(
         self,
@@ -65,6 +73,7 @@ class Orchestrator:
     ) -> TaskRef:
         """Run a callable once per entry, all at the same time, as one task."""
         definition, _ = self._resolve(handle, ())
+        args_list = listed("args_list", args_list, _MEMBERS)
         self._placement.check_size(TaskKind.SUB, len(args_list))
         return self._submit(GraphTask(TaskKind.SUB, [Member(definition, args) for args in args_list], timeout), after)
 
@@ -110,6 +119,7 @@ class Orchestrator:
 
         When one member fails, the others get the worker's ``grace`` to end, and are then ended.
         """
+        args_list, workers = listed("args_list", args_list, _MEMBERS), listed("workers", workers, "a list of ids")
         if len(workers) != len(args_list):
             raise ValueError(f"{len(args_list)} members, but {len(workers)} workers")
         ids = [self._placement.check_id(TaskKind.NEXT_LEVEL, worker) for worker in workers]
@@ -133,8 +143,9 @@ class Orchestrator:
 
         ``worker`` is the id of the worker below that has to run it, if only one may.
         """
+        expect("job", job, Job, "a Job")
         self._placement.check_size(TaskKind.JOB, 1)
-        before = list(after)
+        before = listed("after", after, _AFTER)
         if job.preparation is not None and self._dispatcher.level == 3:
             before.append(self._prepared(job.preparation, urgent))
         eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
@@ -168,7 +179,11 @@ class Orchestrator:
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
         self._check_open()
-        tensor, slab = self._heap.allocate(tuple(shape), dtype, len(self._scopes) - 1)
+        sizes = listed("shape", shape, "a list of whole numbers")
+        for size in sizes:
+            whole_number("a size of the shape", size)
+        _check_dtype(dtype)
+        tensor, slab = self._heap.allocate(tuple(sizes), dtype, len(self._scopes) - 1)
         SIGINT_GUARD.hold()
         try:
             self._scopes[-1].append(self._dispatcher.add_memory(self._run, slab, footprint_of(tensor)))
@@ -198,18 +213,24 @@ class Orchestrator:
             self._dispatcher.release_scope(self._scopes.pop())
 
     def _submit(self, task: GraphTask, after: Iterable[TaskRef] = ()) -> TaskRef:
-        if task.timeout is not None and not 0 < task.timeout < float("inf"):
-            raise ValueError(f"timeout must be a number of seconds above 0, not {task.timeout!r}")
+        if task.timeout is not None:
+            seconds("timeout", task.timeout)
         self._check_open()
         accesses = []
         for member in task.members:
             if member.args is not None:
+                if not isinstance(member.args, TaskArgs):
+                    raise TypeError(
+                        f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
+                        " TaskArgs().add(tensor).add_scalar(1)"
+                    )
                 member.args = member.args.snapshot()
                 member.args.check()
                 accesses += member.args.accesses()
         producers = []
-        for ref in after:
-            if not isinstance(ref, TaskRef) or ref._dispatcher is not self._dispatcher:
+        for ref in listed("after", after, _AFTER):
+            expect("after", ref, TaskRef, _AFTER)
+            if ref._dispatcher is not self._dispatcher:
                 raise ValueError(f"after: {ref!r} is not a task of this worker")
             producers.append(ref._node)
         SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
@@ -223,3 +244,10 @@ class Orchestrator:
     def _check_open(self) -> None:
         if not self._scopes:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+
+
+def _check_dtype(dtype: object) -> None:
+    import torch
+
+    if dtype is not None:
+        expect("dtype", dtype, torch.dtype, "a torch.dtype or None")

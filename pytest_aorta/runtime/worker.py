@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_arguments, worker_ids
+from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, worker_ids
 from pytest_aorta.runtime.endpoints.job_slot import Slot
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.started_worker import StartedWorker
@@ -79,7 +79,7 @@ class Worker:
         service_argument: Any = None,
         grace: float = 5.0,
     ) -> None:
-        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s)
+        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s, grace, prepare)
         self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
@@ -105,6 +105,17 @@ class Worker:
         #: The thread that closes it.
         self._owner: int | None = None
 
+    def __repr__(self) -> str:
+        spec = self._arguments
+        has = {
+            "device_ids": list(spec.device_ids),
+            "num_sub_workers": spec.num_sub_workers,
+            "slots": spec.slots,
+            "workers": len(self.children),
+        }
+        told = "".join(f" {name}={value}" for name, value in has.items() if value)
+        return f"<Worker level={spec.level}{told}: {self._state.name}>"
+
     def spec(self, above: CallableTable | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
         callables = self.callables.table(above)
@@ -129,6 +140,9 @@ class Worker:
             child: of a lower level, not started, and not below another worker.
             host: where it runs, as execnet spells it (``popen``, ``ssh=...``, ``socket=...``); here, if not given.
         """
+        expect("child", child, Worker, "a Worker")
+        if host is not None:
+            expect("host", host, str, "an execnet specification such as 'popen' or 'ssh=node7', or None")
         level, below = self._arguments.level, child._arguments.level
         if level < 4:
             raise ValueError(f"level {level} has no workers below it; level 4 and up have")
@@ -311,6 +325,7 @@ class Worker:
             config: for ``orch_fn``.
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
         """
+        check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
         self.init()
         if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")

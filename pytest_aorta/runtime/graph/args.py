@@ -97,7 +97,7 @@ class TaskArgs:
             ValueError: these are too many.
         """
         if not isinstance(value, (int, float, str)):
-            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r}")
+            raise TypeError(f"a scalar is an int, a float, a bool or a str, not a {type(value).__name__}")
         if len(self._scalars) == MAX_SCALARS:
             raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
         self._scalars.append(value)
@@ -139,7 +139,7 @@ def _check_access(tensor: object, tag: Tag) -> None:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor, not {tensor!r}")
+        raise TypeError(f"expected a torch.Tensor, not a {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise TypeError(f"a tensor on {tensor.device} cannot be passed: slots share CPU memory only")
     if tensor.layout != torch.strided:

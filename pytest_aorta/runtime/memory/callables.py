@@ -36,6 +36,9 @@ class CallableHandle:
     serial: int
     name: str
 
+    def __repr__(self) -> str:
+        return f"<CallableHandle {self.name} {self.digest[:15]}>"
+
 
 @dataclass(frozen=True)
 class Definition:

@@ -71,6 +71,10 @@ class SlotArgs:
     scalars: Sequence[Any] = ()
     config: Any = None
 
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{_dtype(tensor)} {tuple(tensor.shape)}" for tensor in self.tensors)
+        return f"SlotArgs([{tensors}], {list(self.scalars)!r}, config={self.config!r})"
+
 
 #: For a task without arguments.
 NOTHING = SlotArgs()

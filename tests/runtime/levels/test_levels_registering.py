@@ -48,8 +48,10 @@ def test_after_init_it_fails_at_once() -> None:
         worker.init()
         with pytest.raises(ValueError, match=r"registered for workers \[0\], but there are \[\]"):
             worker.register(levels_tasks.nothing, workers=[0])
-        for wrong in (-1, True, "0"):
-            with pytest.raises(ValueError, match="is not the id of a worker"):
+        with pytest.raises(ValueError, match="the id of a worker must be a whole number from 0, not -1"):
+            worker.register(levels_tasks.nothing, workers=[-1])
+        for wrong in (True, "0"):
+            with pytest.raises(TypeError, match="the id of a worker must be a whole number from 0"):
                 worker.register(levels_tasks.nothing, workers=[wrong])  # type: ignore[list-item]
 
 

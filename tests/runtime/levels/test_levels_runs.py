@@ -137,7 +137,8 @@ def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:
             def build(orch: Orchestrator, args: Any, config: Any, wrong: Any = wrong) -> None:
                 orch.submit_sub(host.nothing, after=[wrong])
 
-            with pytest.raises(ValueError, match="is not a task of this worker"):
+            kind = ValueError if wrong is foreign[0] else TypeError
+            with pytest.raises(kind, match=r"is not a task of this worker|must be a list of tasks"):
                 host.worker.run(build)
 
 
