@@ -97,7 +97,7 @@ class TaskArgs:
             ValueError: these are too many.
         """
         if not isinstance(value, (int, float, str)):
-            raise TypeError(f"a scalar is an int, a float, a bool or a str, not a {type(value).__name__}")
+            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r:.80} ({type(value).__name__})")
         if len(self._scalars) == MAX_SCALARS:
             raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
         self._scalars.append(value)
