@@ -63,10 +63,10 @@ class Ran:
     def text(self) -> str:
         return self.done.stdout
 
-    def statuses(self) -> dict[str, list[str]]:
-        """Of all trial files, by workload, in the order of the trials."""
+    def statuses(self, name: str = "trial_[0-9]") -> dict[str, list[str]]:
+        """Of the trial files with such names, by workload, in the order of the trials."""
         found: dict[str, list[str]] = {}
-        for file in sorted((self.folder / "results").glob("*/trial_*.json")):
+        for file in sorted((self.folder / "results").glob(f"*/{name}.json")):
             found.setdefault(file.parent.name, []).append(json.loads(file.read_text())["exit_status"])
         return found
 
@@ -79,6 +79,12 @@ def all_ran(ran: Ran) -> None:
     assert ran.done.returncode == 1, ran.text + ran.done.stderr
     assert ran.statuses() == STATUSES
     assert re.search(r"^Bad local-none +2 of 2 ", ran.text, re.MULTILINE), ran.text
+
+
+def ran_again(ran: Ran) -> None:
+    """What has failed, once more, with files of its own."""
+    all_ran(ran)
+    assert ran.statuses("trial_*.repeat_*") == {name: each for name, each in STATUSES.items() if name != "Good"}
 
 
 def all_ran_without_a_table(ran: Ran) -> None:
@@ -200,7 +206,7 @@ ROWS = {
     "pytest-randomly": Row(("pytest_randomly",)),
     "pytest-repeat": Row(("pytest_repeat",)),
     "pytest-reportlog": Row(("pytest_reportlog.plugin",), ("--report-log=out.log",), report_log),
-    "pytest-rerunfailures": Row(("pytest_rerunfailures",), ("--reruns=1",)),
+    "pytest-rerunfailures": Row(("pytest_rerunfailures",), ("--reruns=1",), ran_again),
     "pytest-rich": Row(("pytest_rich.plugin",), ("--rich",)),
     "pytest-split": Row(("pytest_split.plugin",), ("--splits=2", "--group=1"), half_ran),
     "pytest-subtests": Row(("pytest_subtests.plugin",)),
@@ -222,7 +228,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment_beside_this_run(tmp_path_factory.mktemp("plugins"), *ROWS)
 
 
-@pytest.mark.slow
 @pytest.mark.downstream
 @pytest.mark.parametrize("name", ROWS)
 def test_trials_run_beside(name: str, python: Path, tmp_path: Path) -> None:

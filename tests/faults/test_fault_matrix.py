@@ -35,13 +35,14 @@ UNDER = [
 #: Seconds in which both ranks are where one of them hangs.
 TO_HANG = {"elastic": "10", "torchrun": "25", "external": "10"}
 
+#: Run by hand: those of ``fork`` and ``elastic`` in the phase ``run`` are what every change is tried with.
+BY_HAND = pytest.mark.long
+
 MODES = {
     "fork": (),
     "spawn": ("--aorta-isolation", "spawn"),
     "xdist": ("-n", "2"),
 }
-
-#: The others are not what every change is tried with.
 
 LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
 
@@ -85,7 +86,7 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None, *, notes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["fork", *(pytest.param(mode, marks=BY_HAND) for mode in ("spawn", "xdist"))])
 def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
     options = ("--aorta-timeout", "50", "--aorta-memory", "1G")
     assert mistakes(run(stage, "Faulty", OTHERS, *MODES[mode], *options)) == []
@@ -106,7 +107,7 @@ def test_every_hang_after_an_import_in_advance(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["fork", *(pytest.param(mode, marks=BY_HAND) for mode in ("spawn", "xdist"))])
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.
     slots = () if mode == "xdist" else ("--aorta-slots", "9")
@@ -128,7 +129,9 @@ def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, launcher: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "phase"), UNDER)
+@pytest.mark.parametrize(
+    ("launcher", "phase"), [pytest.param(*each, marks=BY_HAND if each != ("elastic", "run") else ()) for each in UNDER]
+)
 def test_every_fault_of_a_rank_that_hangs(stage: Stage, launcher: str, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
     slots = () if launcher == "external" else ("--aorta-slots", "3")

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.processes import kill_all
 from support.stage import Stage
 
 WORKLOAD = """
@@ -126,6 +127,8 @@ def test_the_next_run_removes_what_a_killed_one_has_left(
     stage.wait_until(lambda: len(left_in(folder)) > (way == "decisions"))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    if way == "prefix":  # which has not come to its command, and notices nothing
+        kill_all(stage.processes())
     stage.wait_until(lambda: not stage.left_running())
 
     (stage.path / "next").touch()

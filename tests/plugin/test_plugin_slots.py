@@ -138,7 +138,7 @@ def test_reports_look_as_without(faulty: Stage) -> None:
     assert junit(faulty) == report
     # The same table, the same tracebacks and the same summary.
     different = [line for line in lines(several) if line not in lines(alone)]
-    slowest = [line for line in different if re.match("#? *#? *(setup|call|teardown) ", line)]
+    slowest = [line for line in different if re.match("#? *#? *(import|setup|call|teardown) ", line)]
     assert sorted(line for line in different if line not in slowest) == sorted(
         [
             next(line for line in lines(several) if ", 4 slots, " in line),

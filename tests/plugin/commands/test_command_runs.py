@@ -121,6 +121,7 @@ def test_no_process_of_a_trial_has_imported_torch_for_it(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_output_or_steps_keep_the_stall_limit_away(stage: Stage) -> None:
     stage.write(
         prints="""
@@ -197,6 +198,7 @@ def test_what_any_rank_says_or_does_fails_the_trial(ranks: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_of_ranks_that_hang_it_is_known_how_far_each_came(ranks: Stage) -> None:
     trial = run_ranks(ranks, "hangs", "--aorta-timeout", "30")
     assert trial["exit_status"] == "timeout"

@@ -146,7 +146,14 @@ def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["here", "xdist", "spawn"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="here"),
+        pytest.param(("-n", "2"), marks=pytest.mark.long, id="xdist"),
+        pytest.param(("--aorta-isolation", "spawn"), marks=pytest.mark.long, id="spawn"),
+    ],
+)
 def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, workers: tuple[str, ...]) -> None:
     with_tests(scripts, FAULTS)
     result = scripts.run("test_it.py", *workers)

@@ -47,7 +47,14 @@ def test_two_trials_with_the_same_fault_have_the_same_signature(stage: Stage) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [("--aorta-isolation", "spawn"), ("-n", "2"), ()], ids=["spawn", "xdist", "fork"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(("--aorta-isolation", "spawn"), marks=pytest.mark.long, id="spawn"),
+        pytest.param(("-n", "2"), id="xdist"),
+        pytest.param((), marks=pytest.mark.long, id="fork"),
+    ],
+)
 def test_it_does_not_matter_how_a_trial_is_started(stage: Stage, mode: tuple[str, ...]) -> None:
     assert texts(stage, "Failing", len(EXPECTED), "--aorta-timeout", "8", *mode) == list(EXPECTED)
 
@@ -65,6 +72,7 @@ def test_it_does_not_matter_which_rank_fails(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_does_not_matter_what_starts_the_ranks(stage: Stage) -> None:
     found = texts(stage, "FailingRanks", 5, "--aorta-launcher", "torchrun", "--aorta-slots", "2")
     assert found == list(EXPECTED[:5])
