@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -25,7 +26,8 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
 
         serve_worker(payload["spec"], channel)
     else:
-        SlotProcess(channel).serve(payload)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended during a task
+            SlotProcess(channel).serve(payload)
 
 
 def take_output(channel: Channel, targets: list[int]) -> None:

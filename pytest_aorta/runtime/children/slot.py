@@ -6,6 +6,7 @@ import json
 import traceback
 from typing import Any, cast
 
+from pytest_aorta.runtime.children.forks import ForkWatch
 from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.results import encode_result
@@ -21,6 +22,7 @@ class SlotProcess:
         self.channel = channel
         self.receiver = Receiver()
         self.callables: dict[str, Any] = {}
+        self.forks = ForkWatch()
 
     def serve(self, payload: dict[str, Any]) -> None:
         """Get ready, then carry out orders until the channel closes or an order says so."""
@@ -66,11 +68,20 @@ class SlotProcess:
             report["failure"] = plain_failure(error)
         return report
 
+    def call(self, order: TaskOrder) -> Any:
+        """What a task's callable returns, in this process and in no fork of it."""
+        try:
+            returned = self.callables[order["digest"]](self.receiver.decode(order.get("args")))
+        except BaseException as error:
+            self.forks.check(error)
+            raise
+        self.forks.check()
+        return returned
+
     def run(self, order: TaskOrder) -> str:
         """Run one task; how it ended, as the inner part of a JSON mapping."""
         try:
-            function = self.callables[order["digest"]]
-            payload, parts = encode_result(function(self.receiver.decode(order.get("args"))))
+            payload, parts = encode_result(self.call(order))
         except BaseException as error:
             return f'"outcome":"task_failure","failure":{json.dumps(plain_failure(error))}'
         if parts:
@@ -79,9 +90,9 @@ class SlotProcess:
 
 
 def plain_failure(error: BaseException) -> dict[str, Any]:
-    """The exception that is being handled, as JSON values; its traceback begins below the function that handles it."""
+    """The exception that is being handled, as JSON values; its traceback begins below this module."""
     trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     failure = failed(error, traceback="".join(traceback.format_exception(type(error), error, trace))).failure
     assert failure is not None

@@ -140,6 +140,24 @@ def fork_and_leave(args: Any) -> int:
     return pid
 
 
+def return_twice(args: Any) -> str:
+    return "child" if os.fork() == 0 else "parent"
+
+
+def return_and_raise(args: Any) -> str:
+    if os.fork() == 0:
+        raise ValueError("the fork")
+    return "parent"
+
+
+def fork_and_exit(args: Any) -> int:
+    """Ends its fork as many programs do."""
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def fork_and_die(args: Any) -> None:
     """A grandchild survives us, and holds our channel open."""
     Path(args.scalars[0]).write_text(str(fork_and_leave(args)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
+from levels_stage import descendants, run_one, run_sub
 from levels_stage import no_torch as no_torch
-from levels_stage import run_one, run_sub
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
@@ -121,6 +123,20 @@ def test_grandchildren_of_a_task_that_succeeds_stay_as_long_as_the_worker(tmp_pa
     wait_until_gone([pid])
 
 
+@pytest.mark.parametrize("task", [levels_tasks.return_twice, levels_tasks.return_and_raise])
+def test_a_task_that_returns_twice_has_failed_and_its_fork_is_gone(worker: Worker, task: Any) -> None:
+    before = descendants()
+    for _ in range(2):
+        outcome, kind, message = failure_of(do(worker, task))
+        assert (outcome, kind) == (Outcome.TASK_FAILURE, "ReturnedTwice")
+        assert message.endswith("its fork has returned from the task as well; end forks with os._exit(0)")
+    wait_until(lambda: len(descendants()) <= len(before), "the end of the forks")
+
+
+def test_a_fork_that_exits_is_no_second_return(worker: Worker) -> None:
+    assert do(worker, levels_tasks.fork_and_exit).payload == 7
+
+
 def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> None:
     assert do(worker, levels_tasks.use_multiprocessing).payload == [1, 2, 3]
     assert do(worker, levels_tasks.use_threads).payload == [3, 2, 1]
@@ -198,3 +214,18 @@ def test_attributes_of_exceptions_that_mean_nothing_to_us_are_left_out(worker: W
     assert failure_of(record)[1] == "WithDetails"
     assert record.failure is not None
     assert record.failure.details == {}
+
+
+def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
+    program = """
+from pytest_aorta.runtime.children.main import serve
+from pytest_aorta.runtime.memory.callables import define
+from pytest_aorta.runtime.zygotes.channel import Channel
+ours, theirs = Channel.pair()
+pause = define("time:sleep")
+ours.send({"op": "task", "id": 0, "digest": pause.digest, "args": {"config": None, "scalars": []}})
+ours.close()
+serve({"role": "slot", "output": [], "callables": [], "prepare": None}, theirs)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
