@@ -19,6 +19,7 @@ from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.handles import RunHandle
+    from pytest_aorta.runtime.memory.transfer import SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator
 
 #: Seconds that ``close`` waits for the runs that were accepted.
@@ -193,8 +194,16 @@ class Worker:
             return handle
 
     def unregister(self, handle: CallableHandle) -> None:
-        """Drop a handle; with the last one of a callable, the processes below forget it."""
+        """Drop a handle; with the last one of a callable, the processes below forget it.
+
+        Raises:
+            RuntimeError: it is the last one, and tasks of the callable have not ended.
+        """
         with self._lifecycle:
+            if self._has_started and self.callables.is_last(handle):
+                unsettled = self._started.dispatcher.unsettled_with(handle.digest)
+                if unsettled:
+                    raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
             digest = self.callables.remove(handle)
             if digest is not None and self._has_started:
                 self._started.child_processes.withdraw(digest)
@@ -212,7 +221,9 @@ class Worker:
                 raise
 
     def withdraw(self, digest: str) -> None:
-        """Forget what a worker above has registered."""
+        """Forget what a worker above has registered, once no task needs it any more."""
+        if self._has_started:
+            self._started.dispatcher.wait_until_settled(digest)
         with self._lifecycle:
             if self.callables.forget(digest):
                 self._started.child_processes.withdraw(digest)
@@ -330,6 +341,20 @@ class Worker:
         if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
         return self._started.submit(orch_fn, args, config, fail_fast=fail_fast)
+
+    def submit_below(
+        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle, Callable[[], None]], None]
+    ) -> RunHandle:
+        """``submit`` for a task of the worker above.
+
+        ``opened`` is called before ``orch_fn``, with the run and a function that ends the run without ``orch_fn``.
+        """
+        return self._started.submit(orch_fn, args, args.config, fail_fast=False, opened=opened)
+
+    @property
+    def grace(self) -> float:
+        """Seconds between asking and killing."""
+        return self._arguments.grace
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from pytest_aorta.runtime.children.graph_task import GraphTask, LeftBehind
 from pytest_aorta.runtime.children.slot import plain_failure
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
@@ -22,7 +23,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.results import encode_result
-from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs, to_bytes
+from pytest_aorta.runtime.memory.transfer import Message, Receiver, to_bytes
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
@@ -124,23 +125,24 @@ class WorkerService:
         encoded = order.get("args")
         report: EndedReport = {"op": "ended", "id": order["id"], "outcome": Outcome.SUCCESS.value}
         try:
+            task = GraphTask(self.worker, lambda error: self._report_end(report, error))
+            self.cancels[order["id"]] = task.cancel
             orch_fn = self.worker.callables.definitions[order["digest"]].load()
             args = self.receiver.decode(encoded)
-            returned: list[Any] = []
-
-            def build(orch: Any, args: SlotArgs, config: Any) -> None:
-                returned.append(orch_fn(orch, args, config))
-
-            handle = self.worker.submit(build, args, args.config)
-            self.cancels[order["id"]] = lambda why: handle.cancel(why, running=True)
-            handle.wait()
-            _put_result(report, returned[0])
+            _put_result(report, task.run(orch_fn, args))
             written = (encoded or {}).get("written", ())
             report["written"] = [(number, to_bytes(args.tensors[number])) for number in written]
+        except LeftBehind:
+            return  # it was reported when it was left behind
         except BaseException as error:
+            self._report_end(report, error)
+        else:
+            self._report_end(report)
+
+    def _report_end(self, report: EndedReport, error: BaseException | None = None) -> None:
+        if error is not None:
             report["outcome"], report["failure"] = Outcome.TASK_FAILURE.value, plain_failure(error)
-        finally:
-            self.cancels.pop(order["id"], None)
+        self.cancels.pop(report["id"], None)
         self._report(report)
 
     def submit_job(self, order: JobOrder) -> None:
@@ -170,6 +172,11 @@ class WorkerService:
     def _report(self, report: Report) -> None:
         try:
             self.transport.send(report)
+        except ValueError as error:  # numbers that execnet has no form for, in the details of an exception
+            if report["op"] != "ended":
+                raise
+            failure = plain_failure(error)
+            self.transport.send({**report, "outcome": Outcome.TASK_FAILURE.value, "failure": failure})
         except OSError:
             return  # the level above is gone; the end of the transport ends this process
 

@@ -130,9 +130,27 @@ class Dispatcher:
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
         """Cancel the tasks that have not started, and with ``running`` those that have."""
         with self.lock:
+            run.cancelled = run.cancelled or why
             unsettled = [node for node in run.nodes if node.payload.record is None]
         for node in unsettled:
             self.cancel(node, why, running)
+
+    def unsettled_with(self, digest: str) -> int:
+        """How many tasks of a callable have not ended."""
+        with self.lock:
+            return sum(
+                member.definition is not None and member.definition.digest == digest
+                for run in (*self.runs, *self.sessions)
+                for node in run.nodes
+                if node.payload.record is None
+                for member in node.payload.members
+            )
+
+    def wait_until_settled(self, digest: str) -> None:
+        """Block until all tasks of a callable have ended, or the dispatcher closes."""
+        with self.lock:
+            while not self.closing and self.unsettled_with(digest):
+                self.lock.wait(PIECE)
 
     def drain(self, timeout: float) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time.
@@ -163,6 +181,7 @@ class Dispatcher:
 
         Raises:
             TaskError: an earlier task of a run with ``fail_fast`` has failed.
+            RuntimeError: the run is closed or cancelled.
         """
         with self.turn():
             self._check_accepts(run)
@@ -186,6 +205,8 @@ class Dispatcher:
     def _check_accepts(run: GraphRun) -> None:
         if run.closed:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+        if run.cancelled is not None:
+            raise RuntimeError(f"the run is cancelled: {run.cancelled}")
         if run.fail_fast and run.first_failure is not None:
             raise TaskError(run.first_failure)
 

@@ -73,6 +73,8 @@ class GraphRun:
         self.nodes: dict[Node, None] = {}
         self.unsettled = 0
         self.first_failure: TaskRecord | None = None
+        #: Why it accepts no further task, if it was cancelled.
+        self.cancelled: str | None = None
         #: Whether its graph is complete, and whether all tasks have ended, too.
         self.closed = False
         self.ended = threading.Event()

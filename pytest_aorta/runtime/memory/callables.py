@@ -193,6 +193,14 @@ class Callables:
             del self._handles[handle.serial]
         return handle.digest if self.forget(handle.digest) else None
 
+    def is_last(self, handle: CallableHandle) -> bool:
+        """Whether the callable is forgotten with this handle; raises as ``resolve``."""
+        self.resolve(handle)
+        return not any(
+            registration.digest == handle.digest and serial != handle.serial
+            for serial, registration in self._handles.items()
+        )
+
     def accept(self, definition: Definition) -> bool:
         """Take in what a worker above has registered; whether it is new here."""
         new = definition.digest not in self.definitions

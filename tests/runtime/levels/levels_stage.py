@@ -61,6 +61,10 @@ class Gates:
         """Block until all of them have."""
         wait_until(lambda: self.began(*names), f"the beginning of {names}")
 
+    def wait_until_noted(self, line: str) -> None:
+        """Block until a task has written this line."""
+        wait_until(lambda: line in self.log(), f"the line {line!r}")
+
 
 @pytest.fixture
 def gates(tmp_path: Path) -> Iterator[Gates]:

@@ -197,3 +197,18 @@ def test_a_handle_says_what_it_is(worker: Worker) -> None:
     assert isinstance(handle, CallableHandle)
     assert handle.name == "echo"
     worker.unregister(handle)
+
+
+def test_a_callable_that_tasks_wait_for_is_not_dropped(worker: Worker, gates: Gates) -> None:
+    gate = worker.register(levels_tasks.gate)
+    handle = worker.submit(lambda orch, args, config: [orch.submit_sub(gate, gates.at(str(i))) for i in range(4)])
+    with pytest.raises(RuntimeError, match="gate cannot be unregistered: 4 of its tasks have not ended"):
+        worker.unregister(gate)
+    second = worker.register(levels_tasks.gate)
+    worker.unregister(second)
+    gates.open()
+    handle.wait(PATIENCE)
+    assert all(record.ok for record in handle.records)
+    worker.unregister(gate)
+    with pytest.raises(ValueError, match=r"is not .or no longer. one of this worker"):
+        worker.unregister(gate)
