@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import expect, given, listed, seconds, whole_number
+from pytest_aorta.runtime.engine.dispatcher import RingFull
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
 from pytest_aorta.runtime.graph.args import TaskArgs
@@ -39,12 +41,15 @@ class Orchestrator:
     the task's deadline in seconds from its start; then it is ended, and the slot where it ran gets a new process.
     """
 
-    def __init__(self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, resolve: Resolve) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, resolve: Resolve, ring_timeout: float | None = None
+    ) -> None:
         self._dispatcher = dispatcher
         self._placement = dispatcher.placement
         self._run = run
         self._heap = heap
         self._resolve = resolve
+        self._ring_timeout = ring_timeout
         self._scopes: list[list[Node]] = [[]]
         self._preparations: dict[str, TaskRef] = {}
 
@@ -233,13 +238,21 @@ class Orchestrator:
             if ref._dispatcher is not self._dispatcher:
                 raise ValueError(f"after: {ref!r} is not a task of this worker")
             producers.append(ref._node)
-        SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
-        try:
-            node = self._dispatcher.submit(self._run, task, accesses, producers)
-            self._scopes[-1].append(node)
-        finally:
-            SIGINT_GUARD.release()
-        return TaskRef(self._dispatcher, node)
+        give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
+        while True:
+            SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
+            try:
+                node = self._dispatcher.submit(self._run, task, accesses, producers)
+                self._scopes[-1].append(node)
+                return TaskRef(self._dispatcher, node)
+            except RingFull:
+                if give_up is not None and time.monotonic() >= give_up:
+                    raise
+            finally:
+                SIGINT_GUARD.release()
+            left = None if give_up is None else max(0.0, give_up - time.monotonic())
+            self._dispatcher.wait_for_room(self._run, left)
+            self._check_open()
 
     def _check_open(self) -> None:
         if not self._scopes:

@@ -65,7 +65,9 @@ class StartedWorker:
         """Build the graph of a run; see ``Worker.submit`` and ``Worker.submit_below``."""
         installed = SIGINT_GUARD.begin()
         try:
-            run = self.dispatcher.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config)))
+            run = self.dispatcher.open_run(
+                GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config), ring_size=self._spec.ring_size)
+            )
             orchestrator = self._orchestrator(run)
             if opened is not None:
                 abandon = partial(self._abandon, run, orchestrator, threading.get_ident())
@@ -107,7 +109,7 @@ class StartedWorker:
             return self._session[1]
 
     def _orchestrator(self, run: GraphRun) -> Orchestrator:
-        return Orchestrator(self.dispatcher, run, self.heap, self._resolve)
+        return Orchestrator(self.dispatcher, run, self.heap, self._resolve, self._spec.ring_timeout)
 
     def cancel_runs(self, why: str) -> None:
         """End the tasks of all runs but the session."""

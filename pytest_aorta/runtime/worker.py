@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, worker_ids
+from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, seconds, whole_number, worker_ids
 from pytest_aorta.runtime.endpoints.job_slot import Slot
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.started_worker import StartedWorker
@@ -58,6 +58,9 @@ class Worker:
         num_sub_workers: processes for ``submit_sub``.
         slots: places for jobs, level 3 only; at higher levels the children have them.
         heap_ring_size: bytes of each of the four rings that ``alloc`` takes memory from.
+        ring_size: slots of the ring of each run: the most tasks of a run that were submitted and have not ended.
+        ring_timeout: seconds that a submission waits for a free slot; then it raises ``RuntimeError``. ``None`` to wait
+            as long as it takes, 0 to raise at once.
         startup_timeout_s: seconds until the whole tree must be ready.
         prepare: called without arguments in every slot process before it is ready.
         service: ``module:function``, called once with ``service_argument`` where jobs run; jobs find the result as
@@ -74,12 +77,17 @@ class Worker:
         num_sub_workers: int = 0,
         slots: int | Sequence[Slot] = 0,
         heap_ring_size: int = 2**30,
+        ring_size: int = 2**17,
+        ring_timeout: float | None = None,
         startup_timeout_s: float = 300.0,
         prepare: Callable[[], object] | None = None,
         service: str | None = None,
         service_argument: Any = None,
         grace: float = 5.0,
     ) -> None:
+        whole_number("ring_size", ring_size, 1)
+        if ring_timeout is not None:
+            seconds("ring_timeout", ring_timeout, zero=True)
         check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s, grace, prepare)
         self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
         self.callables = Callables(uuid.uuid4().hex)
@@ -94,6 +102,8 @@ class Worker:
             num_sub_workers=num_sub_workers,
             slots=len(self._slots),
             heap_ring_size=heap_ring_size,
+            ring_size=ring_size,
+            ring_timeout=ring_timeout,
             startup_timeout_s=float(startup_timeout_s),
             prepare=define(prepare) if prepare is not None else None,
             service=service,

@@ -38,6 +38,10 @@ class WorkerClosed(RuntimeError):
     """The worker is closed or closing."""
 
 
+class RingFull(RuntimeError):
+    """All slots of a run's ring are taken by tasks that have not ended."""
+
+
 class Dispatcher:
     """Thread-safe.
 
@@ -181,10 +185,16 @@ class Dispatcher:
 
         Raises:
             TaskError: an earlier task of a run with ``fail_fast`` has failed.
+            RingFull: the run has as many tasks that have not ended as its ring has slots.
             RuntimeError: the run is closed or cancelled.
         """
         with self.turn():
             self._check_accepts(run)
+            if run.ring_size is not None and run.unsettled >= run.ring_size:
+                raise RingFull(
+                    f"the ring is full: {run.unsettled} tasks of this run have not ended; submit fewer at a time, or"
+                    " raise ring_size or ring_timeout of the worker"
+                )
             run.unsettled += 1
             try:
                 node = self.graph.add(task, run, accesses, after, task.label)
@@ -194,6 +204,14 @@ class Dispatcher:
             if task.record is None or not run.is_session:
                 run.nodes[node] = None
             return node
+
+    def wait_for_room(self, run: GraphRun, timeout: float | None) -> bool:
+        """Block until a slot of a run's ring is free, or until the worker is closed; whether within ``timeout``."""
+        with self.lock:
+            if self.closing or run.ring_size is None or run.unsettled < run.ring_size:
+                return True
+            room = run.room = run.room or threading.Event()
+        return self.loop.run_until(room, timeout) or self.closing
 
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
@@ -248,6 +266,10 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
         run.unsettled -= 1
+        if run.room is not None and run.unsettled <= run.low_water:
+            run.room.set()
+            run.room = None
+            self.loop.notify()
         if run.is_session:
             run.nodes.pop(node, None)
         if task.settled is not None:
