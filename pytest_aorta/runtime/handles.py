@@ -11,6 +11,8 @@ from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_aorta.runtime.engine.runs import GraphRun
     from pytest_aorta.runtime.engine.tasks import GraphTask
     from pytest_aorta.runtime.graph.nodes import Node, State
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 class TaskRef:
     """A task that was submitted."""
 
-    def __init__(self, dispatcher: Dispatcher, node: Node) -> None:
+    def __init__(self, dispatcher: Dispatcher, node: Node, outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._dispatcher = dispatcher
         self._node = node
+        #: The tensors that were allocated for ``TaskArgs.add_output``, in order; of a group, those of all members.
+        self.outputs = outputs
 
     def __repr__(self) -> str:
         outcome = self.state.value if self.record is None else self.record.outcome.value

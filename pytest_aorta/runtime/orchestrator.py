@@ -14,15 +14,19 @@ from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparatio
 from pytest_aorta.runtime.graph.args import TaskArgs
 from pytest_aorta.runtime.graph.footprint import footprint_of
 from pytest_aorta.runtime.handles import TaskRef
+from pytest_aorta.runtime.task_memory import TaskMemory
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.runs import GraphRun
+    from pytest_aorta.runtime.graph.args import Tag
+    from pytest_aorta.runtime.graph.footprint import Footprint
     from pytest_aorta.runtime.graph.nodes import Node
     from pytest_aorta.runtime.memory.callables import CallableHandle, Definition
     from pytest_aorta.runtime.memory.heap import Heap
+    from pytest_aorta.runtime.memory.rings import Slab
 
     #: The callable of a handle, and the ids of the workers that may run it; raises for workers that may not.
     Resolve = Callable[[CallableHandle, Iterable[int]], tuple[Definition, frozenset[int] | None]]
@@ -189,15 +193,19 @@ class Orchestrator:
             whole_number("a size of the shape", size)
         _check_dtype(dtype)
         tensor, slab = self._heap.allocate(tuple(sizes), dtype, len(self._scopes) - 1)
+        self._scopes[-1].append(self._keep(tensor, slab))
+        return tensor
+
+    def _keep(self, tensor: torch.Tensor, slab: Slab) -> Node:
+        """The node of memory that was just allocated; without one, the memory is released."""
         SIGINT_GUARD.hold()
         try:
-            self._scopes[-1].append(self._dispatcher.add_memory(self._run, slab, footprint_of(tensor)))
+            return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
         except BaseException:
             self._heap.release(slab)
             raise
         finally:
             SIGINT_GUARD.release()
-        return tensor
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -221,6 +229,22 @@ class Orchestrator:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
+        memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
+        try:
+            accesses = self._accesses(task, memory)
+            node = self._add(task, accesses, self._producers(after))
+            self._scopes[-1].extend(memory.output_nodes)
+        except BaseException:
+            memory.copy_nodes += memory.output_nodes
+            raise
+        finally:
+            if memory.copy_nodes:
+                self._dispatcher.release_scope(memory.copy_nodes)
+        return TaskRef(self._dispatcher, node, tuple(memory.outputs))
+
+    @staticmethod
+    def _accesses(task: GraphTask, memory: TaskMemory) -> list[tuple[Footprint, Tag]]:
+        """What the task does to which memory; its arguments are from now on what they are now."""
         accesses = []
         for member in task.members:
             if member.args is not None:
@@ -230,21 +254,29 @@ class Orchestrator:
                         " TaskArgs().add(tensor).add_scalar(1)"
                     )
                 member.args = member.args.snapshot()
+                member.args.replace(memory.output, memory.copy)
                 member.args.check()
                 accesses += member.args.accesses()
+        return accesses
+
+    def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
         producers = []
         for ref in listed("after", after, _AFTER):
             expect("after", ref, TaskRef, _AFTER)
             if ref._dispatcher is not self._dispatcher:
                 raise ValueError(f"after: {ref!r} is not a task of this worker")
             producers.append(ref._node)
+        return producers
+
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
+        """Add a task to the graph, when the ring has a slot for it."""
         give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         while True:
             SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
             try:
                 node = self._dispatcher.submit(self._run, task, accesses, producers)
                 self._scopes[-1].append(node)
-                return TaskRef(self._dispatcher, node)
+                return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:
                     raise
