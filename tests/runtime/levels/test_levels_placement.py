@@ -11,6 +11,7 @@ from levels_doubles import DispatcherBench
 from levels_stage import Gates, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker

@@ -15,6 +15,7 @@ import pytest
 from levels_stage import Gates, run_sub, use_once
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from levels_stage import worker as worker
 from support.processes import PATIENCE, wait_until
 

@@ -12,6 +12,7 @@ import pytest
 from levels_stage import clean as clean
 from levels_stage import descendants, run_next, run_sub
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import wait_until
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
@@ -149,8 +150,8 @@ def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
         (tmp_path / str(os.getpid())).touch()
 
     with Worker(4, num_sub_workers=1, prepare=prepare) as top:
-        for _ in range(2):
-            top.add_worker(Worker(3, device_ids=[0], num_sub_workers=2, prepare=prepare))
+        for device in range(2):
+            top.add_worker(Worker(3, device_ids=[device], num_sub_workers=2, prepare=prepare))
         top.init()
 
         pids = {int(file.name) for file in tmp_path.iterdir()}
