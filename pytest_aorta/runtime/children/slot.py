@@ -41,7 +41,7 @@ class SlotProcess:
     def load(self, plain: list[str]) -> None:
         """Load a callable, for tasks to come."""
         definition = Definition(*plain)
-        self.callables[definition.digest] = definition.load()
+        self.callables[definition.digest] = definition.load_task()
 
     def handle(self, order: Order) -> None:
         """Carry out one order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.machinery
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -63,9 +64,21 @@ class Definition:
 
         return cloudpickle.loads(base64.b64decode(self.content))
 
+    def load_task(self) -> Callable[[Any], Any]:
+        """The callable as a slot calls it, with one argument; one that takes none is called without."""
+        function = self.load()
+        return (lambda args: function()) if _takes_nothing(function) else function  # type: ignore[no-any-return]
+
     def to_plain(self) -> list[str]:
         """JSON values."""
         return [self.kind, self.content, self.name]
+
+
+def _takes_nothing(function: Any) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions written in C do not say
+        return False
 
 
 def define(target: Callable[..., Any] | str) -> Definition:
