@@ -12,7 +12,13 @@ import pytest
 if find_spec("hypothesis") is not None:
     from hypothesis import HealthCheck, settings
 
-    pytest_plugins = ["pytester", "support.browser", "support.fixtures", "support.slurm_steps", "support.workloads"]
+    pytest_plugins = [
+        "pytester",
+        *(
+            f"support.{name}"
+            for name in ("browser", "fixtures", "lease_users", "neighbourhood", "nursery", "slurm_steps", "workloads")
+        ),
+    ]
 
     # How long an example takes says how busy this machine is.
     settings.register_profile("aorta", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,7 @@ from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Selection, check_variables, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.request_checks import check_resources, check_writable
+from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.execution import Execution, Resources, automatic_slots
 from pytest_aorta.trials.limits import Limits
@@ -183,7 +183,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     records = []
     try:
         runner.check(plan.trials[0])
-        check_writable(request.results_dir, f"RunRequest.results_dir={str(request.results_dir)!r}")
+        check_results(selection, request.results_dir, f"RunRequest.results_dir={str(request.results_dir)!r}")
         runner.store.settle(plan.flat_cells)
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [runner.find(spec, paths) for spec, paths in planned]

@@ -11,8 +11,8 @@ from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import CellRequest
 from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.requests import CellRequest
 from pytest_aorta.workflow.requests import request_digest as request_digest
 
 

@@ -10,7 +10,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.slurm_step import check_step
+from pytest_aorta.launch.nodes.slurm_step import check_step, check_tasks
 from pytest_aorta.plan import Selection
 
 #: How the user has spelled an option and its value: ``--aorta-slots 2``.
@@ -84,12 +84,18 @@ def _check_devices(selection: Selection, spell: Spelling) -> None:
             raise RequestError(f"{option}: {error}") from None
 
 
-def check_writable(results: Path, source: str) -> None:
+def check_results(selection: Selection, results: Path, source: str) -> None:
     """Make the results directory, or say why it cannot be used.
 
+    Args:
+        selection: what the user asked for.
+        results: the path of the directory from here.
+        source: where the user has given it, for messages.
+
     Raises:
-        RequestError: it is not a directory that can be written to.
+        RequestError: it is not a directory that can be written to, or other tasks of SLURM run the same trials there.
     """
+    check_tasks(selection.results_dir, selection.execution.elastic)
     try:
         results.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,13 +13,15 @@ import click
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action, Recipe
+    from pytest_aorta.workflow.cell_requests import Requests
     from pytest_aorta.workflow.overview import Overview
-    from pytest_aorta.workflow.requests import Requests
     from pytest_aorta.workspace.index.directories import CachedDirectories
     from pytest_aorta.workspace.index.source_changes import SourceChanges
 
 #: Where pytest looks for registry files that the command line does not name.
 REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -82,29 +85,51 @@ def open_recipe() -> Recipe:
         RecipeError: there is none, or it is not valid.
     """
     from pytest_aorta.workflow.finding import find_recipe
-    from pytest_aorta.workflow.reading import read_recipe
+
+    with _no_plugins_of_pydantic():
+        from pytest_aorta.workflow.reading import read_recipe
 
     return read_recipe(find_recipe(Path.cwd()))
 
 
-def open_project(files: Sequence[str] = ()) -> Project:
-    """The project of the working directory; ``files``: registry files.
+@contextlib.contextmanager
+def _no_plugins_of_pydantic() -> Iterator[None]:
+    """Models that are made meanwhile do not search all installed packages for plugins of pydantic."""
+    before = os.environ.setdefault(_PLUGINS, "__all__")
+    try:
+        yield
+    finally:
+        if before == "__all__":
+            del os.environ[_PLUGINS]
+
+
+def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
+    """The project of the working directory.
+
+    Args:
+        files: registry files.
+        rebuild: whether an index that is damaged is made again from what is on disk.
 
     Raises:
         RequestError: there is none, its recipe is not valid, or asks for what is not registered.
     """
+    recipe = open_recipe()  # first: it imports the models
+    from pytest_aorta.cli.rebuilding import rebuilt, warn_of_damage
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
-    recipe = open_recipe()
     directories = directories_of(recipe)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
+    index = read_index(recipe.index)
+    if index.damaged:
+        warn_of_damage(recipe, index)
+        index = rebuilt(recipe, requests, directories.names, index) if rebuild else index
     overview = Overview(
         recipe,
-        read_index(recipe.index),
+        index,
         requests,
         directories.names,
         directories.value_of,
@@ -132,6 +157,11 @@ def requests_of(recipe: Recipe, files: Sequence[str]) -> tuple[Requests, bool]:
     matrices = [action.table for action in recipe.actions if action.is_matrix]
     if not matrices:
         return {}, False
+    from pytest_aorta.cli.remembered import remember_requests, remembered_requests
+
+    known = remembered_requests(recipe.file, registry_files(files))
+    if known is not None:
+        return known, False
     from pytest_aorta.recipe_plans import cell_requests, mitigation_set
     from pytest_aorta.registry import Registry
     from pytest_aorta.registry.types import BUILTIN_SOURCE
@@ -142,4 +172,7 @@ def requests_of(recipe: Recipe, files: Sequence[str]) -> tuple[Requests, bool]:
     mitigations = {name for table in matrices for names in table.mitigations for name in mitigation_set(names)}
     sources = {registry.environment(name).source_package for name in environments}
     sources |= {registry.mitigation(name).source_package for name in mitigations}
-    return requests, any(source != BUILTIN_SOURCE and not source.startswith("sidecar:") for source in sources)
+    imported = any(source != BUILTIN_SOURCE and not source.startswith("sidecar:") for source in sources)
+    if not imported:
+        remember_requests(recipe.file, registry_files(files), requests)
+    return requests, imported

@@ -28,7 +28,7 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
     from pytest_aorta.cli.scanning import Scan
     from pytest_aorta.workspace.index.merging import merge
 
-    project = open_project(files)
+    project = open_project(files, rebuild=False)
     overview = project.overview
     only = chosen_units(names, overview)
     search = Scan(project.recipe, overview.requests, overview.directories, project.actions(action), only)

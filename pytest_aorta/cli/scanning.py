@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.triage.reading import Results
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.completions import trial_completion
 from pytest_aorta.workflow.progress import units_of
-from pytest_aorta.workflow.requests import Requests
 from pytest_aorta.workflow.states import containing
 from pytest_aorta.workflow.unit_folders import may_have_trial, results_folder, unit_folder
 from pytest_aorta.workspace.index.cache import Index

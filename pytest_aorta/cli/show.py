@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -53,10 +54,44 @@ class _Row:
         return {"name": self.name, "action": self.action, **own, "values": self.values}
 
 
-def _listing(what: str, pattern: str | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The arguments that all listings have; ``pattern`` of the actions without ``--action``."""
+@dataclass(frozen=True)
+class _Query:
+    """What is asked for.
 
-    def add(command: Callable[..., None]) -> Callable[..., None]:
+    Attributes:
+        project: in which.
+        only: these directories, cells and trials; ``None`` for all.
+        action: pattern of the actions, if there is one.
+        pointers: of the elements of the values to show.
+        flags: whether a state is asked for, by its name.
+    """
+
+    project: Project
+    only: set[str] | None
+    action: str | None
+    pointers: Sequence[str]
+    flags: dict[str, bool]
+
+
+def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Iterator[_Row]]], Callable[..., None]]:
+    """A command with the arguments that all listings have; ``pattern`` of the actions without ``--action``."""
+
+    def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> Callable[..., None]:
+        @functools.wraps(rows_of)
+        def command(
+            names: tuple[str, ...],
+            action: str | None,
+            pointers: tuple[str, ...],
+            short: bool,
+            as_json: bool,
+            files: tuple[str, ...],
+            **flags: bool,
+        ) -> None:
+            _check_pointers(pointers)
+            project = open_project(files)
+            query = _Query(project, chosen_units(names, project.overview), action, pointers, flags)
+            _write(what, project, rows_of(query), short, as_json)
+
         command = registry_option(command)
         command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
         command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
@@ -67,78 +102,55 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[..., None]], 
             metavar="POINTER",
             help="Show an element of the values, such as /config/lr; repeat for several.",
         )(command)
-        command = state_options(f"Only {what} with the state {{}}; several of these flags add up.")(command)
+        shown = "cells with trials" if what == "cells" else what
+        command = state_options(f"Only {shown} with the state {{}}; several of these flags add up.")(command)
         command = click.option(
             "-a", "--action", default=pattern, metavar="PATTERN", help="Of these actions; * and ? are wildcards."
         )(command)
-        return click.argument("names", nargs=-1, metavar="[NAME | -]...")(command)
+        command = click.argument("names", nargs=-1, metavar="[NAME | -]...")(command)
+        return show.command(what)(command)
 
     return add
 
 
-@show.command("directories")
 @_listing("directories", None)
-def directories(
-    names: tuple[str, ...],
-    action: str | None,
-    pointers: tuple[str, ...],
-    short: bool,
-    as_json: bool,
-    files: tuple[str, ...],
-    **flags: bool,
-) -> None:
+def directories(query: _Query) -> Iterator[_Row]:
     """Directories of the workspace; with --action, those that an action is for, group by group.
 
     With names, only these (-: names from stdin).
     """
-    project, only = _open(names, pointers, files)
-    if action is None and any(flags.values()):
+    if query.action is None and any(query.flags.values()):
         raise RequestError("states are those of an action: add --action PATTERN")
-    if action is None:
-        rows = _plain_directories(project, only, pointers)
-    else:
-        commands = [each for each in project.actions(action) if not each.is_matrix]
-        if not commands:
-            raise RequestError(f"{action!r} matches no action with a command; for workloads: show cells, show trials")
-        rows = _units(project, commands, only, pointers, chosen_states(flags))
-    _write("directories", project, rows, short, as_json)
+    if query.action is None:
+        return _plain_directories(query)
+    commands = [each for each in query.project.actions(query.action) if not each.is_matrix]
+    if not commands:
+        raise RequestError(f"{query.action!r} matches no action with a command; for workloads: show cells, show trials")
+    return _units(query, commands)
 
 
-@show.command("trials")
 @_listing("trials", "*")
-def trials(
-    names: tuple[str, ...],
-    action: str,
-    pointers: tuple[str, ...],
-    short: bool,
-    as_json: bool,
-    files: tuple[str, ...],
-    **flags: bool,
-) -> None:
+def trials(query: _Query) -> Iterator[_Row]:
     """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
-    project, only = _open(names, pointers, files)
-    rows = _units(project, _matrices(project, action), only, pointers, chosen_states(flags))
-    _write("trials", project, rows, short, as_json)
+    return _units(query, _matrices(query))
 
 
-@show.command("cells")
-@_listing("cells with trials", "*")
-def cells(
-    names: tuple[str, ...],
-    action: str,
-    pointers: tuple[str, ...],
-    short: bool,
-    as_json: bool,
-    files: tuple[str, ...],
-    **flags: bool,
-) -> None:
+@_listing("cells", "*")
+def cells(query: _Query) -> Iterator[_Row]:
     """Cells of the actions with a workload, with the number of trials in each state."""
-    project, only = _open(names, pointers, files)
-    rows = _cells(project, _matrices(project, action), only, pointers, chosen_states(flags))
-    _write("cells", project, rows, short, as_json)
+    states = chosen_states(query.flags)
+    for action in _matrices(query):
+        counts: dict[str, Counter[str]] = {}
+        for unit, state in query.project.overview.states(action, query.only).items():
+            counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
+        value_of = query.project.overview.value_of(action)
+        for cell, found in counts.items():
+            if any(found[state] for state in states):
+                of_all = {state: found[state] for state in COLORS}
+                yield _Row(cell, action.name, counts=of_all, values=_elements(value_of, cell, query.pointers))
 
 
-def _open(names: tuple[str, ...], pointers: tuple[str, ...], files: tuple[str, ...]) -> tuple[Project, set[str] | None]:
+def _check_pointers(pointers: Sequence[str]) -> None:
     from pytest_aorta.workflow.values import check_pointer
 
     for pointer in pointers:
@@ -146,52 +158,36 @@ def _open(names: tuple[str, ...], pointers: tuple[str, ...], files: tuple[str, .
             check_pointer(pointer)
         except ValueError as error:
             raise RequestError(f"--value {error}") from None
-    project = open_project(files)
-    return project, chosen_units(names, project.overview)
 
 
-def _matrices(project: Project, pattern: str) -> list[Action]:
-    found = [each for each in project.actions(pattern) if each.is_matrix]
+def _matrices(query: _Query) -> list[Action]:
+    assert query.action is not None
+    found = [each for each in query.project.actions(query.action) if each.is_matrix]
     if not found:
-        raise RequestError(f"{pattern!r} matches no action with a workload; for commands: show directories")
+        raise RequestError(f"{query.action!r} matches no action with a workload; for commands: show directories")
     return found
 
 
-def _plain_directories(project: Project, only: set[str] | None, pointers: Sequence[str]) -> Iterator[_Row]:
-    value_of = project.overview.directory_value
-    for name in project.overview.directories:
-        if only is None or name in only:
-            yield _Row(name, values=_elements(value_of, name, pointers))
+def _plain_directories(query: _Query) -> Iterator[_Row]:
+    overview = query.project.overview
+    for name in overview.directories:
+        if query.only is None or name in query.only:
+            yield _Row(name, values=_elements(overview.directory_value, name, query.pointers))
 
 
-def _units(
-    project: Project, actions: Sequence[Action], only: set[str] | None, pointers: Sequence[str], states: Sequence[str]
-) -> Iterator[_Row]:
+def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
+    overview, states = query.project.overview, chosen_states(query.flags)
     number = 0
     for action in actions:
-        found = project.overview.states(action, only)
-        jobs = project.overview.submitted.get(action.name, {})
-        value_of = project.overview.value_of(action)
+        found = overview.states(action, query.only)
+        jobs = overview.submitted.get(action.name, {})
+        value_of = overview.value_of(action)
         shown = [unit for unit, state in found.items() if state.value in states]
-        for group in [shown] if action.is_matrix else project.overview.groups(action, shown):
+        for group in [shown] if action.is_matrix else overview.groups(action, shown):
             number += 1
             for unit in group:
-                values = _elements(value_of, unit, pointers)
+                values = _elements(value_of, unit, query.pointers)
                 yield _Row(unit, action.name, found[unit].value, job=jobs.get(unit), values=values, group=number)
-
-
-def _cells(
-    project: Project, actions: Sequence[Action], only: set[str] | None, pointers: Sequence[str], states: Sequence[str]
-) -> Iterator[_Row]:
-    for action in actions:
-        counts: dict[str, Counter[str]] = {}
-        for unit, state in project.overview.states(action, only).items():
-            counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
-        value_of = project.overview.value_of(action)
-        for cell, found in counts.items():
-            if any(found[state] for state in states):
-                of_all = {state: found[state] for state in COLORS}
-                yield _Row(cell, action.name, counts=of_all, values=_elements(value_of, cell, pointers))
 
 
 def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
+from pytest_aorta.launch.nodes.slurm_step import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file
@@ -20,7 +21,7 @@ from pytest_aorta.plugin.refusals import refuse
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import is_controller
-from pytest_aorta.request_checks import check_resources, check_writable
+from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.trials.spec import TrialSpec
@@ -43,8 +44,7 @@ def check_trials(session: pytest.Session) -> None:
         refuse(check_report, run_of(config))
         refuse(_check_output_options, config, run_of(config).selection)
     if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
-        results = run_of(config).results
-        refuse(check_writable, results, f"--aorta-results-dir {results}")
+        _check_results(run_of(config))
         return
     _check_recipes(session)
     specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
@@ -52,7 +52,9 @@ def check_trials(session: pytest.Session) -> None:
         return
     run = run_of(config)
     if specs:
-        refuse(check_writable, run.results, f"--aorta-results-dir {run.results}")
+        _check_results(run)
+    elif is_controller(config) and (run.selection.workloads or run.selection.commands):
+        refuse(check_tasks, run.selection.results_dir, run.selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     from pytest_aorta.plugin.outputs import writer  # noqa: F401
     from pytest_aorta.plugin.summary import terminal  # noqa: F401
@@ -82,8 +84,12 @@ def _check_recipes(session: pytest.Session) -> None:
         run = item.trial_run
         end_in_order_when_terminated(session.config)
         refuse(check_resources, run.selection, option_text)
-        refuse(check_writable, run.results, str(run.results))
+        refuse(check_results, run.selection, run.results, str(run.results))
         refuse(run.runner.check, item.spec, deadline_of(item, item.spec))
+
+
+def _check_results(run: Run) -> None:
+    refuse(check_results, run.selection, run.results, f"--aorta-results-dir {run.results}")
 
 
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:

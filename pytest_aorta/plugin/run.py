@@ -67,8 +67,8 @@ class Run:
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
-        #: Of an action of a recipe: its trials by the names of their items.
-        self.trials_by_name: Mapping[str, tuple[TrialSpec, TrialPaths]] | None = None
+        #: Of an action of a recipe: gives its trials by the names of their items; most processes never ask.
+        self.trials_by_name: Callable[[], Mapping[str, TrialSpec]] | None = None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
         self.occurrences = Occurrences(config)

@@ -16,9 +16,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Offer(Generic[T]):
-    """One name from one source (in words, and as ``source_package``).
+    """One name from one source.
 
-    ``load`` may import third-party code, or raise ``RegistryError``.
+    Attributes:
+        name: as it is typed.
+        source: the distribution or the file, as messages name it.
+        source_package: the same as trial files have it (``Mitigation.source_package``).
+        load: returns what the name stands for; may import third-party code, or raise ``RegistryError``.
     """
 
     name: str

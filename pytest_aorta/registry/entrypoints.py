@@ -40,7 +40,7 @@ class PluginEntry:
 
     @property
     def source(self) -> str:
-        """The entry's origin, in words."""
+        """The distribution and the value, as messages name them."""
         return f"distribution {self.distribution!r} ({self.value})"
 
     def target(self) -> str:

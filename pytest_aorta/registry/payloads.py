@@ -133,7 +133,7 @@ def _fits_environ(value: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    """The type in words, never the value."""
+    """The type, for messages; never the value."""
     if value is None:
         return "null"
     if isinstance(value, (list, tuple)) and not all(isinstance(item, str) for item in value):

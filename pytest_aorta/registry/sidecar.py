@@ -40,7 +40,7 @@ class Sidecar:
 
     @property
     def source(self) -> str:
-        """Where the file is, in words."""
+        """The file, as messages name it."""
         return f"the registry file {self.path}"
 
 

@@ -26,7 +26,7 @@ class Mitigation:
         name: as it is typed; unique in a registry.
         env: variable -> value; empty for the mitigation that changes nothing.
         source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
-        read_by: the libraries that read the variables, in words; empty where that is not known.
+        read_by: names of the libraries that read the variables, for the user; empty where that is not known.
     """
 
     name: str

@@ -158,8 +158,8 @@ class Orchestrator:
         if job.preparation is not None and self._dispatcher.level == 3:
             before.append(self._prepared(job.preparation, urgent))
         eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
-        ref = self._submit(GraphTask(TaskKind.JOB, [Member(job=job, eligible=eligible)], timeout, urgent), before)
-        self._scopes[-1].remove(ref._node)  # nothing depends on it, and a session may have very many
+        task = GraphTask(TaskKind.JOB, [Member(job=job, eligible=eligible)], timeout, urgent)
+        ref = self._submit(task, before, scoped=False)  # nothing depends on it, and a session may have very many
         self._dispatcher.release_scope([ref._node])
         return ref
 
@@ -225,14 +225,14 @@ class Orchestrator:
         while self._scopes:
             self._dispatcher.release_scope(self._scopes.pop())
 
-    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = ()) -> TaskRef:
+    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = (), *, scoped: bool = True) -> TaskRef:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
         memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
         try:
             accesses = self._accesses(task, memory)
-            node = self._add(task, accesses, self._producers(after))
+            node = self._add(task, accesses, self._producers(after), scoped)
             self._scopes[-1].extend(memory.output_nodes)
         except BaseException:
             memory.copy_nodes += memory.output_nodes
@@ -255,8 +255,7 @@ class Orchestrator:
                     )
                 member.args = member.args.snapshot()
                 member.args.replace(memory.output, memory.copy)
-                member.args.check()
-                accesses += member.args.accesses()
+                accesses += member.args.check()
         return accesses
 
     def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
@@ -268,14 +267,15 @@ class Orchestrator:
             producers.append(ref._node)
         return producers
 
-    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node], scoped: bool) -> Node:
         """Add a task to the graph, when the ring has a slot for it."""
         give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         while True:
             SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
             try:
                 node = self._dispatcher.submit(self._run, task, accesses, producers)
-                self._scopes[-1].append(node)
+                if scoped:
+                    self._scopes[-1].append(node)
                 return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_aorta.runtime.memory.transfer import share
+from pytest_aorta.runtime.memory.tensor_bytes import share
 
 if TYPE_CHECKING:
     import torch

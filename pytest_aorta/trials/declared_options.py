@@ -15,7 +15,7 @@ _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """One option; ``takes`` and ``help`` are words, ``default`` is a JSON value, ``None`` where there has to be one."""
+    """One option; ``takes`` and ``help`` are for the user; ``default`` is JSON, ``None`` where a value is required."""
 
     name: str
     takes: str
@@ -49,7 +49,7 @@ def _of_model(model: Any) -> list[DeclaredOption]:
 
 
 def _takes(schema: Mapping[str, Any], shared: Mapping[str, Any], depth: int = 0) -> str:
-    """A JSON Schema in words; what is nested deeply is left out."""
+    """What a JSON Schema accepts, for the user: ``whole number of at least 1``; what is nested deeply is left out."""
     if depth > 4:
         return "..."
     if "$ref" in schema:

@@ -11,8 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from pytest_aorta.workflow.requests import recorded_digest
-from pytest_aorta.workspace.index.cache import LETTERS
-from pytest_aorta.workspace.index.completions import TrialCompletion
+from pytest_aorta.workspace.index.completions import TrialCompletion, is_valid
 
 #: The request of a record that does not say it; no cell has it, so such a record is stale.
 UNKNOWN_REQUEST = ""
@@ -21,11 +20,11 @@ UNKNOWN_REQUEST = ""
 def trial_completion(action: str, record: Mapping[str, Any]) -> TrialCompletion | None:
     """The completion that a record, as it is in its file, stands for; ``None`` where it is no record of a trial."""
     cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
-    if not isinstance(cell, str) or not isinstance(trial, int) or trial < 0 or status not in LETTERS:
+    if not isinstance(cell, str) or not isinstance(trial, int) or not isinstance(status, str):
         return None
-    return TrialCompletion(
-        action, cell, trial, str(status), recorded_digest(record) or UNKNOWN_REQUEST, recorded_sources(record)
-    )
+    request = recorded_digest(record) or UNKNOWN_REQUEST
+    found = TrialCompletion(action, cell, trial, status, request, recorded_sources(record))
+    return found if is_valid(found) else None
 
 
 def recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:

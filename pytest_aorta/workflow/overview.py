@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.groups import grouped, included
 from pytest_aorta.workflow.progress import (
     COMPLETED,
     FAILED,
     HaveChanged,
     Trials,
-    compact_progress_of,
     matrix_before,
     previous_of,
+    progress_of,
     state_counts,
     units_of,
 )
-from pytest_aorta.workflow.requests import Requests
 from pytest_aorta.workflow.resources import Cost
 from pytest_aorta.workflow.states import Open, Progress, State, classified, containing
 from pytest_aorta.workflow.values import Json
@@ -67,9 +67,7 @@ class Overview:
 
     @cached_property
     def _progress(self) -> Mapping[str, Trials | Progress]:
-        return compact_progress_of(
-            self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted
-        )
+        return progress_of(self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted)
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> ActionSummary:
         """An action in numbers; ``only``: the units that count, with all that lie in them.

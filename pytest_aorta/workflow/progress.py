@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.workflow.actions import Action, Recipe
-from pytest_aorta.workflow.requests import Requests
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.states import Open, Progress, State, open_for
 from pytest_aorta.workspace.index.cache import NO_RECORD, CellRecords, Index
 from pytest_aorta.workspace.index.submitted import Submitted
@@ -81,7 +81,7 @@ def progress_of(
     directories: Sequence[str],
     have_changed: HaveChanged,
     submitted: Submitted | None = None,
-) -> dict[str, Progress]:
+) -> dict[str, Trials | Progress]:
     """How far each action is, by its name.
 
     Args:
@@ -92,19 +92,6 @@ def progress_of(
         have_changed: whether source files have changed.
         submitted: what a scheduler has.
     """
-    found = compact_progress_of(recipe, index, requests, directories, have_changed, submitted)
-    return {name: each.progress() if isinstance(each, Trials) else each for name, each in found.items()}
-
-
-def compact_progress_of(
-    recipe: Recipe,
-    index: Index,
-    requests: Requests,
-    directories: Sequence[str],
-    have_changed: HaveChanged,
-    submitted: Submitted | None = None,
-) -> dict[str, Trials | Progress]:
-    """As ``progress_of``, without names of trials."""
     found: dict[str, Trials | Progress] = {}
     for name, (action, *_) in recipe.by_name.items():
         if action.is_matrix:

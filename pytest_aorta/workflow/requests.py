@@ -9,38 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_aorta.probe.plain import plain
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
 from pytest_aorta.trials.fingerprint import Ingredients, fingerprint_parts
 from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.workflow.cell_requests import Requests as Requests
 
 #: Parts of a trial's fingerprint that the request alone decides.
 _REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "memory", "elastic")
 
 #: Digits of a digest.
 _DIGITS = 16
-
-
-@dataclass(frozen=True)
-class CellRequest:
-    """What a recipe asks of a cell.
-
-    Attributes:
-        digest: of the request.
-        value: of the cell, for JSON pointers; a trial's has ``trial``, its index, in addition.
-        folder: of the cell's files, below the results directory of the action: those of the workload and of the cell.
-    """
-
-    digest: str
-    value: Mapping[str, Any]
-    folder: tuple[str, str]
-
-
-#: Action to cell to what is asked of it.
-Requests = Mapping[str, Mapping[str, CellRequest]]
 
 
 def request_digest(spec: TrialSpec) -> str:

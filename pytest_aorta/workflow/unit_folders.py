@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_aorta.workflow.actions import Action, Recipe
+from pytest_aorta.workflow.cell_requests import Requests
 from pytest_aorta.workflow.progress import matrix_before
-from pytest_aorta.workflow.requests import Requests
 
 
 def results_folder(matrix: Action, recipe: Recipe) -> Path:

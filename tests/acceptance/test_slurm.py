@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 from support.slurm_steps import SRUN, Steps, assert_interrupted, hosts_of
@@ -122,3 +123,18 @@ def test_a_script_of_sbatch_that_has_forgotten_srun(steps: Steps) -> None:
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     said = (steps.stage.path / "said.txt").read_text()
     assert re.search(r"pytest was started by the script of SLURM job \d+, on one node only; start it with srun", said)
+
+
+@pytest.mark.slow
+def test_several_tasks_on_a_node_run_no_trial_twice(steps: Steps) -> None:
+    two = ("srun", "-N", "1", "-n", "2")
+    trials = (*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", "script=nothing", "--aorta-nproc", "3")
+    refused = steps.run(*trials, srun=two)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert len(re.findall("has SLURM_STEP_NUM_TASKS=2, and each of these pytest would run all", text(refused))) == 2
+    assert not steps.stage.results.exists()
+
+    words = shlex.join([*trials, "--aorta-results-dir", "of_task_"])
+    assert steps.run("bash", "-c", f"{words}$SLURM_PROCID", srun=two).ret == 0
+    assert sorted(path.name for path in steps.stage.path.glob("of_task_*")) == ["of_task_0", "of_task_1"]
+    steps.wait_until_clean()

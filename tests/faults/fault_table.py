@@ -19,7 +19,7 @@ class Fault:
 
     Attributes:
         name: of the function.
-        means: in words.
+        means: what the row of the table says.
         kind: of the failure; ``None`` when there is none to be told of.
         signal: of the failure.
         phases: where it makes sense.

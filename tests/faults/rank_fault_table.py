@@ -53,7 +53,7 @@ class RankFault:
 
     Attributes:
         part: its name.
-        means: in words.
+        means: what the row of the table says.
         outcome: under the launchers that know.
         elsewhere: under others.
         hangs: whether it is ended by the deadline.

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 from support.processes import free_port
 from support.stage import Stage
+from support.workloads import GLOO
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,10 @@ def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Sta
     assert stage.left_running() == []
 
 
-MEETS = """
-import os
+MEETS = (
+    GLOO
+    + """
 import threading
-
-import torch.distributed as dist
 
 PID = os.getpid()
 
@@ -53,28 +53,17 @@ def note_fork():
         print(os.getpid(), len(os.listdir("/proc/self/task")) - threading.active_count(), file=file)
 
 
-class Meets:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config):
-        pass
-
-    def setup(self):
-        dist.init_process_group("gloo")
-
+class Meets(Gloo):
     def run(self):
         dist.barrier()
         if os.environ.get("FAIL_FIRST") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
             raise RuntimeError("once")
         return {"passed": True, "metrics": {"forked": PID != os.getpid(), "seen": dist.get_world_size()}}
 
-    def cleanup(self):
-        dist.destroy_process_group()
-
 
 os.register_at_fork(before=note_fork)
 """
+)
 
 
 def forks_of_agents(stage: Stage) -> list[list[int]]:
@@ -171,9 +160,9 @@ def test_a_store_in_an_agent_that_forks_is_refused(stage: Stage) -> None:
     stage.write(
         meets=f"""
         from pytest_aorta.launch.child import rendezvous
-        from pytest_aorta.launch.child.local_store import StoreThread
+        from pytest_aorta.launch.child.local_store import LocalStore
 
-        rendezvous.serve_local_store = lambda port=0, *, forks: StoreThread(port)
+        rendezvous.LocalStore = lambda port=0, *, forks: LocalStore(port, forks=False)
         {textwrap.indent(MEETS, 8 * " ")}
         """
     )

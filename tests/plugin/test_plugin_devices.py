@@ -6,7 +6,7 @@ No machine that runs these tests need have a GPU: the ids are names only, and wh
 from __future__ import annotations
 
 import pytest
-from neighbourhood import metrics, notes, settle, workloads
+from support.neighbourhood import metrics, notes, settle, workloads
 from support.stage import Stage
 
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from neighbourhood import leave, metrics, notes, settle, workloads
+from support.neighbourhood import leave, metrics, notes, settle, workloads
 from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from neighbourhood import metrics, settle, workloads
+from support.neighbourhood import metrics, settle, workloads
 from support.stage import Stage
 
 from pytest_aorta.plugin.summary.side_by_side import SideBySideLines

@@ -7,21 +7,10 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from neighbourhood import metrics, offer_faulty, settle, workloads
+from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offers workloads that care what runs beside them."""
-    return settle(stage, monkeypatch)
-
-
-@pytest.fixture
-def faulty(stage: Stage) -> Stage:
-    return offer_faulty(stage)
 
 
 def lines(result: pytest.RunResult) -> list[str]:

@@ -5,21 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
-from neighbourhood import leave, notes, offer_faulty, settle, workloads
+from support.neighbourhood import leave, notes, workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offers workloads that care what runs beside them."""
-    return settle(stage, monkeypatch)
-
-
-@pytest.fixture
-def faulty(stage: Stage) -> Stage:
-    return offer_faulty(stage)
 
 
 def test_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> None:

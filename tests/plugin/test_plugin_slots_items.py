@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from neighbourhood import metrics, offer_faulty, settle, workloads
+from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offers workloads that care what runs beside them."""
-    return settle(stage, monkeypatch)
-
-
-@pytest.fixture
-def faulty(stage: Stage) -> Stage:
-    return offer_faulty(stage)
 
 
 def test_only_what_is_selected_is_started(faulty: Stage) -> None:

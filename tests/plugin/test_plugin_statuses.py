@@ -226,7 +226,7 @@ def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:
 
 
 def failure_of(trial: dict[str, Any]) -> str:
-    """A trial's failure in words."""
+    """A trial's failure, as the table of expectations has it."""
     failure = trial["failure"]
     if failure is None:
         return ""

@@ -118,7 +118,7 @@ def test_what_is_not_there_is_no_part() -> None:
     assert not {"elastic", "imposed", "data_files", "memory", "seed", "overlay"} & parts().keys()
 
 
-# In words
+# As messages
 
 
 def changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

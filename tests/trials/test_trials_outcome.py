@@ -103,7 +103,7 @@ KINDS: dict[str, FailureKind] = {
 
 
 def expected_status(phase: Phase, event: str) -> ExitStatus:
-    """The table of the design, in words."""
+    """Which exit status each event means in each phase."""
     if event == "a rank fails":
         return "workload_failed" if phase in ("run", "cleanup") else "infrastructure_failed"
     if phase == "cleanup":

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recipes import recipe_of
 
+from pytest_aorta.workflow.cell_requests import CellRequest
 from pytest_aorta.workflow.overview import Overview
 from pytest_aorta.workflow.progress import Trials, matrix_before, previous_of, progress_of, state_counts
-from pytest_aorta.workflow.requests import CellRequest
 from pytest_aorta.workflow.states import State, classified, open_for
 from pytest_aorta.workspace.index.cache import Index
 from pytest_aorta.workspace.index.completions import CommandCompletion, TrialCompletion
@@ -114,7 +114,8 @@ def test_states_are_those_of_the_last_record_of_each_trial(
             if each.exit_status is not None:
                 of_action[f"{each.cell}/{each.trial}"] = each
     overview = Overview(RECIPE, index, REQUESTS, DIRECTORIES, lambda name: None, have_changed)
-    progress = progress_of(RECIPE, index, REQUESTS, DIRECTORIES, have_changed)
+    compact = progress_of(RECIPE, index, REQUESTS, DIRECTORIES, have_changed)
+    progress = {name: each.progress() if isinstance(each, Trials) else each for name, each in compact.items()}
     for action in RECIPE.actions:
         before = [open_for(action, RECIPE.by_name[name][0], progress[name]) for name in action.table.previous_actions]
         expected = classified(progress[action.name], before)

@@ -6,32 +6,21 @@ are more than the limit. A process that is not the agent's serves it, so that it
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import socket
-import struct
 import time
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
-from typing import Any
 
+from pytest_aorta.launch.child import health_process
 from pytest_aorta.launch.child.name_service import LOOPBACK
-from pytest_aorta.launch.child.side_process import SideProcess
+from pytest_aorta.launch.child.side_process import start_side_process
 
 _VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 #: Seconds without a look after which an agent counts as stuck: what torch's agent gives its server.
 LIMIT = 60.0
 
-#: Seconds that a client has for its request.
-_CLIENT = 5.0
-
 _PORTS = range(1, 2**16)
-
-#: Time of the last look, in seconds of ``time.monotonic()``, and whether the agent waits for other nodes.
-_BEAT = struct.Struct("d?")
 
 
 class HealthCheckError(Exception):
@@ -56,11 +45,16 @@ class HealthServer:
         except OSError as error:
             what = os.strerror(error.errno) if error.errno is not None else str(error)
             raise HealthCheckError(f"{_VARIABLE}={port}: {what}") from error
-        # Shared with the process that serves.
-        self._memory = mmap.mmap(-1, _BEAT.size)
+        shared = os.memfd_create("health", 0)
+        os.ftruncate(shared, health_process.BEAT.size)
+        self._memory = mmap.mmap(shared, health_process.BEAT.size)
         self.beat()
-        self._process = SideProcess(lambda: _serve(listening, self._memory, limit))
+        descriptors = (listening.fileno(), shared)
+        self._process = start_side_process(
+            health_process.__file__, os.getpid(), limit, *descriptors, descriptors=descriptors
+        )
         listening.close()
+        os.close(shared)
 
     @classmethod
     def at(cls, text: str, *, everywhere: bool) -> HealthServer:
@@ -75,53 +69,8 @@ class HealthServer:
 
     def beat(self, *, waits: bool = False) -> None:
         """The agent works; ``waits``: from now on until the next beat for other nodes, which has limits of its own."""
-        _BEAT.pack_into(self._memory, 0, time.monotonic(), waits)
+        health_process.BEAT.pack_into(self._memory, 0, time.monotonic(), waits)
 
     def close(self) -> None:
         """End it; twice is harmless."""
         self._process.close()
-
-
-class _Server(ThreadingTCPServer):
-    """Not ``HTTPServer``, which would look up the name of the host."""
-
-    daemon_threads = True
-
-    def __init__(self, listening: socket.socket, memory: mmap.mmap, limit: float) -> None:
-        super().__init__(("", 0), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listening
-        self.memory = memory
-        self.limit = limit
-        self.agent = os.getppid()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = _CLIENT
-    server: _Server
-
-    def do_GET(self) -> None:
-        """Answer."""
-        beat, waits = _BEAT.unpack_from(self.server.memory)
-        seconds = time.monotonic() - beat
-        status = HTTPStatus.OK if waits or seconds <= self.server.limit else HTTPStatus.SERVICE_UNAVAILABLE
-        answer = {
-            "agent": self.server.agent,
-            "seconds_since_last_look": round(seconds, 3),
-            "limit": self.server.limit,
-            "waits_for_nodes": waits,
-        }
-        body = (json.dumps(answer) + "\n").encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not into the log of the trial."""
-
-
-def _serve(listening: socket.socket, memory: mmap.mmap, limit: float) -> None:
-    with _Server(listening, memory, limit) as server:
-        server.serve_forever()

@@ -13,63 +13,46 @@ import socket
 import torch.distributed as dist
 
 from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
-from pytest_aorta.launch.child.side_process import SideProcess
+from pytest_aorta.launch.child.side_process import SideProcess, fork_side_process
 from pytest_aorta.launch.child.torch_compat.stores import serve_store
 
 
-class StoreProcess:
-    """Serves a ``TCPStore`` on the loopback interface from a process of its own, until it is closed or this one ends.
+class LocalStore:
+    """Serves a ``TCPStore`` on the loopback interface until it is closed or this process ends.
+
+    Args:
+        port: of the store; 0 for a free one.
+        forks: whether this process may fork. If so, a process of its own serves the store, else a thread of this one,
+            which asks no name server any more.
 
     Attributes:
-        port: of the store; a free one where 0 was asked for.
+        port: of the store.
 
     Raises:
         OSError: the port is taken.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, forks: bool) -> None:
         listening = _listen(port)
         self.port = int(listening.getsockname()[1])
-        self._process = SideProcess(lambda: _serve(listening))
-        listening.close()
+        self._process: SideProcess | None = None
+        if forks:
+            self._process = fork_side_process(lambda: _serve(listening))
+            listening.close()
+        else:
+            ask_files_only()
+            _in_threads[self.port] = serve_store(listening)
 
     def close(self) -> None:
         """End it; twice is harmless."""
-        self._process.close()
+        if self._process is not None:
+            self._process.close()
+        else:
+            _in_threads.pop(self.port, None)
 
 
-class StoreThread:
-    """The same from a thread of this process, which asks no name server any more.
-
-    Attributes:
-        port: of the store; a free one where 0 was asked for.
-
-    Raises:
-        OSError: the port is taken.
-    """
-
-    def __init__(self, port: int = 0) -> None:
-        listening = _listen(port)
-        self.port = int(listening.getsockname()[1])
-        ask_files_only()
-        _stores[self.port] = serve_store(listening)
-
-    def close(self) -> None:
-        """End it; twice is harmless."""
-        _stores.pop(self.port, None)
-
-
-#: Of the threads of this process, by port.
-_stores: dict[int, dist.TCPStore] = {}  # type: ignore[name-defined]
-
-
-def serve_local_store(port: int = 0, *, forks: bool) -> StoreProcess | StoreThread:
-    """A store on the loopback interface, in a process of its own if this one may fork, else in a thread.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    return StoreProcess(port) if forks else StoreThread(port)
+#: The stores that threads of this process serve, by port.
+_in_threads: dict[int, dist.TCPStore] = {}  # type: ignore[name-defined]
 
 
 def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]

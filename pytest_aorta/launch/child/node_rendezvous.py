@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from pytest_aorta.launch.child.fixed_agents import FixedAgents
 from pytest_aorta.launch.nodes.addressing import endpoint, meets_in_etcd, node_rank
 from pytest_aorta.launch.nodes.meeting import connect
 from pytest_aorta.trials.elastic_options import ElasticOptions
@@ -66,7 +67,7 @@ def rendezvous_of_nodes(
     return create_handler(store.raw, C10dRendezvousBackend(store.sealed, run_id), parameters)  # type: ignore[arg-type]
 
 
-class Static(RendezvousHandler):
+class Static(FixedAgents):
     """As many nodes as there are, in the order of their numbers.
 
     torch's own has node 0's agent serve the store, from a thread beside which it forks, and gives the ranks of all
@@ -81,7 +82,7 @@ class Static(RendezvousHandler):
     """
 
     def __init__(self, run_id: str, store: Any, node: int, nodes: int, local_addr: str | None) -> None:
-        self._run_id = run_id
+        super().__init__(run_id)
         self._store = store
         self._node = node
         self._nodes = nodes
@@ -111,21 +112,6 @@ class Static(RendezvousHandler):
             time.sleep(_LOOK_INTERVAL)
         bootstrap = RendezvousStoreInfo.build(self._node, store, local_addr=self._local_addr)
         return RendezvousInfo(store, self._node, self._nodes, bootstrap)
-
-    def is_closed(self) -> bool:
-        """Never."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nothing to close."""
-
-    def num_nodes_waiting(self) -> int:
-        """None: all take part."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """The name of the rendezvous."""
-        return self._run_id
 
     def shutdown(self) -> bool:
         """Nothing to end: node 0's pytest keeps the store."""

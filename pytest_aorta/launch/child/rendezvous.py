@@ -16,7 +16,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from pytest_aorta.launch.child.local_store import StoreProcess, StoreThread, connect, serve_local_store
+from pytest_aorta.launch.child.fixed_agents import FixedAgents
+from pytest_aorta.launch.child.local_store import LocalStore, connect
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, meets_in_etcd
 from pytest_aorta.trials.elastic_options import ElasticOptions
@@ -89,7 +90,7 @@ def _store_here(at: str, forks: bool) -> str:
     if not _is_here(host):
         return at
     try:
-        return f"{LOOPBACK}:{serve_local_store(int(port), forks=forks).port}"
+        return f"{LOOPBACK}:{LocalStore(int(port), forks=forks).port}"
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -119,7 +120,7 @@ def address_towards(host: str, port: int) -> str | None:
     return None
 
 
-class OneHost(RendezvousHandler):
+class OneHost(FixedAgents):
     """Rendezvous of a single agent: a new store on a free port, at once.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With a ``master_addr`` or
@@ -130,10 +131,10 @@ class OneHost(RendezvousHandler):
     def __init__(
         self, run_id: str, master_addr: str | None = None, master_port: int | None = None, *, forks: bool
     ) -> None:
-        self._run_id = run_id
+        super().__init__(run_id)
         self._forks = forks
         self._master = None if master_addr is None and master_port is None else (master_addr or LOOPBACK, master_port)
-        self._store: StoreProcess | StoreThread | None = None
+        self._store: LocalStore | None = None
 
     def get_backend(self) -> str:
         """Its name in logs."""
@@ -147,24 +148,9 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """A fresh store for every attempt."""
         self.shutdown()
-        self._store = serve_local_store(forks=self._forks)
+        self._store = LocalStore(forks=self._forks)
         at = (LOOPBACK, self._store.port) if self._master is None else (self._master[0], self._master[1] or free_port())
         return RendezvousInfo(connect(self._store.port), 0, 1, RendezvousStoreInfo(*at))
-
-    def is_closed(self) -> bool:
-        """Never; there is no other agent that could join."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nothing to close."""
-
-    def num_nodes_waiting(self) -> int:
-        """None."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """The trial's id, which ranks find in ``TORCHELASTIC_RUN_ID``."""
-        return self._run_id
 
     def shutdown(self) -> bool:
         """End the store."""

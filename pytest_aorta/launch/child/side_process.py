@@ -9,22 +9,25 @@ import contextlib
 import faulthandler
 import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 from pytest_aorta.launch.child.name_service import ask_files_only
 from pytest_aorta.runtime.zygotes import process_tree
 
 
 class SideProcess:
-    """Runs ``serve`` in a forked process until it is closed or this process ends."""
+    """Runs until it is closed or this process ends.
 
-    def __init__(self, serve: Callable[[], object]) -> None:
-        agent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            with _no_return():
-                _prepare(agent)
-                serve()
+    Args:
+        pid: of the process, a child.
+        reap: waits for its end.
+    """
+
+    def __init__(self, pid: int, reap: Callable[[], object]) -> None:
+        self._pid = pid
+        self._reap = reap
         _open.append(self)
 
     def close(self) -> None:
@@ -35,7 +38,31 @@ class SideProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            self._reap()
+
+
+def fork_side_process(serve: Callable[[], object]) -> SideProcess:
+    """Run ``serve`` in a forked process. This one must not have threads that may hold locks."""
+    agent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        with _no_return():
+            _prepare(agent)
+            serve()
+    return SideProcess(pid, lambda: os.waitpid(pid, 0))
+
+
+def start_side_process(script: str, *arguments: object, descriptors: Sequence[int]) -> SideProcess:
+    """Run a script in a fresh interpreter, whatever threads this process has.
+
+    Args:
+        script: its path. It finds only the standard library, and itself has to end with this process.
+        arguments: of the script.
+        descriptors: files that it has open under the same numbers.
+    """
+    words = [sys.executable, "-I", "-S", script, *map(str, arguments)]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+    return SideProcess(process.pid, process.wait)
 
 
 #: Those that this process has started and not closed.

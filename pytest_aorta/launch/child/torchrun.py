@@ -94,10 +94,10 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
         yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
         return
-    from pytest_aorta.launch.child.local_store import serve_local_store
+    from pytest_aorta.launch.child.local_store import LocalStore
     from pytest_aorta.launch.child.name_service import LOOPBACK
 
-    store = serve_local_store(forks=not reasons_against_forking())
+    store = LocalStore(forks=not reasons_against_forking())
     try:
         at = f"{LOOPBACK}:{store.port}"
         yield ["--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=0", "--local-addr", LOOPBACK]

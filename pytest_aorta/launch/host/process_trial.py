@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
 from pytest_aorta.launch.host.temporary import TemporaryFolders
+from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.nodes.store import Meeting, NodeStore
@@ -30,7 +31,6 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.zygotes.channel import Message
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
 from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
 from pytest_aorta.trials.config import ConfigError
@@ -45,9 +45,6 @@ _LOOK_INTERVAL = 0.5
 
 #: Seconds that pytest may be behind with a signal that a batch system has sent to all processes of its job.
 BEHIND = 0.5
-
-#: Processes that are named when they outlive their trial.
-_NAMED = 10
 
 _ORDER = ("launch", "import", "setup", "run", "cleanup")
 
@@ -117,7 +114,7 @@ class ProcessTrial:
         self._import_limits = start_limits(self.spec, timeout)
         try:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout)
-            self.seen.notes += [{"note": text} for text in cell.info.config_warnings]
+            self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell, inherited)
             self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
@@ -183,7 +180,7 @@ class ProcessTrial:
         else:
             place = make_place(*given, ranks=cell.plan.mode != "single")
         if place.problem is not None:
-            self.seen.notes.append({"note": place.problem})
+            self._note([place.problem])
         return place
 
     def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
@@ -356,7 +353,8 @@ class ProcessTrial:
         assert task.ended is not None
         assert self._evidence is not None
         self.seen.returncode = task.ended["returncode"]
-        self._note_leftovers(task.ended)
+        self.stuck = task.ended["unkillable"]
+        self._note(leftover_notes(task.ended))
         task.close()
         self._task = None
         self._evidence.read(self._overdue)
@@ -375,26 +373,12 @@ class ProcessTrial:
         self._evidence.save_collectives()
         self._task.kill(self.spec.limits.grace)
 
-    def _note_leftovers(self, ended: TaskEnd) -> None:
-        self.stuck = ended["unkillable"]
-        kinds = ((ended["swept"], "was left running, and ended"), (ended["unkillable"], "could not be ended"))
-        for left, what in kinds:
-            names = left[:_NAMED]
-            if len(left) > _NAMED:
-                names.append(f"{len(left) - _NAMED} more")
-            self.seen.notes += [{"note": f"{name} {what}"} for name in names]
-
-    def _note_membership(self) -> None:
-        """Note every change of the worker group's size."""
-        sizes = [(state["attempt"], state["world_size"]) for state in self.seen.states if state["state"] == "HEALTHY"]
-        for (_, before), (attempt, after) in itertools.pairwise(sizes):
-            if before != after:
-                self.seen.notes.append({"note": f"from attempt {attempt} on, {after} ranks instead of {before}"})
+    def _note(self, texts: Iterable[str]) -> None:
+        self.seen.notes += [{"note": text} for text in texts]
 
     def _build(self) -> TrialResult:
         wall = time.monotonic() - self._start
-        self.seen.notes += [{"note": text} for text in self._logs.cut()]
-        self._note_membership()
+        self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
         crashed = failure is not None and "signal" in failure

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.launch_mode import LaunchModeError, under_launcher
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 
@@ -37,6 +39,29 @@ def check_step(options: ElasticOptions, environ: Mapping[str, str] = os.environ)
             f"{wanted}: {_step(environ)} has SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes, but one pytest "
             f"starts all ranks of its node (--aorta-nproc); use {remedy}"
         )
+
+
+def check_tasks(results: Path, options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse tasks of one step that would all run the same trials into one results directory.
+
+    A directory that was given with the number of the task is taken for its own. In a step with a terminal
+    (``srun --pty``), pytest was perhaps typed there, which the first task alone has.
+
+    Raises:
+        LaunchModeError: pytest is one of several tasks, and not a rank of a launcher.
+    """
+    tasks, task = environ.get("SLURM_STEP_NUM_TASKS", ""), environ.get("SLURM_PROCID", "")
+    if "SLURM_STEP_ID" not in environ or not tasks.isdecimal() or int(tasks) < 2 or under_launcher(environ):
+        return
+    if options.nnodes[1] > 1:  # ``check_step`` looks at these tasks
+        return
+    if task in re.findall(r"\d+", str(results)) or (task == "0" and "SLURM_PTY_PORT" in environ):
+        return
+    raise LaunchModeError(
+        f"{_step(environ)} has SLURM_STEP_NUM_TASKS={tasks}, and each of these pytest would run all trials into "
+        f"{results}; use srun -N 1 -n 1 pytest ..., which starts the ranks of a trial itself (--aorta-nproc), or give "
+        "each task a results directory of its own: --aorta-results-dir results-$SLURM_PROCID, in a shell of the task"
+    )
 
 
 def port_offset(environ: Mapping[str, str]) -> int | None:

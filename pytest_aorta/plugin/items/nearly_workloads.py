@@ -30,7 +30,9 @@ def lacking_lines(config: pytest.Config) -> list[str]:
 
 
 def what_lacks(path: Path, wanted: bool = True) -> str:
-    """In words, what the classes of a file lack; empty where it is no valid Python, or nothing is worth a word.
+    """A message: what the classes of a file lack to be workloads.
+
+    Empty where none is nearly a workload, and where the file is not valid Python.
 
     Args:
         path: of the file, which is not imported.

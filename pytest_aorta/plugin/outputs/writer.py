@@ -157,7 +157,8 @@ class TrialWriter:
 
         base, _, name = nodeid.rpartition("::")
         if self.run.trials_by_name is not None:
-            return self.run.trials_by_name.get(name)
+            spec = self.run.trials_by_name().get(name)
+            return None if spec is None else (spec, self.run.plan.paths(spec))
         for replay in self.run.replays:
             if replay.nodeid == nodeid:
                 return replay.spec, replay.paths

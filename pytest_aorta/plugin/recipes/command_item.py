@@ -49,11 +49,12 @@ class CommandItem(pytest.Item):
         __tracebackhide__ = True
         action = self.unit.action
         left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
+        for name in set(self.unit.units).difference(left):
+            self.run.note_kept(action, name)
         if not left:
             self.user_properties.append(("aorta_state", "kept"))
             return
-        planned = {item.nodeid for item in self.session.items}
-        obstacles = {name: self.run.obstacle(action, name, planned) for name in left}
+        obstacles = {name: self.run.obstacle(action, name) for name in left}
         eligible = [name for name in left if obstacles[name] is None]
         if not eligible:
             raise NotNeeded(printable(next(reason for reason in obstacles.values() if reason is not None)))
@@ -65,7 +66,7 @@ class CommandItem(pytest.Item):
     def _run(self, units: Sequence[str]) -> None:
         action, recipe = self.unit.action, self.run.recipe
         places = self.run.places(action)
-        if len(self.unit.units) > 1:
+        if len(units) < len(self.unit.units):  # else they are a whole group already
             check_whole(action.table.group, action.name, [units], places.names, places.value_of)
         for unit in units:
             self.run.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run
+from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.recipe_plans import selection_of
 from pytest_aorta.triage.baselines import check_baseline
@@ -19,7 +20,6 @@ from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion
 from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.reading import read_recipe
 
 #: Keys of the triage that recipes cannot have yet.
 _NOT_YET = ("until_decided", "gate")
@@ -64,7 +64,7 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     part = Run(config, selection, base.runner.store.stamp)
     part.registry = base.registry
     plan = part.plan
-    part.trials_by_name = {item_name(action, spec): (spec, plan.paths(spec)) for spec in plan.trials}
+    part.trials_by_name = cache(lambda: {item_name(action, spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
         completion = trial_completion(action.name, record)
@@ -95,7 +95,7 @@ def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     for (recipe_file, action_name), part in config.stash.get(PARTS, {}).items():
         if recipe_file == file and identifier(action_name) == beginning:
             return part
-    recipe = recipe_run(config, read_recipe(file))
+    recipe = recipe_run_of(config, file)
     for action in recipe.recipe.actions:
         if action.is_matrix and identifier(action.name) == beginning:
             return part_of(config, recipe, action)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import Directories
-from pytest_aorta.workflow.states import Progress, open_for
+from pytest_aorta.workflow.reading import read_recipe
+from pytest_aorta.workflow.states import Progress, containing, open_for
+from pytest_aorta.workspace.index.cache import Index, read_index
 from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome
 from pytest_aorta.workspace.index.journal import Journal
 
@@ -41,8 +43,10 @@ _TURNS = pytest.StashKey[TurnHooks]()
 class RecipeRun:
     """One per recipe and pytest process."""
 
-    def __init__(self, recipe: Recipe, turns: TurnHooks) -> None:
+    def __init__(self, recipe: Recipe, turns: TurnHooks, warn: Callable[[str], object]) -> None:
         self.recipe = recipe
+        self._warn = warn
+        self._is_unwritable = False
         self.directories = Directories(recipe)
         self._turns = turns
         #: Action to unit to the node id of the item that runs it.
@@ -53,6 +57,7 @@ class RecipeRun:
         self.looks: dict[str, Callable[[str], TrialState]] = {}
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
+        self._within: dict[str, dict[str, list[str]]] = {}
         self.journal = Journal(recipe.index / "staged")
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
@@ -82,37 +87,47 @@ class RecipeRun:
         self.add(CommandCompletion(action.name, directory, outcome))
 
     def add(self, completion: Completion) -> None:
-        """Journal a completion."""
-        with contextlib.suppress(OSError):
+        """Journal a completion; where that is not possible, the run goes on, and warns of it once."""
+        try:
             self.journal.add(completion)
+        except OSError as error:
+            if not self._is_unwritable:
+                self._is_unwritable = True
+                self._warn(
+                    f"{self.recipe.index}: what this run completes cannot be noted ({error.strerror}); "
+                    "pytest-aorta scan finds it later"
+                )
 
-    def obstacle(self, follower: Action, unit: str, planned: set[str]) -> str | None:
-        """Why an action may not run on a unit yet, once what comes before it in this run is over; ``None`` if it may.
+    def note_kept(self, action: Action, unit: str) -> None:
+        """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
+        if self._indexed.commands.get(action.name, {}).get(unit) != "completed":
+            self.note(action, unit, "completed")
 
-        Args:
-            follower: the action.
-            unit: of it.
-            planned: node ids of the items of this run.
-        """
+    @cached_property
+    def _indexed(self) -> Index:
+        return read_index(self.recipe.index)
+
+    def obstacle(self, follower: Action, unit: str) -> str | None:
+        """Why an action may not run on a unit, once what comes before it in this run is over; ``None`` if it may."""
         if not follower.is_matrix:
-            return self._obstacle(follower, unit, planned)
+            return self._obstacle(follower, unit)
         if follower.name not in self._of_matrices:
-            self._of_matrices[follower.name] = self._obstacle(follower, unit, planned)
+            self._of_matrices[follower.name] = self._obstacle(follower, unit)
         return self._of_matrices[follower.name]
 
-    def _obstacle(self, follower: Action, unit: str, planned: set[str]) -> str | None:
+    def _obstacle(self, follower: Action, unit: str) -> str | None:
         for name in follower.table.previous_actions:
             action = self.recipe.by_name[name][0]
             units = self._units_before(follower, action, unit)
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
-                if nodeid in planned:
+                if nodeid in self._selected:
                     self._turns.turns.wait(nodeid)
-            progress = self._progress(action, units, planned)
+            progress = self._progress(action, units)
             left = open_for(follower, action, progress)
             if left.touches(unit):
                 done = {*progress.completed, *(progress.failed if follower.table.each in ("cell", "matrix") else ())}
                 done -= {*progress.without_result}
-                return self._reason(action, [each for each in units if each not in done], planned)
+                return self._reason(action, [each for each in units if each not in done])
         return None
 
     def _units_before(self, follower: Action, action: Action, unit: str) -> Sequence[str]:
@@ -123,51 +138,61 @@ class RecipeRun:
             return list(known)
         if len(kinds) == 1:
             return [unit] if unit in known else []
-        return [each for each in known if _contains(each, unit) or _contains(unit, each)]
+        contained = self._units_within(action).get(unit, ())
+        return list(contained) or [outer for outer in containing(unit) if outer in known]
 
-    def _progress(self, action: Action, units: Sequence[str], planned: set[str]) -> Progress:
+    def _units_within(self, action: Action) -> Mapping[str, Sequence[str]]:
+        """The units of an action by each unit that contains them, themselves included."""
+        if action.name not in self._within:
+            within = self._within[action.name] = {}
+            for unit in self.items.get(action.name, ()):
+                for outer in containing(unit):
+                    within.setdefault(outer, []).append(unit)
+        return self._within[action.name]
+
+    def _progress(self, action: Action, units: Sequence[str]) -> Progress:
         """Of some units of an action, by what is on disk."""
         if not action.is_matrix:
             return Progress(units, completed={each for each in units if self.is_complete(action, each)})
-        states = {each: self._state(action, each, planned) for each in units}
+        states = {each: self._state(action, each) for each in units}
         by_state = {state: {unit for unit in units if states[unit] == state} for state in set(states.values())}
         without = by_state.get("without_result", set())
         return Progress(
             units, by_state.get("completed", set()), by_state.get("failed", set()) | without, without_result=without
         )
 
-    def _state(self, action: Action, unit: str, planned: set[str]) -> TrialState:
+    def _state(self, action: Action, unit: str) -> TrialState:
         """Of a trial. Under xdist, the record of one that has just ended is on its way to the process that writes."""
         look = self.looks[action.name]
         give_up = time.monotonic() + _ON_ITS_WAY
         nodeid = self.items[action.name][unit]
-        if self._several and nodeid in planned and self._turns.turns.of(nodeid) in ("passed", "failed"):
+        if (
+            self._turns.turns.is_shared
+            and nodeid in self._selected
+            and self._turns.turns.of(nodeid) in ("passed", "failed")
+        ):
             while look(unit) == "open" and time.monotonic() < give_up:
                 time.sleep(_LOOK)
         return look(unit)
 
-    @cached_property
-    def _several(self) -> bool:
-        return self._turns.turns.is_shared
+    @property
+    def _selected(self) -> Collection[str]:
+        return self._turns.selected
 
-    def _reason(self, action: Action, units: Sequence[str], planned: set[str]) -> str:
+    def _reason(self, action: Action, units: Sequence[str]) -> str:
         """Why units of an action are not complete, in one line."""
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"
         nodeid = self.items[action.name][units[0]]
         where = nodeid.rpartition("::")[2]
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
-        if nodeid not in planned:
+        if nodeid not in self._selected:
             return f"{where}{more} is not complete, and not selected in this run"
         return f"{where}{more} {_WORDS[self._turns.turns.of(nodeid)]}"
 
 
 def _kind(action: Action) -> str:
     return "trial" if action.is_matrix else action.table.each
-
-
-def _contains(outer: str, inner: str) -> bool:
-    return not outer or inner == outer or inner.startswith(f"{outer}/")
 
 
 _WORDS = {
@@ -184,8 +209,23 @@ def recipe_run(config: pytest.Config, recipe: Recipe) -> RecipeRun:
     """The run of a recipe in this process, made when it is first asked for."""
     runs = config.stash.setdefault(_RUNS, {})
     if recipe.file not in runs:
-        runs[recipe.file] = RecipeRun(recipe, _turn_hooks(config))
+
+        def warn(text: str) -> None:
+            with contextlib.suppress(pytest.PytestWarning):  # as an error, it would end the session
+                config.issue_config_time_warning(pytest.PytestWarning(printable(text)), stacklevel=2)
+
+        runs[recipe.file] = RecipeRun(recipe, _turn_hooks(config), warn)
     return runs[recipe.file]
+
+
+def recipe_run_of(config: pytest.Config, file: Path) -> RecipeRun:
+    """The run of the recipe in a file, which is read when it is first asked for.
+
+    Raises:
+        RecipeError: the recipe cannot be read, or is not valid.
+    """
+    run = config.stash.setdefault(_RUNS, {}).get(file)
+    return recipe_run(config, read_recipe(file)) if run is None else run
 
 
 def close_recipes(config: pytest.Config) -> None:
@@ -199,7 +239,6 @@ def _turn_hooks(config: pytest.Config) -> TurnHooks:
         run = test_run_of(config)
         used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
         turns = Turns(used.path if used is not None else None)
-        turns.be_busy(str(os.getpid()))
         config.stash[_TURNS] = TurnHooks(turns)
         if used is not None:
             config.add_cleanup(used.close)

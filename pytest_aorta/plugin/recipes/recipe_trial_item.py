@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from pytest_aorta.workflow.requests import recorded_digest, request_digest
 if TYPE_CHECKING:
     from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, TrialState
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workflow.actions import Action
 
 #: Statuses of trials that have failed, which an action may expect.
@@ -47,8 +49,7 @@ class RecipeTrialItem(TrialItem):
             NotNeeded: it is not.
         """
         self.reproduced = False
-        planned = {item.nodeid for item in self.session.items}
-        obstacle = self.recipe.obstacle(self.action, unit_of(self.spec), planned)
+        obstacle = self.recipe.obstacle(self.action, unit_of(self.spec))
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
         super().setup()
@@ -96,7 +97,6 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
         name = item_name(action, spec)
         sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
         sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
-        sibling.add_marker(pytest.mark.aorta)
         sibling.extra_keyword_matches.add(action.name)
         recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
         yield sibling
@@ -107,15 +107,20 @@ class _Look:
 
     def __init__(self, part: Run, action: Action) -> None:
         self._results = part.results
-        self._trials = {unit_of(spec): (spec, part.plan.paths(spec)) for spec in part.plan.trials}
+        self._plan = part.plan
         self._digests: dict[str, str] = {}
         self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
 
+    @cached_property
+    def _trials(self) -> dict[str, TrialSpec]:
+        return {unit_of(spec): spec for spec in self._plan.trials}
+
     def __call__(self, unit: str) -> TrialState:
         """Of one of them."""
-        spec, paths = self._trials[unit]
+        spec = self._trials[unit]
         try:
-            record: dict[str, Any] = json.loads(paths.file_in(self._results).read_bytes())
+            file = self._plan.paths(spec).file_in(self._results)
+            record: dict[str, Any] = json.loads(file.read_bytes())
             status, request = record["exit_status"], recorded_digest(record)
         except (OSError, ValueError, TypeError, KeyError):
             return "open"

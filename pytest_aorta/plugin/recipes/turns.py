@@ -16,7 +16,7 @@ import pytest
 _LOOK = 0.05
 
 #: Seconds in which no process runs an item, after which none will.
-_PATIENCE = 3.0
+_PATIENCE = 5.0
 
 Turn = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
 
@@ -74,21 +74,27 @@ class Turns:
             return "to come"
         return "running"
 
-    def be_busy(self, name: str) -> None:
-        """From now on this process, whose name is unique, runs items; until ``close``."""
-        if self._folder is not None and self._busy is None:
-            self._busy = os.open(self._folder / f"busy-{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._busy, fcntl.LOCK_EX)
+    def set_busy(self, busy: bool) -> None:
+        """Whether this process runs an item now, of a recipe or not.
+
+        One that has no item is not busy: xdist may have none for it, or give it its last one only at the end.
+        """
+        if self._folder is None:
+            return
+        if self._busy is None:
+            name = self._folder / f"busy-{os.getpid()}"
+            self._busy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._busy, fcntl.LOCK_EX if busy else fcntl.LOCK_UN)
 
     def wait(self, nodeid: str) -> None:
         """Block until an item that another process runs is over, or no process is left that may run it.
 
-        That is when all of them wait like this one, or have ended: by ``-x``, or because xdist has given an item to
-        the process that waits for it.
+        That is when all of them wait like this one, have nothing to run, or have ended: by ``-x``, or because xdist
+        has given an item to the process that waits for it.
         """
-        if self._busy is None:
+        if self._folder is None:
             return
-        fcntl.flock(self._busy, fcntl.LOCK_UN)
+        self.set_busy(False)
         try:
             give_up = time.monotonic() + self._patience
             while (turn := self.of(nodeid)) in ("to come", "running"):
@@ -99,7 +105,7 @@ class Turns:
                     return
                 time.sleep(_LOOK)
         finally:
-            fcntl.flock(self._busy, fcntl.LOCK_EX)
+            self.set_busy(True)
 
     def _others_are_busy(self) -> bool:
         assert self._folder is not None
@@ -130,12 +136,19 @@ class TurnHooks:
 
     Attributes:
         nodeids: of the items whose turns matter.
+        selected: node ids of all items of this run.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.nodeids: set[str] = set()
+        self.selected: frozenset[str] = frozenset()
         self._worst: dict[str, Turn] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """All items are known, and their order."""
+        self.selected = frozenset(item.nodeid for item in session.items)
 
     def pytest_sessionfinish(self) -> None:
         """No item comes any more."""
@@ -143,6 +156,7 @@ class TurnHooks:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Its turn has come."""
+        self.turns.set_busy(True)
         if nodeid in self.nodeids:
             self._worst[nodeid] = "passed"
             self.turns.begin(nodeid)
@@ -158,3 +172,4 @@ class TurnHooks:
         """It is over."""
         if nodeid in self._worst:
             self.turns.end(nodeid, self._worst.pop(nodeid))
+        self.turns.set_busy(False)

@@ -48,11 +48,9 @@ class SlotProcess:
         if order["op"] == "task":
             self.channel.send_text(f'{{"op":"ended","id":{order["id"]},{self.run(order)}}}')
         elif order["op"] == "map":
-            fd = self.channel.receive_fd()
-            if fd is not None:
-                self.receiver.map(order["storage"], order["bytes"], fd)
+            self.receiver.map(order["storage"], order["bytes"], self.channel.receive_fd())
         elif order["op"] == "unmap":
-            self.receiver.unmap(order.get("storages"))
+            self.receiver.unmap(order["storages"])
         elif order["op"] == "register":
             self.channel.send(self.register(order["definition"]))
         elif order["op"] == "unregister":

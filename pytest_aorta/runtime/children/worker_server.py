@@ -23,7 +23,8 @@ from pytest_aorta.runtime.endpoints.protocol import (
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.results import encode_result
-from pytest_aorta.runtime.memory.transfer import Message, Receiver, to_bytes
+from pytest_aorta.runtime.memory.tensor_bytes import to_bytes
+from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
@@ -81,7 +82,7 @@ class WorkerService:
     def handle(self, order: Order) -> None:
         """Carry out one order."""
         if order["op"] == "task":
-            threading.Thread(target=self.run_task, args=(order,), daemon=True).start()
+            self.start_task(order)
         elif order["op"] == "job":
             self.submit_job(order)
         elif order["op"] == "cancel":
@@ -91,7 +92,7 @@ class WorkerService:
         elif order["op"] == "map":
             self.map(order)
         elif order["op"] == "unmap":
-            self.receiver.unmap(order.get("storages"))
+            self.receiver.unmap(order["storages"])
         elif order["op"] == "register":
             # As long as a process below runs a task, this waits for it; orders to cancel must be received meanwhile.
             definition = Definition(*order["definition"])
@@ -102,9 +103,7 @@ class WorkerService:
     def map(self, order: MapOrder) -> None:
         """Map a storage, on the same host."""
         assert isinstance(self.transport, Channel)
-        fd = self.transport.receive_fd()
-        if fd is not None:
-            self.receiver.map(order["storage"], order["bytes"], fd)
+        self.receiver.map(order["storage"], order["bytes"], self.transport.receive_fd())
 
     def register(self, definition: Definition) -> None:
         """Take a callable in, at this level and below."""
@@ -120,17 +119,25 @@ class WorkerService:
         self.worker.withdraw(digest)
         self._report({"op": "unregistered", "digest": digest, "failure": None})
 
-    def run_task(self, order: TaskOrder) -> None:
+    def start_task(self, order: TaskOrder) -> None:
+        """Run a task on a thread. Its arguments are decoded here: later orders may unmap their memory."""
+        try:
+            args = self.receiver.decode(order.get("args"))
+        except BaseException as error:
+            failure = plain_failure(error)
+            self._report({"op": "ended", "id": order["id"], "outcome": Outcome.TASK_FAILURE.value, "failure": failure})
+            return
+        threading.Thread(target=self.run_task, args=(order, args), daemon=True).start()
+
+    def run_task(self, order: TaskOrder, args: SlotArgs) -> None:
         """One task of the level above is one run at this level."""
-        encoded = order.get("args")
         report: EndedReport = {"op": "ended", "id": order["id"], "outcome": Outcome.SUCCESS.value}
         try:
             task = GraphTask(self.worker, lambda error: self._report_end(report, error))
             self.cancels[order["id"]] = task.cancel
             orch_fn = self.worker.callables.definitions[order["digest"]].load()
-            args = self.receiver.decode(encoded)
             _put_result(report, task.run(orch_fn, args))
-            written = (encoded or {}).get("written", ())
+            written = order.get("args", {}).get("written", ())
             report["written"] = [(number, to_bytes(args.tensors[number])) for number in written]
         except LeftBehind:
             return  # it was reported when it was left behind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -36,7 +37,10 @@ class DeviceLeases:
                 choose_devices(tuple(devices), found)
             self._descriptors = Leases(devices).inherited()
             leases = Leases([device for device in devices if device not in self._descriptors])
-            self._lease = leases.acquire(len(leases.devices), cancelled=lambda: time.monotonic() > until)
+            looks = itertools.count()  # at least one, however late it is
+            self._lease = leases.acquire(
+                len(leases.devices), cancelled=lambda: next(looks) > 0 and time.monotonic() > until
+            )
         except LeaseCancelled:
             held = leases.holders() or dict.fromkeys(leases.devices, "other processes")
             told = ", ".join(f"device {device} by {holder}" for device, holder in held.items())

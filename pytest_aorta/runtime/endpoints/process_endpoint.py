@@ -26,7 +26,9 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.results import decode_result
-from pytest_aorta.runtime.memory.transfer import Sender, from_bytes, inline
+from pytest_aorta.runtime.memory.sender import Sender
+from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
+from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
 from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure
 
 if TYPE_CHECKING:
@@ -89,17 +91,14 @@ class ProcessEndpoint(SupervisedProcess):
     def start(self, dispatch: Dispatch) -> None:
         """Send a task."""
         member, local = dispatch.member, self._local
-        order: Order | None = None
-        if member.job is not None:
-            order = self._job_order(dispatch.id, member.job)
-        elif local is None or member.args is not None or member.config is not None:
-            order = self._task_order(dispatch.id, member)
+        job_order = None if member.job is None else self._job_order(dispatch.id, member.job)
         self._in_flight[dispatch.id] = dispatch
         try:
-            if order is not None:
-                self._send(order)
+            if job_order is not None:
+                self._send(job_order)
+            elif local is None or member.args is not None or member.config is not None:
+                self._send(self._task_order(dispatch.id, member))
             else:  # what there are most of: no mapping is built, and no JSON made of it
-                assert local is not None
                 assert member.definition is not None
                 local[0].send_text(f'{{"op":"task","id":{dispatch.id},"digest":"{member.definition.digest}"}}')
         except BaseException as error:
@@ -168,9 +167,11 @@ class ProcessEndpoint(SupervisedProcess):
         for number, parts in report.get("written", ()):
             args = dispatch.member.args
             assert args is not None
-            args.tensors[number].copy_(from_bytes(*parts))
+            overwrite(args.tensors[number], from_bytes(*parts))
         failure = report.get("failure")
         seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
+        if seen is not None and seen.type == TensorUnavailable.__name__:
+            self.run_ended()  # the next task that needs this memory is to send it once more
         payload = json.loads(report["text"]) if "text" in report else report.get("payload")
         if "parts" in report:
             payload = decode_result(payload, report["parts"])

@@ -13,7 +13,7 @@ from pytest_aorta.runtime.memory.transfer import EncodedArgs
 
 
 class TaskOrder(TypedDict):
-    """Run a callable. ``args`` is what ``transfer.Sender.encode`` or ``transfer.inline`` gave, or missing."""
+    """Run a callable. ``args`` is what ``Sender.encode`` or ``transfer.inline`` gave, or missing."""
 
     op: Literal["task"]
     id: int
@@ -48,7 +48,7 @@ class MapOrder(TypedDict):
 
 
 class UnmapOrder(TypedDict):
-    """Let go of ``storages``; of all, where they are missing."""
+    """Let go of ``storages``."""
 
     op: Literal["unmap"]
     storages: list[int]
@@ -96,8 +96,7 @@ class EndedReport(TypedDict, total=False):
     """A task or a job has ended.
 
     ``text`` and ``parts`` are what ``results.encode_result`` gave; ``payload`` stands for a ``text`` that was read.
-    ``written``: number, shape, type and content of
-    each tensor that came by value.
+    ``written``: number, and shape, strides, type and content, of each tensor that came by value.
     """
 
     op: Literal["ended"]

@@ -27,7 +27,7 @@ from pytest_aorta.runtime.memory.rings import Slab
 from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.runs import ReadyQueues
+    from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
     from pytest_aorta.runtime.graph.footprint import Footprint
 
 #: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.engine.tasks import Endpoint, TaskKind
-from pytest_aorta.runtime.graph.nodes import State
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.runs import ReadyQueues
+    from pytest_aorta.runtime.engine.ready_queues import Eligible, ReadyQueues, Sorted
     from pytest_aorta.runtime.graph.nodes import Node
 
 Match = tuple["Node", list[Endpoint]]
-
-_READY = State.READY
 
 
 class Placement:
@@ -52,9 +48,6 @@ class Placement:
 
     def match(self, queues: ReadyQueues) -> Match | None:
         """The next task that can start now, and where; it is removed from its queue."""
-        for queue in queues.all():
-            while queue and queue[0].state is not _READY:  # cancelled meanwhile
-                queue.popleft()
         return (
             (self._match_next_level(queues) if queues.directed or queues.groups or queues.anywhere else None)
             or (self._match_sub(queues.sub) if queues.sub else None)
@@ -63,63 +56,74 @@ class Placement:
 
     def _match_next_level(self, queues: ReadyQueues) -> Match | None:
         pool, reserved = self._next, set()
-        if queues.groups:
-            targets = [pool[member.worker] for member in queues.groups[0].payload.members]
+        group = queues.first_group()
+        if group is not None:
+            targets = [pool[member.worker] for member in group.payload.members]
             if all(map(_is_idle, targets)):
-                return queues.groups.popleft(), targets
+                return queues.pop_group(), targets
             reserved = {endpoint.id for endpoint in targets}
         for worker, queue in queues.directed.items():
-            if queue and worker not in reserved and _is_idle(pool[worker]):
+            if worker not in reserved and _is_idle(pool[worker]) and queues.first_for(worker) is not None:
                 return queue.popleft(), [pool[worker]]
         idle = [endpoint for endpoint in pool.values() if _is_idle(endpoint) and endpoint.id not in reserved]
         return _take_first(queues.anywhere, idle)
 
-    def _match_sub(self, queue: deque[Node]) -> Match | None:
-        needed, idle = len(queue[0].payload.members), []
+    def _match_sub(self, queue: Sorted[int]) -> Match | None:
+        # A group that waits for more workers lets no later task pass.
+        first = queue.first()
+        if first is None:
+            return None
+        needed, idle = first[0], []
         for endpoint in self._sub.values():
             if _is_idle(endpoint):
                 idle.append(endpoint)
                 if len(idle) == needed:
-                    return queue.popleft(), idle
+                    return queue.pop(needed), idle
         return None
 
-    def _match_job(self, queue: deque[Node]) -> Match | None:
+    def _match_job(self, queue: Sorted[Eligible]) -> Match | None:
         # The host with the fewest jobs first.
         return _take_first(queue, sorted(filter(_is_idle, self._job.values()), key=lambda endpoint: endpoint.busy))
 
     def take_hopeless(self, queues: ReadyQueues) -> Iterator[tuple[Node, Endpoint]]:
-        """Remove ready tasks that no endpoint can ever run, each with an endpoint that is out of service."""
+        """Remove ready tasks that no endpoint can ever run, each with an endpoint that is out of service.
+
+        Tasks that can still run somewhere are not looked at: whether they can depends on the queue that they are in.
+        """
         if not any(endpoint.gone for pool in self.pools.values() for endpoint in pool.values()):
             return
-        pool = self._next
-        for worker, queue in queues.directed.items():
-            while queue and pool[worker].gone:
-                yield queue.popleft(), pool[worker]
-        for node in list(queues.groups):
-            gone = [pool[member.worker] for member in node.payload.members if pool[member.worker].gone]
-            if gone:
-                queues.groups.remove(node)
-                yield node, gone[0]
-        for queue, pool in ((queues.anywhere, self._next), (queues.sub, self._sub), (queues.job, self._job)):
-            for node in list(queue):
-                eligible = node.payload.members[0].eligible
-                fit = [endpoint for endpoint in pool.values() if eligible is None or endpoint.id in eligible]
-                if sum(not endpoint.gone for endpoint in fit) < len(node.payload.members):
-                    queue.remove(node)
-                    yield node, next(endpoint for endpoint in fit if endpoint.gone)
+        for endpoint in self._next.values():
+            if endpoint.gone:
+                for node in queues.drain(endpoint.id):
+                    yield node, endpoint
+        for queue, pool in ((queues.anywhere, self._next), (queues.job, self._job)):
+            for eligible in queue.kinds():
+                fit = _eligible(pool.values(), eligible)
+                if all(endpoint.gone for endpoint in fit):
+                    for node in queue.drain(eligible):
+                        yield node, fit[0]
+        gone = [endpoint for endpoint in self._sub.values() if endpoint.gone]
+        for size in queues.sub.kinds() if gone else ():
+            if size > len(self._sub) - len(gone):
+                for node in queues.sub.drain(size):
+                    yield node, gone[0]
 
 
-def _take_first(queue: deque[Node], idle: list[Endpoint]) -> Match | None:
+def _take_first(queue: Sorted[Eligible], idle: list[Endpoint]) -> Match | None:
     """The first task that one of the idle endpoints may run; a task for other endpoints lets later ones pass."""
     if not queue or not idle:
         return None
-    for position, node in enumerate(queue):
-        member = node.payload.members[0]
-        fit = [endpoint for endpoint in idle if member.eligible is None or endpoint.id in member.eligible]
-        if fit:
-            del queue[position]
-            return node, [next((endpoint for endpoint in fit if endpoint.id == member.affinity), fit[0])]
-    return None
+    first = queue.first(lambda eligible: bool(_eligible(idle, eligible)))
+    if first is None:
+        return None
+    eligible, node = first
+    fit = _eligible(idle, eligible)
+    affinity = node.payload.members[0].affinity
+    return queue.pop(eligible), [next((endpoint for endpoint in fit if endpoint.id == affinity), fit[0])]
+
+
+def _eligible(endpoints: Iterable[Endpoint], eligible: Eligible) -> list[Endpoint]:
+    return [endpoint for endpoint in endpoints if eligible is None or endpoint.id in eligible]
 
 
 def _is_idle(endpoint: Endpoint) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
+from pytest_aorta.runtime.memory.tensor_kinds import check_kind, check_writable
+from pytest_aorta.runtime.memory.torch_storage import shared_descriptor
 
 if TYPE_CHECKING:
     import torch
@@ -80,8 +82,9 @@ class TaskArgs:
         """Append a tensor.
 
         Raises:
-            TypeError: not a dense CPU tensor, or not a tag.
-            ValueError: a tensor that is not in shared memory cannot be written; or these are too many.
+            TypeError: not a plain dense CPU tensor, or not a tag.
+            ValueError: a tensor that is not in shared memory, or several of whose items are one, cannot be written;
+                its memory has been let go; or these are too many.
         """
         if not isinstance(tag, Tag):
             raise TypeError(f"expected a Tag, not {tag!r}")
@@ -147,22 +150,28 @@ class TaskArgs:
             self._tensors[number] = output(self._tensors[number])
         self._blank.clear()
         for number, tensor in enumerate(self._tensors):
-            if tensor.numel() and not cast(Any, tensor).is_shared():
+            if tensor.numel() and shared_descriptor(tensor.untyped_storage()) is None:
+                _check_access(tensor, self._tags[number])
                 self._tensors[number] = private(tensor)
 
     def accesses(self) -> list[tuple[Footprint, Tag]]:
         """What each tensor touches, and how, as of now."""
         return [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
 
-    def check(self) -> None:
-        """Raise ``ValueError`` when two tensors write the same bytes: nothing says which of them wins.
+    def check(self) -> list[tuple[Footprint, Tag]]:
+        """What each tensor touches, and how, as of now.
 
-        Reads may overlap anything. That written memory is shared is checked again, for a tensor may have been given
-        another storage since it was added.
+        Raises:
+            ValueError: two tensors write the same bytes, and nothing says which of them wins; reads may overlap
+                anything. Or written memory is not shared any more: a tensor may have been given another storage since
+                it was added.
         """
         for tensor, tag in zip(self._tensors, self._tags, strict=True):
             _check_access(tensor, tag)
-        written = [(footprint, index) for index, (footprint, tag) in enumerate(self.accesses()) if tag.writes]
+        accesses = self.accesses()
+        written = [(footprint, index) for index, (footprint, tag) in enumerate(accesses) if tag.writes]
+        if len(written) < 2:
+            return accesses
         reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
         for footprint, index in sorted(written, key=lambda write: write[0].offset):
             reaching = [write for write in reaching if write[0].stop > footprint.offset]
@@ -174,23 +183,10 @@ class TaskArgs:
                         " that spans both"
                     )
             reaching.append((footprint, index))
+        return accesses
 
 
 def _check_access(tensor: object, tag: Tag) -> None:
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor, not a {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise TypeError(f"a tensor on {tensor.device} cannot be passed: slots share CPU memory only")
-    if tensor.layout != torch.strided:
-        raise TypeError(f"a tensor of layout {tensor.layout} cannot be passed: slots share dense memory only")
-    if tensor.is_conj() or tensor.is_neg():
-        raise TypeError(
-            "a tensor that is conjugated or negated lazily cannot be passed; call .resolve_conj() or .resolve_neg()"
-        )
-    if tag.writes and not cast(Any, tensor).is_shared():
-        raise ValueError(
-            f"a tensor that is not in shared memory cannot be {tag.name}, since what a task writes to it is lost;"
-            " call .share_memory_() on it, or use orch.alloc"
-        )
+    checked = check_kind(tensor)
+    if tag.writes:
+        check_writable(checked, tag.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_aorta.runtime.graph.boxes import Box, Pattern, Pitches, box_of, pattern
 from pytest_aorta.runtime.memory.torch_storage import storage_id
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ class Footprint:
         return steps
 
     @cached_property
+    def pattern(self) -> Pattern:
+        """Its bytes, as runs that are repeated."""
+        return pattern(self.itemsize, self._steps.items())
+
+    @cached_property
+    def own_box(self) -> Box:
+        """The box that it is in the grid of its own strides."""
+        return self.box(self.pattern.pitches)
+
+    def box(self, pitches: Pitches) -> Box:
+        """Its box in a grid."""
+        return box_of(self.offset, self.pattern, pitches)
+
+    @cached_property
     def _solid(self) -> bool:
         """Whether every byte from ``offset`` to ``stop`` is touched."""
         return _Sums([(s, 0, n) for s, n in self._steps.items()] + [(1, 0, self.itemsize - 1)]).solid
@@ -66,7 +81,9 @@ class Footprint:
             return False
         if self.stop <= other.offset or other.stop <= self.offset:
             return False
-        if self._solid and other._solid:
+        if self._solid and (other._solid or self.offset <= other.offset):
+            return True
+        if other._solid and other.offset <= self.offset:
             return True
         # Byte offset + i*s + j*t + e is touched for all i, j, e within the shape. Both touch a byte if and only if
         # the differences of their indices, each within bounds of its own, make up the difference of the offsets.

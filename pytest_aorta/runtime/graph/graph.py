@@ -138,6 +138,7 @@ class Graph:
         self._expect_running(node)
         node.state = State.COMPLETED
         self._changes.append((Change.SETTLED, node))
+        self.map.completed(node)
         for consumer in node.consumers:
             consumer.fan_in -= 1
             if not consumer.fan_in:

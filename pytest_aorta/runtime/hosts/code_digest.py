@@ -52,7 +52,7 @@ def locate(names: Iterable[str]) -> dict[str, Path]:
 
 
 def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """The first file, by name, that is not the same on both sides, in words; ``None`` when all are."""
+    """A message about the first file, by name, that is not the same on both sides; ``None`` when all are."""
     for name in sorted({*ours, *theirs}):
         if name not in theirs:
             return f"{name} is missing there"

@@ -67,7 +67,7 @@ class Definition:
     def load_task(self) -> Callable[[Any], Any]:
         """The callable as a slot calls it, with one argument; one that takes none is called without."""
         function = self.load()
-        return (lambda args: function()) if _takes_nothing(function) else function  # type: ignore[no-any-return]
+        return (lambda args: function()) if _takes_nothing(function) else function
 
     def to_plain(self) -> list[str]:
         """JSON values."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.memory.rings import HeapRings, Slab
+from pytest_aorta.runtime.memory.tensor_bytes import contiguous_strides, from_storage, overwrite
 from pytest_aorta.runtime.memory.torch_storage import map_storage
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class Heap:
         dtype = dtype or torch.float32
         slab = self.rings.allocate(min(depth, RINGS - 1), max(1, math.prod(shape) * dtype.itemsize))
         try:
-            strides = torch.empty(tuple(shape), dtype=dtype, device="meta").stride()
-            tensor = torch.empty(0, dtype=dtype)
-            tensor.set_(self._storage(slab.ring), slab.offset // dtype.itemsize, tuple(shape), strides)
+            tensor = from_storage(
+                self._storage(slab.ring), slab.offset // dtype.itemsize, shape, contiguous_strides(shape), dtype
+            )
         except BaseException:
             self.rings.release(slab)
             raise
@@ -48,8 +49,6 @@ class Heap:
 
     def copy(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slab] | None:
         """A copy of a tensor that is not empty; ``None`` where it is large, or there is no room for it now."""
-        import torch
-
         if 8 * tensor.nbytes > self._size:
             return None
         try:
@@ -58,11 +57,9 @@ class Heap:
             return None
         try:
             content = tensor.detach().contiguous()
-            storage = self._storage(slab.ring)
-            memory = torch.empty(0, dtype=torch.uint8).set_(storage, slab.offset, (tensor.nbytes,), (1,))
-            memory.copy_(content.reshape(-1).view(torch.uint8))
-            made = torch.empty(0, dtype=tensor.dtype)
-            made.set_(storage, slab.offset // tensor.dtype.itemsize, content.shape, content.stride())
+            offset, dtype = slab.offset // content.dtype.itemsize, content.dtype
+            made = from_storage(self._storage(slab.ring), offset, content.shape, content.stride(), dtype)
+            overwrite(made, content)
         except BaseException as error:
             self.rings.release(slab)
             if isinstance(error, RuntimeError | NotImplementedError):  # torch cannot copy every type of its own

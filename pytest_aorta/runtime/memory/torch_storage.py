@@ -27,6 +27,14 @@ def descriptor_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     return fd, size
 
 
+def shared_descriptor(storage: torch.UntypedStorage) -> tuple[int, int] | None:
+    """As ``descriptor_of``; ``None`` for private memory, and for mappings of files, whose file torch has closed."""
+    if not storage.is_shared():
+        return None
+    fd, size = descriptor_of(storage)
+    return None if fd < 0 else (fd, size)
+
+
 class StorageIds:
     """A number for every storage that is alive. Numbers are never used again, although addresses are. Thread-safe."""
 

@@ -121,9 +121,13 @@ class Channel:
             return True
 
     def send_fd(self, fd: int) -> None:
-        """Hand a descriptor over."""
+        """Hand a descriptor over; when that fails, the other end receives none, and what follows is in order."""
         with self._sending:
-            socket.send_fds(self._end, [b"f"], [fd])
+            try:
+                socket.send_fds(self._end, [b"f"], [fd])
+            except OSError:
+                self._end.send(b"f")
+                raise
 
     def receive_fd(self) -> int | None:
         """Take a descriptor that the other end handed over; ``None`` when it is gone before it has."""

@@ -1,4 +1,4 @@
-"""What goes wrong with a zygote, in words."""
+"""Errors of zygotes, and the parts of their messages."""
 
 from __future__ import annotations
 

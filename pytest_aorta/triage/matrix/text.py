@@ -145,8 +145,8 @@ def _columns(state: RunState) -> list[_Column]:
         _Column("First failure", lambda row: _range(row.cell.first_failure_iterations), right=True),
         _Column("Iters", lambda row: _range(row.cell.iterations) or "-", right=True),
         _Column(
-            "Mean step (ms)",
-            lambda row: step_ms(row.cell.steps.mean_ms if row.cell.steps else None),
+            "Median step (ms)",
+            lambda row: step_ms(row.cell.steps.median_ms if row.cell.steps else None),
             always=True,
             right=True,
         ),

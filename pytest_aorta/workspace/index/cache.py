@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.workspace.atomic import locked, staged_text
-from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, Outcome, TrialCompletion
+from pytest_aorta.workspace.index.completions import LETTERS, CommandCompletion, Completion, Outcome, TrialCompletion
 from pytest_aorta.workspace.index.journal import has_ended, journals, read_journal
 
 VERSION = 1
 
-#: One letter per trial; ``-`` where there is no record.
-LETTERS: Mapping[str, str] = {"ok": "o", "workload_failed": "f", "timeout": "t", "infrastructure_failed": "i"}
 STATUSES: Mapping[str, str] = {letter: status for status, letter in LETTERS.items()}
+
+#: Stands for a trial without a record.
 NO_RECORD = "-"
+_LETTERS = "".join([*STATUSES, NO_RECORD]).encode()
 
 
 @dataclass
@@ -28,7 +29,7 @@ class CellRecords:
     Attributes:
         request: digest of what the recipe said of the cell.
         sources: digests of the workload's source files, by path.
-        letters: one per trial, see ``LETTERS``.
+        letters: one per trial, see ``completions.LETTERS``.
     """
 
     request: str
@@ -50,11 +51,14 @@ class Index:
         cells: action to cell to its records; of several requests, where the recipe has changed meanwhile.
         commands: action to directory to what has become of it.
         folded: names of the journals that are in it, and may still be there because a reader was killed.
+        damaged: files of the index that could not be read, or not wholly, with the reason: what they had said is
+            missing.
     """
 
     cells: dict[str, dict[str, list[CellRecords]]] = field(default_factory=dict)
     commands: dict[str, dict[str, Outcome]] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
 
     def add(self, completion: Completion) -> None:
         """Note a completion; it replaces what was known of the same trial, or directory."""
@@ -84,14 +88,13 @@ class Index:
 def read_index(folder: Path) -> Index:
     """The index of a workspace: its cache, with the journals of others; those that have ended are folded into it.
 
-    Where the folder cannot be written, nothing is folded. A cache that is damaged, or of another version, counts as
-    empty: ``pytest-aorta scan`` makes it again.
+    Where the folder cannot be written, nothing is folded.
     """
     if not journals(folder / "staged"):
         return load_cache(folder)
     with locked(folder):
         index, growing = fold(folder)
-    _add_all(index, growing)
+    _add_all(index, growing, growing=True)
     return index
 
 
@@ -105,7 +108,7 @@ def fold(folder: Path) -> tuple[Index, list[Path]]:
     ended = [path for path in found if has_ended(path)]
     _add_all(index, ended)
     index.folded = [path.name for path in ended]
-    if ended:
+    if ended and not index.damaged:  # else they stay until a scan has found what is missing
         with contextlib.suppress(OSError):
             write_cache(folder, index)
             for path in ended:
@@ -114,14 +117,18 @@ def fold(folder: Path) -> tuple[Index, list[Path]]:
 
 
 def load_cache(folder: Path) -> Index:
-    """The cache alone; an empty one where there is none that can be read."""
+    """The cache alone; an empty one where there is none, or one that is damaged, or of another version."""
     try:
-        content = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        if content["version"] == VERSION:
-            return _from_plain(content)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        pass
-    return Index()
+        content = json.loads((folder / "index.json").read_bytes())
+        if content["version"] != VERSION:
+            return Index(damaged={"index.json": f"is of version {content['version']!r}, and not {VERSION}"})
+        return _from_plain(content)
+    except FileNotFoundError:
+        return Index()
+    except OSError as error:
+        return Index(damaged={"index.json": f"cannot be read: {error.strerror}"})
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return Index(damaged={"index.json": "is damaged"})
 
 
 def write_cache(folder: Path, index: Index) -> None:
@@ -134,11 +141,21 @@ def write_cache(folder: Path, index: Index) -> None:
         temporary.replace(folder / "index.json")
 
 
-def _add_all(index: Index, paths: Iterable[Path]) -> None:
+def _add_all(index: Index, paths: Iterable[Path], *, growing: bool = False) -> None:
     for path in paths:
-        for completion in read_journal(path) if path.name not in index.folded else ():
-            with contextlib.suppress(KeyError):  # a status of a later version
-                index.add(completion)
+        if path.name in index.folded:
+            continue
+        unknown = 0
+        try:
+            for completion in read_journal(path):
+                if completion is None:
+                    unknown += 1
+                else:
+                    index.add(completion)
+        except OSError as error:
+            index.damaged[path.name] = f"cannot be read: {error.strerror}"
+        if unknown and not growing:  # it is named when it has ended
+            index.damaged[path.name] = f"has {unknown:,} line{'s' * (unknown > 1)} that cannot be read"
 
 
 def _to_plain(index: Index) -> dict[str, Any]:
@@ -174,4 +191,12 @@ def _from_plain(content: Mapping[str, Any]) -> Index:
         }
         for action, of_cells in content["cells"].items()
     }
-    return Index(cells, dict(content["commands"]), list(content["folded"]))
+    commands = {action: dict(outcomes.items()) for action, outcomes in content["commands"].items()}
+    every = [records for of_cells in cells.values() for of_cell in of_cells.values() for records in of_cell]
+    if (
+        any(each.letters.strip(_LETTERS) or type(each.request) is not str for each in every)
+        or any(type(each) is not dict for each in sources)
+        or any({*outcomes.values()} - {"completed", "failed"} for outcomes in commands.values())
+    ):
+        raise ValueError("not the values of an index")
+    return Index(cells, commands, list(content["folded"]))

@@ -47,3 +47,28 @@ class CommandCompletion:
 
 
 Completion: TypeAlias = "TrialCompletion | CommandCompletion"
+
+#: How trials end, as their records say it, and the letter that stands for that.
+LETTERS: Mapping[str, str] = {"ok": "o", "workload_failed": "f", "timeout": "t", "infrastructure_failed": "i"}
+
+#: Trials of a cell that an index can hold: each index up to the highest has a byte.
+MOST_TRIALS = 10**7
+
+
+def is_valid(completion: Completion) -> bool:
+    """Whether the values of a completion that was read have the types, and the range, that they are said to have."""
+    if isinstance(completion, CommandCompletion):
+        texts: tuple[object, ...] = (completion.action, completion.directory)
+        return _are_texts(*texts) and completion.outcome in ("completed", "failed", None)
+    return (
+        _are_texts(completion.action, completion.cell, completion.request)
+        and type(completion.trial) is int
+        and 0 <= completion.trial < MOST_TRIALS
+        and completion.exit_status in (*LETTERS, None)
+        and isinstance(completion.sources, dict)
+        and _are_texts(*completion.sources, *completion.sources.values())
+    )
+
+
+def _are_texts(*values: object) -> bool:
+    return all(type(value) is str for value in values)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
+from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, TrialCompletion, is_valid
 
-from pytest_aorta.workspace.index.completions import CommandCompletion, Completion, TrialCompletion
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SUFFIX = ".jsonl"
+
+#: Bytes of a line; a longer one is no completion, and is not held in memory.
+_LONGEST = 2**24
 
 
 class Journal:
@@ -32,6 +36,8 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._fd: int | None = None
+        self._sources: Mapping[str, str] | None = None
+        self._is_torn = False
 
     def add(self, completion: Completion) -> None:
         """Append a completion.
@@ -41,8 +47,19 @@ class Journal:
         """
         if self._fd is None:
             self._fd = _open_new(self._folder)
-        kind = "trial" if isinstance(completion, TrialCompletion) else "command"
-        os.write(self._fd, json.dumps({"kind": kind, **asdict(completion)}).encode() + b"\n")
+        plain: dict[str, Any] = {"kind": "command", **vars(completion)}
+        sources = self._sources
+        if isinstance(completion, TrialCompletion):
+            plain["kind"], sources = "trial", completion.sources
+            if sources == self._sources:  # they are most of the line, and those of one workload
+                plain["sources"] = None
+        text = json.dumps(plain).encode() + b"\n"
+        if self._is_torn:
+            text = b"\n" + text
+        self._is_torn = True
+        if os.write(self._fd, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._is_torn, self._sources = False, sources
 
     def close(self) -> None:
         """Nothing more comes: on disk, and free to be folded into the cache."""
@@ -62,23 +79,45 @@ class Journal:
 def journals(folder: Path) -> list[Path]:
     """The journals in a folder, in the order of their names."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def read_journal(path: Path) -> Iterator[Completion]:
-    """The completions of a journal; a line that is torn or of a later version is left out."""
+def read_journal(path: Path) -> Iterator[Completion | None]:
+    """The completions of a journal; ``None`` for a line that is damaged, or of a later version.
+
+    Raises:
+        OSError: it cannot be read, such as a folder of its name.
+    """
     try:
-        text = path.read_bytes()
+        file = path.open("rb")
     except FileNotFoundError:  # folded by another reader in the meantime
         return
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            fields = json.loads(line)
-            kind = {"trial": TrialCompletion, "command": CommandCompletion}.get(fields.pop("kind"))
-            if kind is not None:
-                yield kind(**fields)
+    sources: Mapping[str, str] | None = None
+    with file:
+        while line := file.readline(_LONGEST):
+            if not line.endswith(b"\n") and len(line) < _LONGEST:
+                return  # its writer was killed, or is writing it now
+            if not line.strip():
+                continue
+            found = _completion(line, sources)
+            if isinstance(found, TrialCompletion):
+                sources = found.sources
+            yield found
+
+
+def _completion(line: bytes, sources: Mapping[str, str] | None) -> Completion | None:
+    """What a line says; ``sources``: of the trial before, which it does not repeat."""
+    try:
+        fields = json.loads(line)
+        kind = fields.pop("kind")
+        if kind == "trial" and fields.get("sources", {}) is None:
+            fields["sources"] = sources
+        found = {"trial": TrialCompletion, "command": CommandCompletion}[kind](**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found if is_valid(found) else None
 
 
 def has_ended(path: Path) -> bool:
@@ -95,7 +134,7 @@ def _open_new(folder: Path) -> int:
     Names are in the order of time, in which journals are folded: the last completion counts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{time.time_ns():020}-{uuid.uuid4()}"
+    name = f"{time.time_ns():020}-{os.urandom(8).hex()}"
     temporary = folder / f"{name}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     with contextlib.suppress(OSError):  # some network file systems have no locks

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.http_answers import answer_of, free_port, refuses
-from support.processes import wait_until
+from support.processes import outcome_of, wait_until
 
 from pytest_aorta.launch.child.health_server import HealthCheckError, HealthServer
 
@@ -77,6 +77,23 @@ def test_a_stopped_agent_is_unavailable_until_it_looks_again() -> None:
         assert (said["agent"], said["waits_for_nodes"]) == (found.process.pid, False)
         found.process.send_signal(signal.SIGCONT)
         assert answer_of(found.port)[0] == 503
+
+
+def test_an_agent_with_threads_is_not_forked() -> None:
+    script = f"""
+        import json, os, threading
+        from http.client import HTTPConnection
+        from pytest_aorta.launch.child.health_server import HealthServer
+
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        os.register_at_fork(before=lambda: print("forked"))
+        server = HealthServer({(port := free_port())})
+        client = HTTPConnection("127.0.0.1", {port})
+        client.request("GET", "/")
+        print(json.load(client.getresponse())["agent"] == os.getpid())
+        server.close()
+    """
+    assert outcome_of(script) == "True"
 
 
 def test_an_agent_that_looks_is_available() -> None:

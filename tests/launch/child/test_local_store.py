@@ -10,9 +10,9 @@ def test_a_store_is_served_without_a_thread_in_this_process() -> None:
     assert (
         outcome_of("""
         import os
-        from pytest_aorta.launch.child.local_store import StoreProcess, connect
+        from pytest_aorta.launch.child.local_store import LocalStore, connect
 
-        store = StoreProcess()
+        store = LocalStore(forks=True)
         threads = len(os.listdir("/proc/self/task"))
         client = connect(store.port)
         client.set("key", "value")
@@ -26,9 +26,9 @@ def test_a_store_is_served_without_a_thread_in_this_process() -> None:
 def test_it_listens_on_the_loopback_interface_only() -> None:
     assert outcome_of("""
         import os, psutil
-        from pytest_aorta.launch.child.local_store import StoreProcess, connect
+        from pytest_aorta.launch.child.local_store import LocalStore, connect
 
-        store = StoreProcess()
+        store = LocalStore(forks=True)
         connect(store.port)
         child, = psutil.Process().children()
         print([found.laddr.ip for found in child.net_connections() if found.status == "LISTEN"])
@@ -40,9 +40,9 @@ def test_it_listens_on_the_loopback_interface_only() -> None:
 def test_it_ends_with_the_process_that_has_started_it() -> None:
     pid = outcome_of("""
         import psutil
-        from pytest_aorta.launch.child.local_store import StoreProcess, connect
+        from pytest_aorta.launch.child.local_store import LocalStore, connect
 
-        connect(StoreProcess().port)
+        connect(LocalStore(forks=True).port)
         print(psutil.Process().children()[0].pid)
     """)
     try:
@@ -55,11 +55,11 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     assert (
         outcome_of("""
         import socket
-        from pytest_aorta.launch.child.local_store import StoreProcess
+        from pytest_aorta.launch.child.local_store import LocalStore
 
         taken = socket.create_server(("127.0.0.1", 0))
         try:
-            StoreProcess(taken.getsockname()[1])
+            LocalStore(taken.getsockname()[1], forks=True)
         except OSError as error:
             print(type(error).__name__)
     """)

@@ -37,11 +37,11 @@ def test_a_store_is_served_at_the_port_that_was_asked_for(host: str) -> None:
 def test_a_store_that_is_there_already_is_not_used() -> None:
     """Another program's, or another trial's: ranks would find what it has left there."""
     script = """
-        from pytest_aorta.launch.child.local_store import StoreProcess
+        from pytest_aorta.launch.child.local_store import LocalStore
         from pytest_aorta.launch.child.rendezvous import rendezvous
         from pytest_aorta.trials.elastic_options import elastic_options
 
-        store = StoreProcess()
+        store = LocalStore(forks=True)
         asked = f"localhost:{store.port}"
         try:
             rendezvous(elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": asked}), "trial", None)
@@ -58,9 +58,9 @@ def test_a_store_that_is_there_already_is_not_used() -> None:
 def test_a_store_in_a_thread_serves_as_one_in_a_process_does() -> None:
     script = """
         import psutil
-        from pytest_aorta.launch.child.local_store import connect, serve_local_store
+        from pytest_aorta.launch.child.local_store import LocalStore, connect
 
-        store = serve_local_store(forks=False)
+        store = LocalStore(forks=False)
         client = connect(store.port)
         client.set("key", "value")
         listens = {found.laddr.ip for found in psutil.Process().net_connections() if found.status == "LISTEN"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import endpoint
-from pytest_aorta.launch.nodes.slurm_step import check_step
+from pytest_aorta.launch.nodes.slurm_step import check_step, check_tasks
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: What a task of ``srun -N 2 --ntasks-per-node 1`` in a job of two nodes sees, and what the job's script sees of it.
@@ -54,6 +56,38 @@ def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str,
     check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
     check_step(ElasticOptions(), environ)
     check_step(ElasticOptions(nnodes=nnodes), {})
+
+
+#: What the second task of ``srun -n 2`` sees.
+TASK = {**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "gpu1", "SLURM_STEP_NUM_NODES": "1"}
+
+
+@pytest.mark.parametrize("task", ["0", "1"])
+def test_tasks_that_would_all_run_the_same_trials(task: str) -> None:
+    environ = {**TASK, "SLURM_PROCID": task}
+    with pytest.raises(LaunchModeError, match=r"step 12\.0 of SLURM has SLURM_STEP_NUM_TASKS=2, .* into results;"):
+        check_tasks(Path("results"), ElasticOptions(), environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "results"),
+    [
+        ({}, "results"),
+        (SCRIPT, "results"),
+        ({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "results"),
+        (TASK, "/work/results-1"),
+        (TASK, "/work/1/results"),
+        ({**TASK, "RANK": "1", "WORLD_SIZE": "2"}, "results"),
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "45933"}, "results"),
+    ],
+    ids=["no_job", "script", "one_task", "directory_of_its_own", "folder_of_its_own", "rank", "typed_in_a_terminal"],
+)
+def test_tasks_that_do_not_share_a_results_directory(environ: dict[str, str], results: str) -> None:
+    check_tasks(Path(results), ElasticOptions(), environ)
+
+
+def test_tasks_that_are_nodes_of_one_trial_share_a_results_directory() -> None:
+    check_tasks(Path("results"), ElasticOptions(nnodes=(2, 2)), {**STEP, "SLURM_PROCID": "1"})
 
 
 def test_steps_that_share_a_node_meet_at_ports_of_their_own() -> None:

@@ -113,9 +113,9 @@ def test_a_line_each_is_a_line_each(broken: Stage) -> None:
     result = broken.run_here(*RUN, "--tb=line", "-rN")
     assert [line for line in result.outlines if "ValueError: loss" in line or line.startswith("...")] == [
         "... and 2 more like this in local-none: trials 7-8 (each has its file)",
-        f"{broken.path}/broken.py:1: ValueError: loss is nan at step 0 (workload_failed in run)",
+        f"{broken.path}/broken.py:3: ValueError: loss is nan at step 0 (workload_failed in run)",
         "... and 3 more like this in local-none: trials 2-4 (each has its file)",
-        f"{broken.path}/broken.py:1: ValueError: loss is nan at step 1 (workload_failed in run)",
+        f"{broken.path}/broken.py:3: ValueError: loss is nan at step 1 (workload_failed in run)",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from itertools import product
 
 from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.footprint import Footprint
@@ -71,6 +72,15 @@ def tile(rows: tuple[int, int] = (0, ROWS), columns: tuple[int, int] = (0, COLUM
     """Rows and columns, from and up to, of the matrix ``of``."""
     (top, bottom), (left, right) = rows, columns
     return Footprint(of, (top * COLUMNS + left) * ITEM, (bottom - top, right - left), (COLUMNS * ITEM, ITEM), ITEM)
+
+
+def bytes_of(footprint: Footprint) -> set[int]:
+    """Every byte, by counting."""
+    return {
+        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.strides, strict=True)) + byte
+        for index in product(*map(range, footprint.shape))
+        for byte in range(footprint.itemsize)
+    }
 
 
 def reads(footprint: Footprint) -> tuple[Footprint, Tag]:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
-from itertools import product
 
 import pytest
 import torch
-from graph_bench import tile
+from graph_bench import bytes_of, tile
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.runtime.graph import footprint as module
 from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
 from pytest_aorta.runtime.memory import torch_storage
-
-
-def bytes_of(footprint: Footprint) -> set[int]:
-    """Every byte, by counting."""
-    return {
-        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.strides, strict=True)) + byte
-        for index in product(*map(range, footprint.shape))
-        for byte in range(footprint.itemsize)
-    }
 
 
 @st.composite

@@ -86,6 +86,19 @@ class Through:
         orch.submit_sub(self.handle, passed)
 
 
+class Onward:
+    """Hands its tensors on to a SUB task, as many as the scalar says INOUT, and returns what that returned."""
+
+    def __init__(self, handle: CallableHandle) -> None:
+        self.handle = handle
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+        passed = TaskArgs().add_scalar(args.scalars[0])
+        for number, tensor in enumerate(args.tensors):
+            passed.add(tensor, Tag.INOUT if number < args.scalars[0] else Tag.INPUT)
+        return orch.submit_sub(self.handle, passed).wait().payload
+
+
 class Between:
     """Allocates on its own host, and adds what it finds there."""
 
@@ -98,3 +111,24 @@ class Between:
         orch.submit_sub(self.fill, TaskArgs().add(own, Tag.OUTPUT).add_scalar(args.scalars[0]))
         both = TaskArgs().add(own).add(args.tensors[0]).add(args.tensors[1], Tag.OUTPUT)
         orch.submit_sub(self.add, both)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory, with an axis for the bytes of an item, because there are types that torch cannot print or invert."""
+    size = tensor.element_size()
+    strides = (*(stride * size for stride in tensor.stride()), 1)
+    view = torch.empty(0, dtype=torch.uint8)
+    return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (*tensor.shape, size), strides)
+
+
+def invert(args: Any) -> Any:
+    """All bits of as many tensors as the scalar says; the bytes that all of them had before."""
+    seen = [as_bytes(tensor).tolist() for tensor in args.tensors]
+    for tensor in args.tensors[: args.scalars[0]]:
+        if tensor.numel():
+            as_bytes(tensor).bitwise_not_()
+    return seen
+
+
+def process(args: Any) -> int:
+    return os.getpid()

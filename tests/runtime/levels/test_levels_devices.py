@@ -73,7 +73,7 @@ def test_a_device_of_another_process_is_refused_with_its_holder(impatient: None,
 @pytest.mark.statement(49)
 def test_it_is_free_when_its_process_was_killed_and_its_slots_have_ended(holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGKILL)
-    assert starts(5)  # within the patience of a start
+    wait_until(lambda: starts(5), "the end of its slots")
 
 
 @pytest.mark.statement(49)

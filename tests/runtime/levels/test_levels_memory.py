@@ -16,7 +16,6 @@ from levels_tensor_tasks import share
 from support.processes import wait_until
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.memory.transfer import is_shared
 
 #: Bytes of a ring, and of a tensor that takes a quarter of it.
 RING, QUARTER = 4 * 4096, 1024
@@ -283,7 +282,7 @@ def test_a_submission_allocates_the_outputs_that_have_a_shape_only(shared_host: 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         filled = orch.submit_sub(host.fill, TaskArgs().add_output([2, 3]).add_scalar(7))
         [out] = filled.outputs
-        seen.extend([out.shape, out.dtype, is_shared(out)])
+        seen.extend([out.shape, out.dtype, out.untyped_storage().is_shared()])
         orch.submit_sub(host.increment, TaskArgs().add(out, Tag.INOUT))
         total = orch.submit_sub(host.total, TaskArgs().add(out))
         pair = TaskArgs().add_output([1], torch.int64)

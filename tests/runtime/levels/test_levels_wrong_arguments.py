@@ -38,7 +38,7 @@ MakeArgs: Any = TaskArgs
         (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
         (lambda orch, h: orch.alloc([2.5]), r"a size of the shape must be a whole number from 0, not 2.5 \(float\)"),
         (lambda orch, h: orch.alloc([2], "float32"), r"dtype must be a torch.dtype or None, not 'float32' \(str\)"),
-        (lambda orch, h: MakeArgs().add([1.0]), "expected a torch.Tensor, not a list"),
+        (lambda orch, h: MakeArgs().add([1.0]), "expected a torch.Tensor, not "),
         (lambda orch, h: MakeArgs().add(torch.zeros(1), "input"), "expected a Tag, not 'input'"),
         (lambda orch, h: MakeArgs().add_scalar([1]), "a scalar is an int, a float, a bool or a str, not .* .list."),
         (lambda orch, h: orch.submit_sub(h).wait("3"), r"timeout must be a number of seconds or None, not '3' \(str\)"),

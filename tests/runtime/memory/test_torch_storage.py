@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from pytest_aorta.runtime.memory.tensor_bytes import share
 from pytest_aorta.runtime.memory.torch_storage import StorageIds, descriptor_of, map_storage, storage_id
-from pytest_aorta.runtime.memory.transfer import share
 
 
 def test_new_shared_fd_cpu_maps_a_file_that_can_then_be_closed() -> None:

@@ -9,12 +9,11 @@ import random
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from lease_users import FOR_EVER, Processes, end, in_thread, is_refused, line_of, take, waiting
+from support.lease_users import FOR_EVER, Processes, end, in_thread, is_refused, line_of, take, waiting
 from support.processes import wait_until
 
 from pytest_aorta.runtime.resources.leases import Leases
@@ -23,15 +22,6 @@ from pytest_aorta.runtime.resources.leases import Leases
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
-
-
-@pytest.fixture
-def processes(folder: Path) -> Iterator[Processes]:
-    processes = Processes(folder)
-    yield processes
-    for process in processes.started:
-        process.kill()
-        process.communicate()
 
 
 # One holder at a time.

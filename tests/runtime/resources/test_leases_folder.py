@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 import pytest
-from lease_users import is_refused
+from support.lease_users import is_refused
 
 from pytest_aorta.runtime.resources.leases import LeaseError, Leases, default_folder
 

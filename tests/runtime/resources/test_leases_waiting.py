@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from lease_users import FOR_EVER, HANG, Processes, end, in_thread, is_refused, line_of, looks, take, waiting
+from support.lease_users import FOR_EVER, HANG, Processes, end, in_thread, is_refused, line_of, looks, take, waiting
 
 from pytest_aorta.runtime.resources import tickets
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, Leases
@@ -19,15 +18,6 @@ from pytest_aorta.runtime.resources.leases import LeaseCancelled, Leases
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
-
-
-@pytest.fixture
-def processes(folder: Path) -> Iterator[Processes]:
-    processes = Processes(folder)
-    yield processes
-    for process in processes.started:
-        process.kill()
-        process.communicate()
 
 
 def test_a_wait_can_be_cancelled(folder: Path) -> None:

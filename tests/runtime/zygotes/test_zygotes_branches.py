@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.nursery import Nursery, deadline, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
@@ -59,14 +58,8 @@ SOURCE = """
 """
 
 
-#: Where parents find nursery.py and the package ``support``.
-HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
+#: Where parents find the package ``support``.
+TESTS = str(Path(__file__).parents[2])
 
 
 @pytest.fixture
@@ -335,8 +328,8 @@ def test_a_branch_that_is_stopped_is_closed_all_the_same(nursery: Nursery, root:
 _PARENT = """
 import sys, time
 from pathlib import Path
-sys.path[:0] = {tests!r}
-from nursery import Nursery
+sys.path.insert(0, {tests!r})
+from support.nursery import Nursery
 from pytest_aorta.runtime.zygotes.branch import start_branch
 nursery = Nursery(Path({folder!r}))
 root = nursery.start({source!r})
@@ -350,7 +343,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("first", [0, 1, 4])
 def test_nothing_survives_a_parent_that_is_killed_with_branches(tmp_path: Path, first: int) -> None:
-    script = _PARENT.format(tests=HERE, folder=str(tmp_path), source=SOURCE, first=first)
+    script = _PARENT.format(tests=TESTS, folder=str(tmp_path), source=SOURCE, first=first)
     with nursery_at(tmp_path) as nursery:
         environ = {**os.environ, MARK: nursery.mark}
         with subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as parent:

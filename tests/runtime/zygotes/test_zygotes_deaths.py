@@ -8,12 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from nursery import Nursery, finish, message_of, nursery_at
+from support.nursery import Nursery, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.zygote import Zygote
@@ -28,14 +27,8 @@ ECHO = """
 """
 
 
-#: Where parents find nursery.py and the package ``support``.
-HERE = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
+#: Where parents find the package ``support``.
+TESTS = str(Path(__file__).parents[2])
 
 
 def only_child(pid: int) -> int:
@@ -194,8 +187,8 @@ def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery
 _PARENT = """
 import os, sys, time
 from pathlib import Path
-sys.path[:0] = {tests!r}
-from nursery import Nursery
+sys.path.insert(0, {tests!r})
+from support.nursery import Nursery
 nursery = Nursery(Path({folder!r}))
 {body}
 print("ready", flush=True)
@@ -259,7 +252,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("when", PARENTS)
 def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> None:
-    script = _PARENT.format(tests=HERE, folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
+    script = _PARENT.format(tests=TESTS, folder=str(tmp_path), body=textwrap.dedent(PARENTS[when]))
     with nursery_at(tmp_path) as nursery:
         with subprocess.Popen(
             [sys.executable, "-c", script],

@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nursery import Nursery, finish, message_of, nursery_at
+from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_until, wait_until_gone
 
 #: Seconds that a task may take to end after SIGTERM where it should end by it: never waited for.
 LONG = 600.0
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def test_a_deadline_that_passes_first_is_a_timeout_and_changes_nothing(nursery: Nursery) -> None:

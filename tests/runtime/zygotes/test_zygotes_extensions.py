@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from nursery import Nursery, nursery_at, pool_of
+from support.nursery import Nursery, pool_of
 from support.processes import wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
@@ -48,12 +45,6 @@ SOURCE = """
     def run(payload, send):
         send({"value": added})
 """
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def test_what_a_branch_is_prepared_with_is_there_for_its_tasks_only(nursery: Nursery) -> None:

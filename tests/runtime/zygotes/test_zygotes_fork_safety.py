@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from nursery import Nursery, nursery_at
+from support.nursery import Nursery
 from support.processes import wait_until
 
 from pytest_aorta.runtime.zygotes.zygote import Zygote
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def against_forking(zygote: Zygote) -> list[str]:

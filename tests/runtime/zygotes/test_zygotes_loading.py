@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, deadline, message_of, nursery_at
+from support.nursery import Nursery, deadline, message_of
 from support.processes import MARK
 
 from pytest_aorta.runtime.zygotes.server import child_task
@@ -41,12 +39,6 @@ PREPARES_ITSELF = """
     def run(payload, send):
         send({"value": [payload, prepared_in == os.getpid()]})
 """
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def loading(nursery: Nursery, argument: Any, **fields: Any) -> Zygote:

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from nursery import ECHO, Nursery, imports, message_of, nursery_at, pool_of, touched
+from support.nursery import ECHO, Nursery, imports, message_of, touched
 from support.processes import wait_until
 
 from pytest_aorta.runtime.zygotes.branch import Branch
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
-
-
-@pytest.fixture
-def pool(nursery: Nursery) -> Iterator[ZygotePool]:
-    with pool_of(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
-
 
 # One user after the other.
 

@@ -5,37 +5,18 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import ECHO, Nursery, finish, imports, nursery_at, pool_of, touched
+from support.nursery import ECHO, Nursery, finish, imports, touched
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
-
-
-@pytest.fixture
-def pool(nursery: Nursery) -> Iterator[ZygotePool]:
-    with pool_of(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
 
 
 def all_of(futures: list[Future[Any]]) -> list[Any]:

@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from nursery import Nursery, nursery_at
+from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_for, wait_until
 
 from pytest_aorta.runtime.zygotes import prefix_entry
@@ -43,12 +42,6 @@ def exit_code(*command: str) -> int:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
     except OSError:
         return 127
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def behind(nursery: Nursery, source: str, prefix: tuple[str, ...] = CLOSING, **restored: str) -> Zygote:
@@ -259,8 +252,6 @@ class TestInANamespaceOfProcesses:
         """
         zygote = nursery.start(source, command=(*NAMESPACE, sys.executable))
         task = nursery.submit(zygote)
-        from nursery import finish, message_of
-
         assert message_of(task) < 100  # a namespace of its own
         task.kill(grace=0.2)
         done = finish(task)

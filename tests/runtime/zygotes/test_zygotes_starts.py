@@ -8,25 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, nursery_at
+from support.nursery import Nursery
 from support.processes import wait_until
 
 import pytest_aorta
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
 from pytest_aorta.runtime.zygotes.zygote_spec import Behind, StartLimits, ZygoteSpec
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def error_of(zygote: Zygote) -> ZygoteError:

@@ -6,21 +6,13 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.nursery import Nursery, deadline, finish, message_of
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
 
 
 def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from nursery import Nursery, nursery_at
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
+from support.nursery import Nursery
 
 
 def test_variables_are_set_before_the_interpreter_starts(nursery: Nursery) -> None:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from nursery import Nursery, deadline, finish, message_of, nursery_at
+from support.nursery import Nursery, deadline, finish, message_of
 from support.processes import wait_until
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with nursery_at(tmp_path) as nursery:
-        yield nursery
-
 
 # What a task gets, and what it tells.
 

@@ -62,7 +62,7 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
         "Environment",
         "Failure rate (95%)",
         "Failures",
-        "Mean step (ms)",
+        "Median step (ms)",
     ]
     assert "**baseline**" not in plain
     cells = [

@@ -94,10 +94,23 @@ def test_torn_lines_and_foreign_files_do_no_harm(tmp_path: Path) -> None:
     assert letters(read_index(tmp_path)) == [("r1", "o")]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}', "\udcff"])
-def test_a_damaged_cache_counts_as_empty(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"version": 99}', '{"version": 1}', "\udcff", "[" * 100_000),
+        '{"version": 1, "sources": [{}], "cells": {"m": {"c": [["r", 0, "oz"]]}}, "commands": {}, "folded": []}',
+        '{"version": 1, "sources": [{}], "cells": {"m": {"c": [[{}, 0, "o"]]}}, "commands": {}, "folded": []}',
+        '{"version": 1, "sources": [7], "cells": {}, "commands": {}, "folded": []}',
+        '{"version": 1, "sources": [], "cells": {}, "commands": {"one": ["a"]}, "folded": []}',
+        '{"version": 1, "sources": [], "cells": {}, "commands": {"one": {"a": 7}}, "folded": []}',
+        '{"version": 1, "sources": [], "cells": {}, "commands": {"one": {"a": []}}, "folded": []}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_damaged_cache_counts_as_empty_and_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert load_cache(tmp_path) == Index()
+    found = load_cache(tmp_path)
+    assert (found.cells, found.commands, list(found.damaged)) == ({}, {}, ["index.json"])
 
 
 WRITER = """

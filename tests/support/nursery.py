@@ -9,18 +9,20 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support.processes import MARK, PATIENCE, kill_all, marked
+import pytest
 
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.server import Server
 from pytest_aorta.runtime.zygotes.task import Task
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from support.processes import MARK, PATIENCE, kill_all, marked
 
 PREPARE = """
 def prepare(argument):
@@ -170,6 +172,25 @@ def pool_of(limit: int) -> Iterator[ZygotePool]:
         yield pool
     finally:
         pool.close()
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery_at(tmp_path) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def pool(nursery: Nursery) -> Iterator[ZygotePool]:
+    """Two zygotes at most; ended before the nursery."""
+    with pool_of(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
 
 
 #: Counts the processes that import it. Its task sends the id of its zygote, and waits for a file where it gets one.

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from support.processes import wait_until
+import pytest
 
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, Leases
+from support.processes import wait_until
 
 #: Seconds after which a wait is given up as a hang; nothing is measured.
 HANG = 60.0
@@ -77,6 +78,16 @@ class Processes:
         )
         self.started.append(process)
         return process
+
+
+@pytest.fixture
+def processes(folder: Path) -> Iterator[Processes]:
+    """They are killed at the end. The leases are in the ``folder`` of the test module."""
+    processes = Processes(folder)
+    yield processes
+    for process in processes.started:
+        process.kill()
+        process.communicate()
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

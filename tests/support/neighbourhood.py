@@ -1,4 +1,4 @@
-"""A stage on which the workloads of ``neighbours.py`` are offered, and what its tests have in common."""
+"""A stage on which workloads that care what runs beside them are offered, and what its tests have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.stage import Stage
 
-NEIGHBOURS = Path(__file__).with_name("neighbours.py")
-FAULTY = Path(__file__).with_name("faulty_workloads.py")
+_WORKLOADS = Path(__file__).parents[1] / "plugin"
 
 
 def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
@@ -17,7 +17,7 @@ def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     (stage.path / "notes").mkdir()
     monkeypatch.setenv("NEIGHBOURS", str(stage.path / "notes"))
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
-    stage.copy(NEIGHBOURS)
+    stage.copy(_WORKLOADS / "neighbours.py")
     names = ("tells", "meets", "stays", "fails", "waits", "holds", "keeps", "pair")
     stage.register(**{name: f"neighbours:{name.capitalize()}" for name in names})
     return stage
@@ -25,7 +25,7 @@ def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def offer_faulty(stage: Stage) -> Stage:
     """Offer some of the workloads of ``faulty_workloads.py``."""
-    stage.copy(FAULTY)
+    stage.copy(_WORKLOADS / "faulty_workloads.py")
     stage.register(
         passes="faulty_workloads:Passes",
         raises="faulty_workloads:RaisesInRun",
@@ -35,6 +35,17 @@ def offer_faulty(stage: Stage) -> Stage:
         unclean="faulty_workloads:RaisesInCleanup",
     )
     return stage
+
+
+@pytest.fixture
+def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Offers workloads that care what runs beside them."""
+    return settle(stage, monkeypatch)
+
+
+@pytest.fixture
+def faulty(stage: Stage) -> Stage:
+    return offer_faulty(stage)
 
 
 def workloads(*names: str) -> tuple[str, ...]:

@@ -1,0 +1,34 @@
+"""Notes on what a trial has left running, and on how its worker group has changed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
+from pytest_aorta.trials.events import GroupEvent
+
+#: Processes that are named when they outlive their trial.
+_NAMED = 10
+
+
+def leftover_notes(ended: TaskEnd) -> list[str]:
+    """One for each process that has outlived its trial; of many, the first, and how many more there are."""
+    notes = []
+    kinds = (("was left running, and ended", ended["swept"]), ("could not be ended", ended["unkillable"]))
+    for what, left in kinds:
+        names = left[:_NAMED]
+        if len(left) > _NAMED:
+            names.append(f"{len(left) - _NAMED} more")
+        notes += [f"{name} {what}" for name in names]
+    return notes
+
+
+def membership_notes(states: Sequence[GroupEvent]) -> list[str]:
+    """One for each change of the worker group's size."""
+    sizes = [(state["attempt"], state["world_size"]) for state in states if state["state"] == "HEALTHY"]
+    return [
+        f"from attempt {attempt} on, {after} ranks instead of {before}"
+        for (_, before), (attempt, after) in itertools.pairwise(sizes)
+        if before != after
+    ]
