@@ -60,13 +60,14 @@ class StartedWorker:
         config: Any,
         *,
         fail_fast: bool,
+        owner: object,
         opened: Callable[[RunHandle, Callable[[], None]], None] | None = None,
     ) -> RunHandle:
-        """Build the graph of a run; see ``Worker.submit`` and ``Worker.submit_below``."""
+        """Build the graph of a run; see ``Worker.submit``, ``Worker.submit_below``. ``owner`` lives until it ends."""
         installed = SIGINT_GUARD.begin()
         try:
             run = self.dispatcher.open_run(
-                GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config), ring_size=self._spec.ring_size)
+                GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config, owner), ring_size=self._spec.ring_size)
             )
             orchestrator = self._orchestrator(run)
             if opened is not None:
@@ -128,6 +129,10 @@ class StartedWorker:
             self._close_service()  # which ends what its jobs wait for
         return self.dispatcher.drain(timeout)
 
+    def abandon(self, grace: float) -> None:
+        """As ``close``, from the garbage collector: takes no lock, and does not wait."""
+        self.dispatcher.loop.abandon(lambda: self.close(grace))
+
     def close(self, grace: float) -> None:
         """End every process; each has ``grace`` seconds to end in order."""
         self.dispatcher.closing = True
@@ -135,6 +140,7 @@ class StartedWorker:
             self.child_processes.close(grace)
             self._close_service()
         finally:
+            self.dispatcher.callbacks.close(grace)
             self.heap.close()
             self.dispatcher.loop.close()
 

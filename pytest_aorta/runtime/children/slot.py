@@ -15,6 +15,10 @@ from pytest_aorta.runtime.records import failed
 from pytest_aorta.runtime.zygotes.channel import Channel
 
 
+class ItemError(Exception):
+    """Raised from the exception of one item; its argument is the item's number."""
+
+
 class SlotProcess:
     """Runs tasks on a channel, one at a time."""
 
@@ -67,11 +71,13 @@ class SlotProcess:
         return report
 
     def call(self, order: TaskOrder) -> Any:
-        """What a task's callable returns, in this process and in no fork of it."""
+        """What the callable returns, in this process and in no fork of it: once, or a list with one value per item."""
         try:
-            returned = self.callables[order["digest"]](self.receiver.decode(order.get("args")))
+            function, args = self.callables[order["digest"]], self.receiver.decode(order.get("args"))
+            first = order.get("first_item")
+            returned = function(args) if first is None else _map(function, args.config, first)
         except BaseException as error:
-            self.forks.check(error)
+            self.forks.check(error.__cause__ if isinstance(error, ItemError) else error)
             raise
         self.forks.check()
         return returned
@@ -87,8 +93,21 @@ class SlotProcess:
         return f'"outcome":"success","payload":{payload}'
 
 
+def _map(function: Any, items: Any, first: int) -> list[Any]:
+    results: list[Any] = []
+    try:
+        for item in items:
+            results.append(function(item))
+    except BaseException as error:
+        raise ItemError(first + len(results)) from error
+    return results
+
+
 def plain_failure(error: BaseException) -> dict[str, Any]:
     """The exception that is being handled, as JSON values; its traceback begins below this module."""
+    if isinstance(error, ItemError) and error.__cause__ is not None:
+        cause = plain_failure(error.__cause__)
+        return {**cause, "message": f"item {error.args[0]}: {cause['message']}"}
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
