@@ -161,7 +161,10 @@ class RunHandle:
     @property
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
-        return [node.payload.record for node in list(self._run.nodes) if node.payload.record is not None]
+        with self._dispatcher.lock:
+            found = {node.id: node.payload.record for node in self._run.nodes if node.payload.record is not None}
+            found.update(self._run.records)
+        return [found[number] for number in sorted(found)]
 
     def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
         """Start no further task; with ``running``, end those that run."""

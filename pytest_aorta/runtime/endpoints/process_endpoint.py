@@ -49,6 +49,10 @@ ANSWER = 30.0
 Launch = Callable[["ProcessEndpoint"], Link]
 
 
+def _nothing() -> None:
+    pass
+
+
 class ProcessEndpoint(SupervisedProcess):
     """A process that runs tasks: a slot, or a worker of the level below.
 
@@ -61,6 +65,7 @@ class ProcessEndpoint(SupervisedProcess):
         capacity: tasks that it runs at a time.
         respawn: whether another process takes the place of one that has died.
         cancels: whether it can end a task and live on.
+        many_dead: see ``Sender``; ``release_dead`` is the answer.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class ProcessEndpoint(SupervisedProcess):
         capacity: int = 1,
         respawn: bool = True,
         cancels: bool = False,
+        many_dead: Callable[[], object] = _nothing,
     ) -> None:
         super().__init__(dispatcher, name, respawn=respawn)
         self.kind = kind
@@ -82,6 +88,7 @@ class ProcessEndpoint(SupervisedProcess):
         self.busy = 0
         self._launcher = launch
         self._cancels = cancels
+        self._many_dead = many_dead
         #: The link and what tensors go through, where the process is on this host.
         self._local: tuple[LocalLink, Sender] | None = None
         #: What was assigned to this process and has not ended, guarded by the dispatcher's lock.
@@ -92,7 +99,9 @@ class ProcessEndpoint(SupervisedProcess):
 
     def _launch(self) -> Link:
         link = self._launcher(self)
-        self._local = (link, Sender(link.send, link.send_fd)) if isinstance(link, LocalLink) else None
+        self._local = None
+        if isinstance(link, LocalLink):
+            self._local = link, Sender(link.send, link.send_fd, self._many_dead)
         return link
 
     # Tasks
@@ -302,6 +311,18 @@ class ProcessEndpoint(SupervisedProcess):
                     self._local[1].forget()
                 except OSError:
                     return  # its death is about to be reported
+
+    def release_dead(self) -> None:
+        """Let go of the memory whose last tensor is gone; within a turn."""
+        if self._local is not None and self.ready:
+            try:
+                self._local[1].release_dead()
+            except OSError:
+                return  # its death is about to be reported
+
+    def forget_memory(self) -> None:
+        """Once closed: stop following what becomes of the memory that was sent."""
+        self._local, self._many_dead = None, _nothing
 
     def _job_order(self, number: int, job: Job) -> JobOrder:
         if job.on_start is not None:

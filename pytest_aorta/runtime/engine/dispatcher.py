@@ -292,6 +292,8 @@ class Dispatcher:
                 task.outcome = Outcome.SUCCESS
         task.record = record_of(node)
         run: GraphRun = node.run
+        for member in task.members:  # what only its tensors have kept is free from now on
+            member.args = member.config = member.job = member.definition = member.completion = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
         run.unsettled -= 1
@@ -315,8 +317,10 @@ class Dispatcher:
         if isinstance(node.payload, Slab):
             self.release_slab(node.payload)
             return
-        for member in node.payload.members:  # its arguments are not needed any more, its record is
-            member.args, member.config, member.job, member.definition = None, None, None, None
+        # In an open run there may be very many: of those that nothing refers to, only the record is kept.
+        run: GraphRun = node.run
+        if run.nodes.pop(node, self) is None:
+            run.records[node.id] = node.payload.record
 
     # Dispatches
 

@@ -38,8 +38,9 @@ class GraphRun:
         self.memory: set[Hashable] = set()
         self.shares_with: set[GraphRun] = set()
         self.queues = ReadyQueues()
-        #: Its tasks in the order of their submission.
+        #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
         self.nodes: dict[Node, None] = {}
+        self.records: dict[int, TaskRecord] = {}
         self.unsettled = 0
         self.first_failure: TaskRecord | None = None
         #: Why it accepts no further task, if it was cancelled.

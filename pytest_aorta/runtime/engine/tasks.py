@@ -54,7 +54,7 @@ class Preparation:
     payload: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Member:
     """A callable or a job to run at one endpoint: the only member of a task, or one of a group.
 
@@ -77,7 +77,7 @@ class Member:
     ended: float | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class GraphTask:
     """The payload of a node."""
 
@@ -104,7 +104,7 @@ class GraphTask:
         return first.job.target
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Dispatch:
     """A member that was sent to an endpoint."""
 
