@@ -169,18 +169,20 @@ class TrialWriter:
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
 
-    def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
+    def finish(self, unfinished: Iterable[tuple[str, int]], stopped: str | None = None) -> None:
         """Write what no report has brought, retire what a complete run no longer holds, and conclude.
 
-        ``stopped``: what has ended the run before its time, so that its length may depend on what was seen.
+        Args:
+            unfinished: items that have begun only, each with the number of its repeat.
+            stopped: what has ended the run before its time, so that its length may depend on what was seen.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
-        for nodeid in unfinished:
+        for nodeid, repeat in unfinished:
             found = self._find(nodeid)
-            if found is not None and found[1].file not in self.store.written:
+            if found is not None and found[1].repeated(repeat).file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
-                self.write_lost(nodeid, f"interrupted: {why}")
+                self.write_lost(nodeid, f"interrupted: {why}", repeat)
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         self.table = self.triage.table(running=stopped is not None)
