@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.runtime.arguments import check_function, check_timeout
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_aorta.runtime.engine.runs import GraphRun
     from pytest_aorta.runtime.engine.tasks import GraphTask
     from pytest_aorta.runtime.graph.nodes import Node, State
@@ -19,9 +22,15 @@ if TYPE_CHECKING:
 class TaskRef:
     """A task that was submitted."""
 
-    def __init__(self, dispatcher: Dispatcher, node: Node) -> None:
+    def __init__(self, dispatcher: Dispatcher, node: Node, outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._dispatcher = dispatcher
         self._node = node
+        #: The tensors that were allocated for ``TaskArgs.add_output``, in order; of a group, those of all members.
+        self.outputs = outputs
+
+    def __repr__(self) -> str:
+        outcome = self.state.value if self.record is None else self.record.outcome.value
+        return f"<TaskRef {self.id} {self._node.label}: {outcome}>"
 
     @property
     def id(self) -> int:
@@ -46,6 +55,7 @@ class TaskRef:
             TimeoutError: ``timeout`` seconds have passed first.
             WorkerClosed: its worker was closed first.
         """
+        check_timeout(timeout)
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None and task.settled is None:
@@ -67,6 +77,7 @@ class TaskRef:
         It may block, which delays only other callbacks; submit runs; and wait, for anything but later callbacks. What
         it raises is raised by ``RunHandle.wait``: a run has ended when the callbacks of its tasks have returned.
         """
+        check_function("callback", callback, "callback(record)")
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None:
@@ -111,6 +122,12 @@ class RunHandle:
         self._dispatcher = dispatcher
         self._run = run
 
+    def __repr__(self) -> str:
+        records = self.records
+        failed = sum(not record.ok for record in records)
+        state = "ended" if self.done else f"{self._run.unsettled} tasks open"
+        return f"<RunHandle: {state}, {len(records)} ended{f', {failed} not successful' if failed else ''}>"
+
     @property
     def done(self) -> bool:
         """Whether all its tasks have ended."""
@@ -126,6 +143,7 @@ class RunHandle:
             TimeoutError: it has not ended within ``timeout``.
             TaskError: the first task that failed, or the first callback.
         """
+        check_timeout(timeout)
         # A callback that waits for its own run cannot wait for itself.
         over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
         if not self._dispatcher.loop.run_until(over, timeout):

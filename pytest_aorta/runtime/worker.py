@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_arguments, worker_ids
+from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, seconds, whole_number, worker_ids
 from pytest_aorta.runtime.endpoints.job_slot import Slot
 from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
@@ -22,6 +22,7 @@ from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.handles import RunHandle
+    from pytest_aorta.runtime.memory.transfer import SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator
 
 #: Seconds that ``close`` waits for the runs that were accepted.
@@ -61,6 +62,9 @@ class Worker:
         num_sub_workers: processes for ``submit_sub``.
         slots: places for jobs, level 3 only; at higher levels the children have them.
         heap_ring_size: bytes of each of the four rings that ``alloc`` takes memory from.
+        ring_size: slots of the ring of each run: the most tasks of a run that were submitted and have not ended.
+        ring_timeout: seconds that a submission waits for a free slot; then it raises ``RuntimeError``. ``None`` to wait
+            as long as it takes, 0 to raise at once.
         startup_timeout_s: seconds until the whole tree must be ready.
         prepare: called without arguments in every slot process before it is ready.
         service: ``module:function``, called once with ``service_argument`` where jobs run; jobs find the result as
@@ -77,13 +81,18 @@ class Worker:
         num_sub_workers: int = 0,
         slots: int | Sequence[Slot] = 0,
         heap_ring_size: int = 2**30,
+        ring_size: int = 2**17,
+        ring_timeout: float | None = None,
         startup_timeout_s: float = 300.0,
         prepare: Callable[[], object] | None = None,
         service: str | None = None,
         service_argument: Any = None,
         grace: float = 5.0,
     ) -> None:
-        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s)
+        whole_number("ring_size", ring_size, 1)
+        if ring_timeout is not None:
+            seconds("ring_timeout", ring_timeout, zero=True)
+        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s, grace, prepare)
         self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
@@ -97,6 +106,8 @@ class Worker:
             num_sub_workers=num_sub_workers,
             slots=len(self._slots),
             heap_ring_size=heap_ring_size,
+            ring_size=ring_size,
+            ring_timeout=ring_timeout,
             startup_timeout_s=float(startup_timeout_s),
             prepare=define(prepare) if prepare is not None else None,
             service=service,
@@ -110,6 +121,17 @@ class Worker:
         self._owner: threading.Thread | None = None
         self._process: int | None = None
         self._dropped: weakref.finalize[..., Worker] | None = None
+
+    def __repr__(self) -> str:
+        spec = self._arguments
+        has = {
+            "device_ids": list(spec.device_ids),
+            "num_sub_workers": spec.num_sub_workers,
+            "slots": spec.slots,
+            "workers": len(self.children),
+        }
+        told = "".join(f" {name}={value}" for name, value in has.items() if value)
+        return f"<Worker level={spec.level}{told}: {self._state.name}>"
 
     def spec(self, above: CallableTable | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
@@ -135,6 +157,9 @@ class Worker:
             child: of a lower level, not started, and not below another worker.
             host: where it runs, as execnet spells it (``popen``, ``ssh=...``, ``socket=...``); here, if not given.
         """
+        expect("child", child, Worker, "a Worker")
+        if host is not None:
+            expect("host", host, str, "an execnet specification such as 'popen' or 'ssh=node7', or None")
         level, below = self._arguments.level, child._arguments.level
         if level < 4:
             raise ValueError(f"level {level} has no workers below it; level 4 and up have")
@@ -185,8 +210,16 @@ class Worker:
             return handle
 
     def unregister(self, handle: CallableHandle) -> None:
-        """Drop a handle; with the last one of a callable, the processes below forget it."""
+        """Drop a handle; with the last one of a callable, the processes below forget it.
+
+        Raises:
+            RuntimeError: it is the last one, and tasks of the callable have not ended.
+        """
         with self._lifecycle:
+            if self._has_started and self.callables.is_last(handle):
+                unsettled = self._started.dispatcher.unsettled_with(handle.digest)
+                if unsettled:
+                    raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
             digest = self.callables.remove(handle)
             if digest is not None and self._has_started:
                 self._started.child_processes.withdraw(digest)
@@ -204,7 +237,9 @@ class Worker:
                 raise
 
     def withdraw(self, digest: str) -> None:
-        """Forget what a worker above has registered."""
+        """Forget what a worker above has registered, once no task needs it any more."""
+        if self._has_started:
+            self._started.dispatcher.wait_until_settled(digest)
         with self._lifecycle:
             if self.callables.forget(digest):
                 self._started.child_processes.withdraw(digest)
@@ -327,12 +362,27 @@ class Worker:
             config: for ``orch_fn``.
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
         """
+        check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
         self.init()
         if self._process != os.getpid():
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
         return self._started.submit(orch_fn, args, config, fail_fast=fail_fast, owner=self)
+
+    def submit_below(
+        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle, Callable[[], None]], None]
+    ) -> RunHandle:
+        """``submit`` for a task of the worker above.
+
+        ``opened`` is called before ``orch_fn``, with the run and a function that ends the run without ``orch_fn``.
+        """
+        return self._started.submit(orch_fn, args, args.config, fail_fast=False, owner=self, opened=opened)
+
+    @property
+    def grace(self) -> float:
+        """Seconds between asking and killing."""
+        return self._arguments.grace
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False

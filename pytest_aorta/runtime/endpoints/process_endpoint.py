@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import traceback
@@ -27,6 +28,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
     packed,
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
+from pytest_aorta.runtime.memory.results import decode_result
 from pytest_aorta.runtime.memory.sender import Sender
 from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
 from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
@@ -245,7 +247,10 @@ class ProcessEndpoint(SupervisedProcess):
         self._in_flight.pop(dispatch.id, None)
         if seen is not None and seen.type == TensorUnavailable.__name__:
             self.run_ended()  # the next task that needs this memory is to send it once more
-        self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
+        payload = json.loads(report["text"]) if "text" in report else report.get("payload")
+        if "parts" in report:
+            payload = decode_result(payload, report["parts"])
+        self._dispatcher.ended(dispatch, Completion(outcome, payload, seen))
 
     def died(self, how: str) -> None:
         """The process is gone."""

@@ -100,13 +100,18 @@ class FailedReport(TypedDict):
 
 
 class EndedReport(TypedDict, total=False):
-    """A task or a job has ended. ``written``: number, and shape, strides, type and content, of each tensor that came by
-    value."""
+    """A task or a job has ended.
+
+    ``text`` and ``parts`` are what ``results.encode_result`` gave; ``payload`` stands for a ``text`` that was read.
+    ``written``: number, and shape, strides, type and content, of each tensor that came by value.
+    """
 
     op: Literal["ended"]
     id: int
     outcome: str
     payload: Any
+    text: str
+    parts: list[Any]
     failure: dict[str, Any] | None
     written: list[tuple[int, list[Any]]]
 

@@ -42,6 +42,10 @@ class WorkerClosed(RuntimeError):
     """The worker is closed or closing."""
 
 
+class RingFull(RuntimeError):
+    """All slots of a run's ring are taken by tasks that have not ended."""
+
+
 class Dispatcher:
     """Thread-safe.
 
@@ -156,9 +160,27 @@ class Dispatcher:
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
         """Cancel the tasks that have not started, and with ``running`` those that have."""
         with self.lock:
+            run.cancelled = run.cancelled or why
             unsettled = [node for node in run.nodes if node.payload.record is None]
         for node in unsettled:
             self.cancel(node, why, running)
+
+    def unsettled_with(self, digest: str) -> int:
+        """How many tasks of a callable have not ended."""
+        with self.lock:
+            return sum(
+                member.definition is not None and member.definition.digest == digest
+                for run in (*self.runs, *self.sessions)
+                for node in run.nodes
+                if node.payload.record is None
+                for member in node.payload.members
+            )
+
+    def wait_until_settled(self, digest: str) -> None:
+        """Block until all tasks of a callable have ended, or the dispatcher closes."""
+        with self.lock:
+            while not self.closing and self.unsettled_with(digest):
+                self.lock.wait(PIECE)
 
     def drain(self, timeout: float) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time.
@@ -189,9 +211,16 @@ class Dispatcher:
 
         Raises:
             TaskError: an earlier task of a run with ``fail_fast`` has failed.
+            RingFull: the run has as many tasks that have not ended as its ring has slots.
+            RuntimeError: the run is closed or cancelled.
         """
         with self.turn():
             self._check_accepts(run)
+            if run.ring_size is not None and run.unsettled >= run.ring_size:
+                raise RingFull(
+                    f"the ring is full: {run.unsettled} tasks of this run have not ended; submit fewer at a time, or"
+                    " raise ring_size or ring_timeout of the worker"
+                )
             run.unsettled += 1
             for footprint, _ in accesses:
                 run.note_use(footprint.backing, self.runs)
@@ -204,6 +233,14 @@ class Dispatcher:
                 run.nodes[node] = None
             return node
 
+    def wait_for_room(self, run: GraphRun, timeout: float | None) -> bool:
+        """Block until a slot of a run's ring is free, or until the worker is closed; whether within ``timeout``."""
+        with self.lock:
+            if self.closing or run.ring_size is None or run.unsettled < run.ring_size:
+                return True
+            room = run.room = run.room or threading.Event()
+        return self.loop.run_until(room, timeout) or self.closing
+
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
@@ -215,6 +252,8 @@ class Dispatcher:
     def _check_accepts(run: GraphRun) -> None:
         if run.closed:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+        if run.cancelled is not None:
+            raise RuntimeError(f"the run is cancelled: {run.cancelled}")
         if run.fail_fast and run.first_failure is not None:
             raise TaskError(run.first_failure)
 
@@ -258,6 +297,10 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
         run.unsettled -= 1
+        if run.room is not None and run.unsettled <= run.low_water:
+            run.room.set()
+            run.room = None
+            self.loop.notify()
         if run.is_session:
             run.nodes.pop(node, None)
         if task.settled is not None:

@@ -19,7 +19,15 @@ class GraphRun:
     A session is a run that stays open for as long as its worker; it forgets tasks that have settled.
     """
 
-    def __init__(self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False) -> None:
+    def __init__(
+        self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False, ring_size: int | None = None
+    ) -> None:
+        #: The most tasks that have not ended; ``None`` for any number. Every run has its own ring: if two shared one,
+        #: the later one could fill it with tasks that cannot start before the earlier one has ended.
+        self.ring_size = ring_size
+        #: Set once the number has fallen so low that it is worth to wake a submitter.
+        self.room: threading.Event | None = None
+        self.low_water = 0 if ring_size is None else ring_size - max(1, ring_size // 8)
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
@@ -35,6 +43,8 @@ class GraphRun:
         self.records: dict[int, TaskRecord] = {}
         self.unsettled = 0
         self.first_failure: TaskRecord | None = None
+        #: Why it accepts no further task, if it was cancelled.
+        self.cancelled: str | None = None
         #: Whether its graph is complete, and whether all tasks have ended, too.
         self.closed = False
         self.ended = threading.Event()

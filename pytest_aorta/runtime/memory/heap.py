@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.memory.rings import HeapRings, Slab
-from pytest_aorta.runtime.memory.tensor_bytes import contiguous_strides, from_storage
+from pytest_aorta.runtime.memory.tensor_bytes import contiguous_strides, from_storage, overwrite
 from pytest_aorta.runtime.memory.torch_storage import map_storage
 
 if TYPE_CHECKING:
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 #: Rings; tasks of a scope use the one of its depth, so that inner scopes can be reclaimed while outer ones live.
 RINGS = 4
 
+#: The ring of copies, which live from the submission of a task to its end: memory that lives longer does not delay the
+#: return of theirs, nor they that of other memory.
+_COPIES = RINGS
+
 
 class Heap:
-    """``RINGS`` areas of ``size`` bytes. The memory is mapped with the first tensor, and used page by page."""
+    """``RINGS`` areas of ``size`` bytes, and one for copies. Mapped with the first tensor, used page by page."""
 
     def __init__(self, size: int, patience: float = 10.0) -> None:
-        self.rings = HeapRings(size, RINGS, patience=patience, discard=self._discard)
+        self.rings = HeapRings(size, RINGS + 1, patience=patience, discard=self._discard)
         self._size = size
         self._lock = threading.Lock()
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -45,6 +49,26 @@ class Heap:
             self.rings.release(slab)
             raise
         return tensor, slab
+
+    def copy(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slab] | None:
+        """A copy of a tensor that is not empty; ``None`` where it is large, or there is no room for it now."""
+        if 8 * tensor.nbytes > self._size:
+            return None
+        try:
+            slab = self.rings.allocate(_COPIES, tensor.nbytes, patience=0.0)
+        except RuntimeError:
+            return None
+        try:
+            content = tensor.detach().contiguous()
+            offset, dtype = slab.offset // content.dtype.itemsize, content.dtype
+            made = from_storage(self._storage(slab.ring), offset, content.shape, content.stride(), dtype)
+            overwrite(made, content)
+        except BaseException as error:
+            self.rings.release(slab)
+            if isinstance(error, RuntimeError | NotImplementedError):  # torch cannot copy every type of its own
+                return None
+            raise
+        return made, slab
 
     def release(self, slab: Slab) -> None:
         """No task uses it any more."""

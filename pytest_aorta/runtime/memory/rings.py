@@ -64,8 +64,8 @@ class HeapRings:
         with self._changed:
             return self._ring(ring).in_use
 
-    def allocate(self, ring: int, nbytes: int) -> Slab:
-        """The next slab of a ring; waits while it is full.
+    def allocate(self, ring: int, nbytes: int, patience: float | None = None) -> Slab:
+        """The next slab of a ring; waits while it is full, as long as always or ``patience`` seconds.
 
         Raises:
             ValueError: more than the whole ring, or a negative number of bytes.
@@ -81,7 +81,8 @@ class HeapRings:
                 raise ValueError(
                     f"{nbytes} bytes are more than a whole ring of {room.size}; raise heap_ring_size, or ask for less"
                 )
-            give_up = time.monotonic() + self._patience
+            seconds = self._patience if patience is None else patience
+            give_up = time.monotonic() + seconds
             self._waiting += 1
             try:
                 while True:
@@ -93,7 +94,7 @@ class HeapRings:
                     left = give_up - time.monotonic()
                     if left <= 0:
                         raise RuntimeError(
-                            f"ring {ring} is full: waited {self._patience:g} s for {nbytes} bytes, but"
+                            f"ring {ring} is full: waited {seconds:g} s for {nbytes} bytes, but"
                             f" {room.size - room.in_use} of {room.size} are free and those not always in one piece;"
                             " raise heap_ring_size, or release older allocations with orch.scope()"
                         )

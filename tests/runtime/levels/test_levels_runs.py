@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import re
 import threading
+import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,7 +47,19 @@ def test_a_failure_has_type_message_and_traceback(host: Host) -> None:
     assert record.failure.message == f"{record.worker}: ValueError: why"
     assert "levels_tasks.py" in record.failure.traceback
     assert "raise ValueError" in record.failure.traceback
+    assert "slot.py" not in record.failure.traceback
     assert record.payload is None
+
+
+def test_the_cause_of_a_task_error_is_the_remote_traceback(host: Host) -> None:
+    with pytest.raises(TaskError) as caught:
+        host.worker.run(lambda orch, args, config: orch.submit_sub(host.boom, scalars("why")))
+
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        shown = "".join(traceback.format_exception(error))
+        assert re.search(r'File ".*levels_tasks.py", line \d+, in boom\n *raise ValueError', shown)
+        assert "The above exception was the direct cause of the following exception:" in shown
+        assert shown.endswith("ValueError: why\n")
 
 
 @pytest.mark.statement(12)
@@ -122,7 +137,8 @@ def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:
             def build(orch: Orchestrator, args: Any, config: Any, wrong: Any = wrong) -> None:
                 orch.submit_sub(host.nothing, after=[wrong])
 
-            with pytest.raises(ValueError, match="is not a task of this worker"):
+            kind = ValueError if wrong is foreign[0] else TypeError
+            with pytest.raises(kind, match=r"is not a task of this worker|must be a list of tasks"):
                 host.worker.run(build)
 
 
