@@ -70,6 +70,13 @@ def _gate(text: str) -> Any:
     return parse_gate(text)
 
 
+def _condition(text: str) -> Any:
+    """A condition on trials, likewise."""
+    from pytest_aorta.workflow.conditions import parse_condition
+
+    return parse_condition(text)
+
+
 OPTIONS = (
     Option("workload", valid.name, "NAME", "run this registered workload; repeat for several", repeat=True),
     Option(
@@ -182,6 +189,17 @@ OPTIONS = (
         "HOW",
         "interleaved over cells, grouped by cell, random",
         default="interleaved",
+    ),
+    Option("shard", valid.share, "I/N", "run part I of N: of each cell every N-th trial; all N parts are the plan"),
+    Option(
+        "durations", valid.file, "FILE", "what --aorta-shard is balanced by: from pytest-aorta ci-matrix --durations"
+    ),
+    Option(
+        "where",
+        _condition,
+        "CONDITION",
+        "only trials that meet it, such as /config/lr<0.1 or /environment==local; repeat",
+        repeat=True,
     ),
     Option(
         "baseline",

@@ -29,6 +29,9 @@ UNBOUNDED = sys.maxsize
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
+#: Trials of each cell where a decision is to end them, and no number was given.
+TRIALS_UNTIL_DECIDED = 200
+
 #: What follows a separator between variables, which may also be a part of a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
@@ -107,6 +110,15 @@ def whole(value: Any) -> int:
     if number is None:
         raise ValueError("a whole number of at least 0")
     return number
+
+
+def share(value: str) -> tuple[int, int]:
+    """Part I of N, from 1."""
+    number, slash, count = value.strip().partition("/")
+    found = (_whole(number, 1), _whole(count, 1))
+    if not slash or found[0] is None or found[1] is None or found[0] > found[1]:
+        raise ValueError("I/N with I from 1 to N, such as 2/4")
+    return found[0], found[1]
 
 
 def slots(value: Any) -> int:

@@ -26,6 +26,7 @@ from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.gates import Gate
+    from pytest_aorta.workflow.conditions import TypedCondition
 
 Order = Literal["interleaved", "grouped", "random"]
 
@@ -60,6 +61,9 @@ class Selection:
     resume: bool = False
     history: int = KEPT_RECORDS
     order: Order = "interleaved"
+    shard: tuple[int, int] | None = None
+    durations: Path | None = None
+    where: tuple[TypedCondition, ...] = ()
     registry_files: tuple[Path, ...] = ()
     execution: Execution = field(default_factory=Execution)
     limits: Limits = field(default_factory=Limits)

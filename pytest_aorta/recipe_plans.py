@@ -14,6 +14,7 @@ from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.cell_requests import CellRequest
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.requests import request_digest as request_digest
+from pytest_aorta.workflow.values import Json
 
 
 def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
@@ -70,11 +71,21 @@ def _requests_of(action: Action, recipe: Recipe, registry: Registry) -> dict[str
     return {spec.cell: _request_of(spec) for (spec,) in trials_of(entries, selection, registry)}
 
 
-def _request_of(spec: TrialSpec) -> CellRequest:
-    value = {
+def cell_value(spec: TrialSpec) -> dict[str, Json]:
+    """What JSON pointers lead into, of a cell: what was asked for, and no defaults of the workload."""
+    return {
         "workload": spec.workload.name,
         "environment": spec.environment.name,
         "mitigations": list(spec.mitigations),
         "config": to_plain(dict(spec.overrides)),
     }
+
+
+def trial_value(spec: TrialSpec) -> dict[str, Json]:
+    """The same of a trial."""
+    return {**cell_value(spec), "trial": spec.trial_index}
+
+
+def _request_of(spec: TrialSpec) -> CellRequest:
+    value = cell_value(spec)
     return CellRequest(request_digest(spec), value, (identifier(spec.workload.name), identifier(spec.cell)))

@@ -88,10 +88,56 @@ def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
     assert result.stderr.str() == ""
 
 
+#: Section 4 of the specification that the runtime follows, as it stands there.
+RECURSION = """
+# L3 child: sub-only (or with chips via device_ids)
+l3 = Worker(level=3, num_sub_workers=1)
+l3_sub_handle = l3.register(lambda: verify_result())
+
+def my_l3_orch(orch, args, config):
+    orch.submit_sub(l3_sub_handle)
+
+# L4 parent
+w4 = Worker(level=4, num_sub_workers=0)
+l3_handle = w4.register(my_l3_orch)
+l3_worker_id = w4.add_worker(l3)
+w4.init()
+
+def my_l4_orch(orch, args, config):
+    orch.submit_next_level(l3_handle, TaskArgs(), CallConfig(), worker=l3_worker_id)
+
+w4.run(my_l4_orch)
+w4.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
+    (pytester.path / "loop.py").write_text(blocks("runtime.md", "python")[1])
+    result = pytester.run(sys.executable, "loop.py")
+    assert (result.ret, result.outlines, result.stderr.str()) == (0, ["[0.0, 2.0, 4.0, 6.0, 8.0]"], "")
+
+
+@pytest.mark.statement(50)
+def test_the_example_of_the_specification_runs_as_written(pytester: pytest.Pytester) -> None:
+    # The formatter of this house puts more empty lines between functions.
+    assert blocks("runtime.md", "python")[3].split() == RECURSION.split()
+    before = """
+from pytest_aorta.runtime import CallConfig, TaskArgs, Worker
+
+def verify_result():
+    print("verified", flush=True)
+"""
+    (pytester.path / "recursion.py").write_text(before + RECURSION)
+    result = pytester.run(sys.executable, "recursion.py")
+    assert (result.ret, result.outlines, result.stderr.str()) == (0, ["verified"], "")
+
+
 def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "runtime.md").read_text(), re.MULTILINE)
-    assert [int(number) for number in rows] == list(range(1, 46))
-    sources = "".join(path.read_text() for path in (DOCS.parent / "tests" / "runtime").rglob("test_*.py"))
+    assert [int(number) for number in rows] == list(range(1, 51))
+    files = [Path(__file__), *(DOCS.parent / "tests" / "runtime").rglob("test_*.py")]
+    sources = "".join(path.read_text() for path in files)
     assert set(re.findall(r"statement\((\d+)\)", sources)) == set(rows)
 
 
@@ -122,3 +168,14 @@ def test_pictures_of_the_columns_are_current() -> None:
     assert drawn == script["pictures"](), "python docs/img/draw_columns.py"
     shown = re.findall(r"!\[[^]]*\]\(img/columns/(\w+\.svg)\)", (DOCS / "table.md").read_text())
     assert sorted(shown) == sorted(drawn)
+
+
+def test_tests_that_the_page_on_row_names_are_there() -> None:
+    page = (DOCS / "row.md").read_text()
+    rows = re.findall(r"^\| (?!use case|cases|-).*\|$", page, re.MULTILINE)
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, test in named:
+            assert f"def {test}(" in (DOCS.parent / "tests" / file).read_text(), f"{file}::{test}"

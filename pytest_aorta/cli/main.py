@@ -7,11 +7,15 @@ from typing import Any
 import click
 
 from pytest_aorta._version import __version__
+from pytest_aorta.cli.ci_matrix import ci_matrix
 from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
+from pytest_aorta.cli.convert import convert
+from pytest_aorta.cli.env import env
 from pytest_aorta.cli.init import init
 from pytest_aorta.cli.jobs import cancel, job_ended, jobs
 from pytest_aorta.cli.list import list_registered
+from pytest_aorta.cli.merge import merge
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
@@ -58,6 +62,10 @@ main.add_command(clean)
 main.add_command(jobs)
 main.add_command(cancel)
 main.add_command(job_ended)
+main.add_command(convert)
+main.add_command(merge)
+main.add_command(ci_matrix)
 main.add_command(list_registered)
+main.add_command(env)
 main.add_command(report)
 main.add_command(compare)

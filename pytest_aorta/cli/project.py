@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action, Recipe
     from pytest_aorta.workflow.cell_requests import Requests
     from pytest_aorta.workflow.overview import Overview
-    from pytest_aorta.workspace.index.directories import CachedDirectories
+    from pytest_aorta.workspace.index.directories import Directories
     from pytest_aorta.workspace.index.source_changes import SourceChanges
 
 #: Where pytest looks for registry files that the command line does not name.
@@ -55,7 +55,7 @@ class Project:
 
     recipe: Recipe
     overview: Overview
-    directories: CachedDirectories
+    directories: Directories
     sources: SourceChanges
     imported: bool
     jobs: Sequence[Job] = ()
@@ -127,15 +127,25 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
     Raises:
         RequestError: there is none, its recipe is not valid, or asks for what is not registered.
     """
-    recipe = open_recipe()  # first: it imports the models
+    return project_of(open_recipe(), files, rebuild=rebuild)  # the recipe first: it imports the models
+
+
+def project_of(recipe: Recipe, files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
+    """The project of a recipe; see ``open_project``.
+
+    Raises:
+        RequestError: it asks for what is not registered.
+    """
     from pytest_aorta.cli.rebuilding import rebuilt, warn_of_damage
+    from pytest_aorta.workflow.directories import directories_of
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
+    from pytest_aorta.workspace.index.decided import read_decided
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
     jobs = look_at_jobs(recipe, files)  # before the index is read: what has ended by then is in it
-    directories = directories_of(recipe)
+    directories = directories_of(recipe, cached=True)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
     index = read_index(recipe.index)
@@ -150,6 +160,7 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
         directories.value_of,
         sources.have_changed,
         read_submitted(recipe.index),
+        read_decided(recipe.index),
     )
     return Project(recipe, overview, directories, sources, imported, jobs)
 
@@ -174,14 +185,6 @@ def look_at_jobs(recipe: Recipe, files: Sequence[str], *, everything: bool = Fal
     for problem in known.problems:
         click.echo(f"warning: {one_line(problem)}", err=True)
     return read_jobs(recipe.index) if everything else known.jobs
-
-
-def directories_of(recipe: Recipe) -> CachedDirectories:
-    """The directories of a workspace; results of trials are none."""
-    from pytest_aorta.workspace.index.directories import CachedDirectories
-
-    results = [action.name for action in recipe.actions if action.is_matrix]
-    return CachedDirectories(recipe.index, recipe.directories, recipe.workspace.value_file, results)
 
 
 def registry_files(files: Sequence[str]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def remember(recipe: Path, files: Sequence[str], looked_at: Iterable[str | os.Pa
         rows: of all actions.
     """
     index = recipe.parent / ".aorta"
-    own = [index / name for name in ("index.json", "submitted.json", "values.json")]
+    own = [index / name for name in ("index.json", "submitted.json", "decided.json", "values.json")]
     if not journals(index / "staged"):
         _keep(index / "status.json", recipe, files, [*own, *looked_at], rows)
 
@@ -94,7 +94,8 @@ def _keep(
 ) -> None:
     """Write what was worked out from a recipe, registry files, installed packages, and what was looked at besides."""
     known = [_REGISTRY / name for name in ("builtin_environments.py", "builtin_mitigations.py")]
-    stamps = {os.path.abspath(path): _stamp(path) for path in [recipe, *known, *files, *sys.path, *looked_at]}
+    paths = map(os.path.abspath, [recipe, *known, *files, *sys.path, *looked_at])
+    stamps = {path: _stamp(path) for path in paths}
     latest = max((stamp[0] for stamp in stamps.values() if stamp is not None), default=0)
     if time.time_ns() - latest > _COARSEST_CLOCK_NS:
         from pytest_aorta.workspace.atomic import write_text

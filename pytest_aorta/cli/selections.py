@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
 
 if TYPE_CHECKING:
+    from pytest_aorta.workflow.actions import Action
+    from pytest_aorta.workflow.conditions import TypedCondition
     from pytest_aorta.workflow.overview import Overview
 
 #: The states, in the order of columns, and their colors.
@@ -58,4 +61,58 @@ def chosen_units(names: tuple[str, ...], overview: Overview) -> set[str] | None:
     for name in sorted(found):
         if name not in known and name.rpartition("/")[0] not in known:
             click.echo(f"warning: {one_line(name)!r} not found in the workspace", err=True)
+    return found
+
+
+def where_option(command: _Command) -> _Command:
+    """The option ``--where``, as ``where``."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="CONDITION",
+        help="Only what meets it, such as '/config/lr<0.1' or /environment==local; repeat for several.",
+    )(command)
+
+
+def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
+    """The conditions of ``--where``.
+
+    Raises:
+        RequestError: one of them is none.
+    """
+    if not texts:
+        return []
+    from pytest_aorta.workflow.conditions import parse_condition
+
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_condition(text))
+        except ValueError as error:
+            raise RequestError(f"--where: {text!r} is not valid; expected {error}") from None
+    return found
+
+
+def units_where(
+    overview: Overview, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
+) -> dict[str, set[str]] | None:
+    """By action, the units that meet all conditions, among those with the names ``only``; ``None`` without conditions.
+
+    Raises:
+        RequestError: no unit of any action has an element that a condition is about.
+    """
+    if not conditions:
+        return None
+    from pytest_aorta.workflow.conditions import selected
+    from pytest_aorta.workflow.states import containing
+
+    units = [
+        (action, unit)
+        for action in actions
+        for unit in overview.units(action)
+        if only is None or any(outer in only for outer in containing(unit))
+    ]
+    found: dict[str, set[str]] = {action.name: set() for action in actions}
+    for action, unit in selected(units, lambda each: overview.value_of(each[0])(each[1]), conditions, "--where"):
+        found[action.name].add(unit)
     return found

@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.project import Project, open_project, registry_option
-from pytest_aorta.cli.selections import COLORS, chosen_states, chosen_units, state_options
+from pytest_aorta.cli.selections import (
+    COLORS,
+    chosen_states,
+    chosen_units,
+    state_options,
+    typed_conditions,
+    units_where,
+    where_option,
+)
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action
+    from pytest_aorta.workflow.conditions import TypedCondition
 
 
 @click.group("show")
@@ -63,6 +72,7 @@ class _Query:
         only: these directories, cells and trials; ``None`` for all.
         action: pattern of the actions, if there is one.
         pointers: of the elements of the values to show.
+        where: conditions.
         flags: whether a state is asked for, by its name.
     """
 
@@ -70,7 +80,13 @@ class _Query:
     only: set[str] | None
     action: str | None
     pointers: Sequence[str]
+    where: Sequence[TypedCondition]
     flags: dict[str, bool]
+
+    def only_of(self, actions: Sequence[Action]) -> Callable[[Action], set[str] | None]:
+        """Gives of each action the names of its units, or of what contains them; ``None`` for all."""
+        met = units_where(self.project.overview, actions, self.only, self.where)
+        return lambda action: self.only if met is None else met[action.name]
 
 
 def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Iterator[_Row]]], Callable[..., None]]:
@@ -82,17 +98,21 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
             names: tuple[str, ...],
             action: str | None,
             pointers: tuple[str, ...],
+            where: tuple[str, ...],
             short: bool,
             as_json: bool,
+            no_header: bool,
             files: tuple[str, ...],
             **flags: bool,
         ) -> None:
             _check_pointers(pointers)
             project = open_project(files)
-            query = _Query(project, chosen_units(names, project.overview), action, pointers, flags)
-            _write(what, project, rows_of(query), short, as_json)
+            only = chosen_units(names, project.overview)
+            query = _Query(project, only, action, pointers, typed_conditions(where), flags)
+            _write(what, project, rows_of(query), short, as_json, no_header)
 
-        command = registry_option(command)
+        command = where_option(registry_option(command))
+        command = click.option("--no-header", is_flag=True, help="A table without its heading.")(command)
         command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
         command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
         command = click.option(
@@ -139,9 +159,11 @@ def trials(query: _Query) -> Iterator[_Row]:
 def cells(query: _Query) -> Iterator[_Row]:
     """Cells of the actions with a workload, with the number of trials in each state."""
     states = chosen_states(query.flags)
-    for action in _matrices(query):
+    matrices = _matrices(query)
+    only_of = query.only_of(matrices)
+    for action in matrices:
         counts: dict[str, Counter[str]] = {}
-        for unit, state in query.project.overview.states(action, query.only).items():
+        for unit, state in query.project.overview.states(action, only_of(action)).items():
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
         value_of = query.project.overview.value_of(action)
         for cell, found in counts.items():
@@ -170,16 +192,21 @@ def _matrices(query: _Query) -> list[Action]:
 
 def _plain_directories(query: _Query) -> Iterator[_Row]:
     overview = query.project.overview
-    for name in overview.directories:
-        if query.only is None or name in query.only:
-            yield _Row(name, values=_elements(overview.directory_value, name, query.pointers))
+    names = [name for name in overview.directories if query.only is None or name in query.only]
+    if query.where:
+        from pytest_aorta.workflow.conditions import selected
+
+        names = selected(names, overview.directory_value, query.where, "--where")
+    for name in names:
+        yield _Row(name, values=_elements(overview.directory_value, name, query.pointers))
 
 
 def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
     overview, states = query.project.overview, chosen_states(query.flags)
+    only_of = query.only_of(actions)
     number = 0
     for action in actions:
-        found = overview.states(action, query.only)
+        found = overview.states(action, only_of(action))
         jobs = overview.submitted.get(action.name, {})
         value_of = overview.value_of(action)
         shown = [unit for unit, state in found.items() if state.value in states]
@@ -199,7 +226,7 @@ def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]
     return {pointer: element(value, pointer, name) for pointer in pointers}
 
 
-def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool) -> None:
+def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool, no_header: bool) -> None:
     found = list(rows)
     project.save()
     if as_json:
@@ -210,13 +237,13 @@ def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_js
     elif not found:
         click.echo(f"There are no such {what}.")
     else:
-        _write_table(what, found)
+        _write_table(what, found, not no_header)
 
 
 _HEADINGS = {"directories": "Directory", "cells": "Cell", "trials": "Trial"}
 
 
-def _write_table(what: str, rows: Sequence[_Row]) -> None:
+def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
     several = len({row.action for row in rows}) > 1
     pointers = list(rows[0].values)
     counted = bool(rows[0].counts)
@@ -233,7 +260,8 @@ def _write_table(what: str, rows: Sequence[_Row]) -> None:
         headings[2] = ""
     right = range(2, 2 + len(states)) if counted else ()
     lines = columns(table, right=right)
-    click.echo(click.style(lines[0], underline=True))
+    if has_heading:
+        click.echo(click.style(lines[0], underline=True))
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
         if row.group != before.group:
             click.echo()

@@ -11,7 +11,15 @@ import click
 
 from pytest_aorta.cli.project import open_project, registry_files, registry_option
 from pytest_aorta.cli.remembered import Rows, remember, remembered
-from pytest_aorta.cli.selections import COLORS, chosen_states, chosen_units, state_options
+from pytest_aorta.cli.selections import (
+    COLORS,
+    chosen_states,
+    chosen_units,
+    state_options,
+    typed_conditions,
+    units_where,
+    where_option,
+)
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.workflow.finding import find_recipe
@@ -33,15 +41,19 @@ _RUNNING = "running"
 @click.option("-a", "--action", default="*", metavar="PATTERN", help="Actions to show; * and ? are wildcards.")
 @click.option("--all", "show_all", is_flag=True, help="Also actions that have no directory and no trial.")
 @state_options("Only actions with {} ones; several of these flags add up.")
+@where_option
 @click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--no-header", is_flag=True, help="A table without its heading.")
 @registry_option
 def status(
     names: tuple[str, ...],
     action: str,
     show_all: bool,
+    where: tuple[str, ...],
     short: bool,
     as_json: bool,
+    no_header: bool,
     files: tuple[str, ...],
     **flags: bool,
 ) -> None:
@@ -51,7 +63,7 @@ def status(
     action with a workload; where names are given, only these (-: names from stdin). Products of commands are not looked
     for again: see pytest-aorta scan.
     """
-    rows = [row for row in _rows(names, action, files) if fnmatchcase(row["name"], action)]
+    rows = [row for row in _rows(names, action, where, files) if fnmatchcase(row["name"], action)]
     states = chosen_states(flags)
     shown = [row for row in rows if show_all or any(row[state] for state in states)]
     if as_json:
@@ -62,20 +74,23 @@ def status(
             hours = [f"{row['remaining'][unit]:.2f}" for unit in ("cpu_hours", "gpu_hours")]
             click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
     else:
-        _echo_table(shown, len(rows))
+        _echo_table(shown, len(rows), not no_header)
 
 
-def _rows(names: tuple[str, ...], pattern: str, files: tuple[str, ...]) -> Rows:
+def _rows(names: tuple[str, ...], pattern: str, where: tuple[str, ...], files: tuple[str, ...]) -> Rows:
     """A row for each action that matches, and perhaps others."""
     recipe, registries = find_recipe(Path.cwd()), registry_files(files)
-    known = None if names or _has_jobs(recipe.parent) else remembered(recipe, registries)
+    conditions = typed_conditions(where)
+    known = None if names or conditions or _has_jobs(recipe.parent) else remembered(recipe, registries)
     if known is not None and any(fnmatchcase(row["name"], pattern) for row in known):
         return known
     project = open_project(files)
     only = chosen_units(names, project.overview)
-    rows = [_row(project, each, only) for each in project.actions(pattern)]
+    actions = project.actions(pattern)
+    met = units_where(project.overview, actions, only, conditions)
+    rows = [_row(project, each, only if met is None else met[each.name]) for each in actions]
     project.save()
-    if len(rows) == len(project.recipe.actions) and only is None and not project.imported:
+    if len(rows) == len(project.recipe.actions) and only is None and met is None and not project.imported:
         remember(recipe, registries, [project.recipe.directories, *project.sources.looked_at], rows)
     return rows
 
@@ -103,14 +118,15 @@ def _plain(summary: ActionSummary) -> dict[str, Any]:
     return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
 
 
-def _echo_table(shown: Rows, of: int) -> None:
+def _echo_table(shown: Rows, of: int, has_heading: bool) -> None:
     if not shown:
         click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
         return
     headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
     texts = [[row["name"], *(_count(row, state) for state in COLORS), row[_COST]] for row in shown]
     lines = columns([headings, *texts], right=range(1, len(headings)))
-    click.echo(click.style(lines[0], underline=True))
+    if has_heading:
+        click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:
         click.echo(line)
 

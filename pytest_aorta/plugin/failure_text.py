@@ -121,7 +121,8 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     lines += [
         f"{what}: {file.parent / record.artifacts[name]}" for name, what in _FOLDERS.items() if name in record.artifacts
     ]
-    lines += [f"run it again: {rerun_line(item)}"]
+    kept = "remove the trial file, which the recipe keeps, then " if ".toml::" in item.nodeid else ""
+    lines += [f"run it again: {kept}{rerun_line(item)}"]
     if record.request is not None and record.replay_of is None:
         lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(file))}")
     return printable("\n".join(lines))

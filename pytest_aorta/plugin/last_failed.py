@@ -17,7 +17,7 @@ _OPTIONS = "aorta/options"
 _SECRET = ("extra-env", "host")
 
 #: Those of one run only.
-_NOT_KEPT = ("resume", "report", "replay", *_SECRET)
+_NOT_KEPT = ("resume", "report", "replay", "shard", "durations", "where", *_SECRET)
 
 
 def remember(config: pytest.Config) -> None:

@@ -106,6 +106,9 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     if values["aorta_results_dir"] is not None:
         values["aorta_results_dir"] = Path(values["aorta_results_dir"])
 
+    if values["aorta_durations"] is not None:
+        here = config.invocation_params.dir / values["aorta_durations"]
+        values["aorta_durations"] = here if here.exists() else base / values["aorta_durations"]
     _set_bounds(values)
 
     def given(*names: str, **renamed: str) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         ),
         triage=TriageSettings(**given("baseline", "margin"), sequential=_is_sequential(values)),
         gates=values["aorta_gate"] or (),
-        **given("until_decided", "duration", "minimize", "max_trials"),
+        where=values["aorta_where"] or (),
+        **given("until_decided", "duration", "minimize", "max_trials", "shard", "durations"),
     )
 
 
@@ -140,9 +144,6 @@ _TRIALS_IN_TIME = 10_000
 
 #: Of each cell, however many there are.
 _ROUNDS_IN_TIME = 100
-
-#: Of each cell, where trials end with a decision.
-_TRIALS_UNTIL_DECIDED = 200
 
 
 def _is_sequential(values: Mapping[str, Any]) -> bool:
@@ -155,6 +156,9 @@ def _set_bounds(values: dict[str, Any]) -> None:
     if values["aorta_duration"] and (values["aorta_order"] or "interleaved") != "interleaved":
         raise OptionError(f"--aorta-order {values['aorta_order']} and --aorta-duration: whole rounds are interleaved")
     if values["aorta_minimize"]:
+        for option in ("shard", "where"):
+            if values[f"aorta_{option}"]:
+                raise OptionError(f"--aorta-minimize and --aorta-{option}: use one of them; a search is not divided")
         for option in ("until_decided", "duration"):
             if values[f"aorta_{option}"]:
                 name = option.replace("_", "-")
@@ -176,7 +180,7 @@ def _set_bounds(values: dict[str, Any]) -> None:
         cells = math.prod(len(axis or ("",)) for axis in axes)
         values["aorta_trials"] = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
     elif values["aorta_minimize"] or values["aorta_until_decided"]:
-        values["aorta_trials"] = _TRIALS_UNTIL_DECIDED
+        values["aorta_trials"] = valid.TRIALS_UNTIL_DECIDED
 
 
 def read_option(config: pytest.Config, name: str, environ: Mapping[str, str] = os.environ) -> Any:

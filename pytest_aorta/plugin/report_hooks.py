@@ -13,9 +13,11 @@ from pytest_aorta.plugin.compat import has_no_summary
 from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.last_failed import remember
+from pytest_aorta.plugin.open_items import OpenItems
 from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
 from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
 from pytest_aorta.plugin.trial_watcher import WATCHER
+from pytest_aorta.plugin.xdist_roles import place_under_each
 
 _LOST = "the xdist worker that ran this trial died"
 
@@ -32,8 +34,7 @@ class ReportHooks:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        #: Items that have begun, and whose last report has not come.
-        self.open: dict[str, None] = {}
+        self.open = OpenItems()
         self._folded: FoldedSummary | None = None
         #: Exit statuses by node id, where pytest-html is to show them.
         self._ended: dict[str, str] = {}
@@ -42,6 +43,8 @@ class ReportHooks:
         #: Those of the actions of recipes.
         self._part_writers: dict[Run, TrialWriter] = {}
         self._selected: list[str] = []
+        #: What has decided the exit status, where there are gates.
+        self._gating: Gating | None = None
 
     def _writer_of(self, nodeid: str) -> TrialWriter:
         """What writes the records of an item."""
@@ -57,6 +60,7 @@ class ReportHooks:
         if part not in self._part_writers:
             part.runner.store.settle(part.plan.flat_cells)
             writer = self._part_writers[part] = TrialWriter(part)
+            writer.alike = self.writer.alike  # failures of all actions are folded together
             writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
         return self._part_writers[part]
 
@@ -83,14 +87,6 @@ class ReportHooks:
                 view = self.config.stash[WATCHER] = LiveView(self.config, file)
                 self.config.pluginmanager.register(view, "aorta_live_view")
 
-    @cached_property
-    def gating(self) -> Gating:
-        """What decides the exit status, where gates were given."""
-        from pytest_aorta.plugin.outputs.gating import Gating
-        from pytest_aorta.plugin.run import run_of
-
-        return Gating(run_of(self.config).selection.gates)
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """What is deselected is not compared."""
@@ -100,6 +96,7 @@ class ReportHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """The same from the first of xdist's workers: all have the same items."""
+        self.open.workers = (place_under_each(node) or (0, 1))[1]
         if current_run(self.config) is not None and "selected" not in self.__dict__:
             self.selected = True
             self._select(ids)
@@ -110,7 +107,7 @@ class ReportHooks:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
-        self.open[nodeid] = None
+        self.open.begin(nodeid)
         run = current_run(self.config)
         if run is not None and nodeid.endswith("]"):  # as the names of all trials do
             self._writer_of(nodeid).begin(nodeid)
@@ -123,25 +120,24 @@ class ReportHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the records that a report brings."""
         if report.when == "teardown":
-            self.open.pop(report.nodeid, None)
+            self.open.end(report.nodeid, _worker_of(report))
         if report.skipped and "writer" in self.__dict__:
-            self.writer.count_skip(report)
+            self._writer_of(report.nodeid).count_skip(report)
         if getattr(report, "aorta", None):
             from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
-            self._writer_of(report.nodeid).write_report(report)
-            self.gating.see(report)
+            writer = self._writer_of(report.nodeid)
+            writer.write_report(report)
+            writer.judged.see(report)
             if report.when == "teardown" and self.config.getoption("htmlpath", None):
                 self._ended[report.nodeid] = report.aorta["exit_status"] or ""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
         """Record the item that an xdist worker has died of, and report an error: the workload is not what failed."""
-        self.open.pop(crashitem, None)
-        from pytest_aorta.plugin.xdist_roles import place_under_each
-
-        worker, _ = place_under_each(report.node) or (0, 1)
+        worker = _worker_of(report)
+        self.open.end(crashitem, worker)
         writer = self._writer_of(crashitem)
         found = writer.write_lost(crashitem, _LOST, worker)
         if found is not None:
@@ -164,13 +160,18 @@ class ReportHooks:
             remember(self.config)
             stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
             run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            self.writer.finish(self.open, _ended_early(session, run.interrupted))
+            unfinished = self.open.unfinished(self._selected)
+            self.writer.finish(unfinished, _ended_early(session, run.interrupted))
             if run.selection.report is not None:
                 self._write_report(run)
-            self.gating.conclude(session, self.writer.triage)
             for writer in self._part_writers.values():
                 writer.run.unreported += writer.run.prefetcher.close(str(run.interrupted or stopped))
-                writer.finish(self.open, _ended_early(session, run.interrupted))
+                writer.finish(unfinished, _ended_early(session, run.interrupted))
+            if run.selection.gates or any(writer.judged.gates for writer in self._writers):
+                from pytest_aorta.plugin.outputs.gating import Gating
+
+                self._gating = Gating()
+                self._gating.conclude(session, [writer.judged for writer in self._writers])
             if any(writer.errors for writer in self._writers) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -214,15 +215,17 @@ class ReportHooks:
             if self.config.get_verbosity() >= 0:
                 from pytest_aorta.plugin.summary.stopping_text import stopping_lines
 
-                writer = self.writer
-                selection = writer.run.selection
-                for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
-                    terminalreporter.write_line(line)
+                for writer in self._writers:
+                    selection = writer.run.selection
+                    of = "" if writer.run.action is None else f"{writer.run.action}: "
+                    for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
+                        terminalreporter.write_line(f"{of}{line}")
             if self.writer.notes:
                 terminalreporter.write_sep("=", "minimize")
                 for line in self.writer.notes:
                     terminalreporter.write_line(printable(line))
-            self.gating.print(terminalreporter)
+            if self._gating is not None:
+                self._gating.print(terminalreporter)
             if self._report:
                 terminalreporter.write_line(f"report: {self._report}")
 
@@ -250,6 +253,12 @@ class ReportHooks:
                 self.writer.errors.append(problem)
             else:
                 self._report = str(run.selection.report)
+
+
+def _worker_of(report: pytest.TestReport) -> int:
+    """Which of the workers of ``--dist each`` has sent a report; 0 otherwise."""
+    node = getattr(report, "node", None)
+    return 0 if node is None else (place_under_each(node) or (0, 1))[0]
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from pytest_aorta.option_table import OPTIONS
 
 #: Not repeated: the item has a result now, and a report is one of all trials.
-_OF_THE_RUN = ("resume", "report")
+_OF_THE_RUN = ("resume", "report", "shard", "durations", "where")
 
 #: Options of pytest and pytest-timeout that a trial depends on, by where their values are.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
@@ -31,7 +31,7 @@ def shown_nodeid(item: pytest.Item) -> str:
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
-    if here == top or not path.endswith(".py"):
+    if here == top or not path.endswith((".py", ".toml")):
         return item.nodeid
     return f"{os.path.relpath(top / path, here)}{separator}{names}"
 

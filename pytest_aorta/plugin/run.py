@@ -19,7 +19,7 @@ from pytest_aorta.plugin.replay_options import replay_selection
 from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
-from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of
+from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of, where_of
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry, WorkloadEntry
@@ -48,13 +48,19 @@ _NO_AXES = (Selection().environments, Selection().mitigations)
 class Run:
     """One per pytest process."""
 
-    def __init__(self, config: pytest.Config, selection: Selection, stamp: str | None = None) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        selection: Selection,
+        stamp: str | None = None,
+        stopping_folder: Callable[[], Path] | None = None,
+    ) -> None:
         self.config = config
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
         before_use = partial(end_in_order_when_terminated, config)
         self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
-        self.stopping = Stopping(config, selection)
+        self.stopping = Stopping(config, selection, stopping_folder)
         self.prefetcher = Prefetcher(
             self.runner.find,
             partial(self.runner.start, urgent=False),
@@ -67,8 +73,14 @@ class Run:
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
+        #: Name of the action of a recipe whose run this is, as its items have it.
+        self.action: str | None = None
         #: Of an action of a recipe: gives its trials by the names of their items; most processes never ask.
         self.trials_by_name: Callable[[], Mapping[str, TrialSpec]] | None = None
+        #: Whether trials that fail are what is asked for.
+        self.expects_failures = False
+        #: Called at the end with the cells that need no more trials, and why.
+        self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
         self.occurrences = Occurrences(config)
@@ -103,15 +115,23 @@ class Run:
 
     @property
     def watcher(self) -> TrialWatcher | None:
-        """What shows the trials that run, if that is wanted; not those of recipes."""
-        if self.trials_by_name is not None:
-            return None
+        """What shows the trials that run, if that is wanted."""
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
         if self.watcher is not None:
-            self.watcher.trial_started(trial, paths)
+            spec = trial.spec
+            cell = self.shown_cell(spec.workload.name, spec.cell)
+            self.watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(spec), cell)
+
+    def shown_cell(self, workload: str, cell: str) -> tuple[str, str]:
+        """How a cell is shown: actions of a recipe may have the same ones."""
+        return self.action or workload, cell
+
+    def shown_name(self, spec: TrialSpec) -> str:
+        """The name of a trial's item."""
+        return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
 
     def end_processes(self, why: str) -> None:
         """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
@@ -127,8 +147,8 @@ class Run:
 
     def _is_needed(self, trial: QueuedTrial) -> bool:
         """Whether a trial is to be started ahead of its item."""
-        where = trial.nodeid.partition("[")[0].rpartition("::")[0]
-        return self.stopping.reason(cell_of(trial.spec), round_name(where, trial.spec.trial_index)) is None
+        name = round_name(where_of(trial.nodeid), trial.spec.trial_index)
+        return self.stopping.reason(cell_of(trial.spec), name) is None
 
     def has_result(self, item: pytest.Item) -> bool:
         """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""

@@ -48,9 +48,10 @@ def select(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
     from pytest_aorta.plugin.run import run_of
-    from pytest_aorta.plugin.xdist_roles import place_under_each
+    from pytest_aorta.plugin.xdist_roles import TEST_RUN, place_under_each
 
     run = run_of(node.config)
+    node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
     node.workerinput["aorta"] = {
         "folder": None if folder is None else str(folder),
@@ -69,14 +70,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return group_scheduler(config, log)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """One line, when there is a plan."""
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    """One line when there is a plan, and one when it is divided."""
     run = current_run(config)
-    if run is None or run.chosen is None or config.get_verbosity() < 0:
+    if run is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.summary.terminal import header
+    from pytest_aorta.plugin.summary.terminal import header, shard_line
 
-    return header(run)
+    return [*([] if run.chosen is None else [header(run)]), *shard_line(run.selection)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
+    run = current_run(config)
+    if run is not None and (run.selection.shard is not None or run.selection.where):
+        from pytest_aorta.plugin.selected_items import select_items, select_items_of_worker
+
+        (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -123,7 +134,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Trials for which there is no time are not run."""
     run = current_run(item.config)
-    if run is None or run.stopping.rounds is None or run.has_result(item):
+    if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
         return None
     from pytest_aorta.plugin.stopping.early_end import omit
 
@@ -186,6 +197,25 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
+    run = current_run(session.config)
+    if run is not None and (run.selection.shard is not None or run.selection.where):
+        from pytest_aorta.plugin.selected_items import set_exit_status
+
+        set_exit_status(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear what a worker of xdist says of a selection of items."""
+    if getattr(node, "workeroutput", None):
+        from pytest_aorta.plugin.selected_items import hear
+
+        hear(node)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

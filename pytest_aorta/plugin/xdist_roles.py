@@ -10,6 +10,9 @@ import pytest
 #: Name of the run in the history, where it was given to workers before there was a trial.
 STAMP = pytest.StashKey[str]()
 
+#: In a controller: what xdist calls this run.
+TEST_RUN = pytest.StashKey[str | None]()
+
 
 def is_worker(config: pytest.Config) -> bool:
     """Whether the items come from a controller, which also writes the results."""
@@ -37,6 +40,11 @@ def test_run_of(config: pytest.Config) -> str | None:
     """What xdist calls this run, in all of its workers; ``None`` in any other process."""
     found: Mapping[str, Any] = getattr(config, "workerinput", {})
     return found.get("testrunuid")
+
+
+def test_run_everywhere(config: pytest.Config) -> str | None:
+    """The same in the controller as well; ``None`` without xdist."""
+    return test_run_of(config) or config.stash.get(TEST_RUN, None)
 
 
 def place_under_each(node: Any) -> tuple[int, int] | None:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
     from pytest_aorta.runtime.graph.args import Tag as Tag
     from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.handles import MapRef as MapRef
     from pytest_aorta.runtime.handles import RunHandle as RunHandle
     from pytest_aorta.runtime.handles import TaskRef as TaskRef
+    from pytest_aorta.runtime.memory.call_config import CallConfig as CallConfig
     from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
     from pytest_aorta.runtime.memory.transfer import SlotArgs as SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
+    "CallConfig": "memory.call_config",
     "CallableHandle": "memory.callables",
     "TaskFailure": "records",
     "Job": "engine.tasks",
     "JobContext": "endpoints.job_slot",
+    "MapRef": "handles",
     "Orchestrator": "orchestrator",
     "Outcome": "records",
     "Preparation": "engine.tasks",

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.runtime.arguments import expect, given, listed, seconds, whole_number
+from pytest_aorta.runtime.engine.dispatcher import RingFull
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
+from pytest_aorta.runtime.graph.args import TaskArgs
 from pytest_aorta.runtime.graph.footprint import footprint_of
-from pytest_aorta.runtime.handles import TaskRef
+from pytest_aorta.runtime.handles import MapRef, TaskRef
+from pytest_aorta.runtime.task_memory import TaskMemory
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.engine.runs import GraphRun
-    from pytest_aorta.runtime.graph.args import TaskArgs
+    from pytest_aorta.runtime.graph.args import Tag
+    from pytest_aorta.runtime.graph.footprint import Footprint
     from pytest_aorta.runtime.graph.nodes import Node
     from pytest_aorta.runtime.memory.callables import CallableHandle, Definition
     from pytest_aorta.runtime.memory.heap import Heap
+    from pytest_aorta.runtime.memory.rings import Slab
 
     #: The callable of a handle, and the ids of the workers that may run it; raises for workers that may not.
     Resolve = Callable[[CallableHandle, Iterable[int]], tuple[Definition, frozenset[int] | None]]
 
+#: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
+CHUNKS = 4
+
 #: Scopes within each other.
 MAX_SCOPES = 64
+
+_MEMBERS = "a list of TaskArgs, one per member"
+_AFTER = "a list of tasks, as submissions return them"
 
 
 class Orchestrator:
@@ -35,14 +49,21 @@ class Orchestrator:
     the task's deadline in seconds from its start; then it is ended, and the slot where it ran gets a new process.
     """
 
-    def __init__(self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, resolve: Resolve) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, resolve: Resolve, ring_timeout: float | None = None
+    ) -> None:
         self._dispatcher = dispatcher
         self._placement = dispatcher.placement
         self._run = run
         self._heap = heap
         self._resolve = resolve
+        self._ring_timeout = ring_timeout
         self._scopes: list[list[Node]] = [[]]
         self._preparations: dict[str, TaskRef] = {}
+
+    def __repr__(self) -> str:
+        depth = len(self._scopes)
+        return f"<Orchestrator of a {self._dispatcher.name}: {f'{depth} scopes open' if depth else 'closed'}>"
 
     def submit_sub(
         self,
@@ -65,8 +86,43 @@ class Orchestrator:
     ) -> TaskRef:
         """Run a callable once per entry, all at the same time, as one task."""
         definition, _ = self._resolve(handle, ())
+        args_list = listed("args_list", args_list, _MEMBERS)
         self._placement.check_size(TaskKind.SUB, len(args_list))
         return self._submit(GraphTask(TaskKind.SUB, [Member(definition, args) for args in args_list], timeout), after)
+
+    def map(
+        self,
+        handle: CallableHandle,
+        items: Iterable[Any],
+        *,
+        chunksize: int | None = None,
+        after: Iterable[TaskRef] = (),
+        timeout: float | None = None,
+    ) -> MapRef:
+        """Call ``fn(item)`` for each item, on the SUB workers, many items with one task.
+
+        Args:
+            handle: from ``register``.
+            items: any objects that can be pickled.
+            chunksize: items of one task; without, such that every SUB worker gets four tasks.
+            after: see above; for all tasks.
+            timeout: see above; for each task, which is a chunk.
+
+        Raises:
+            ValueError: ``chunksize`` is no number from 1.
+        """
+        definition, _ = self._resolve(handle, ())
+        self._placement.check_size(TaskKind.SUB, 1)
+        found, before = list(items), tuple(after)
+        if chunksize is None:
+            chunksize = max(1, math.ceil(len(found) / (CHUNKS * self._placement.size(TaskKind.SUB))))
+        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+            raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
+        tasks = []
+        for first in range(0, len(found), chunksize):
+            member = Member(definition, config=found[first : first + chunksize], first_item=first)
+            tasks.append(self._submit(GraphTask(TaskKind.SUB, [member], timeout), before))
+        return MapRef(tasks)
 
     def submit_next_level(
         self,
@@ -110,6 +166,7 @@ class Orchestrator:
 
         When one member fails, the others get the worker's ``grace`` to end, and are then ended.
         """
+        args_list, workers = listed("args_list", args_list, _MEMBERS), listed("workers", workers, "a list of ids")
         if len(workers) != len(args_list):
             raise ValueError(f"{len(args_list)} members, but {len(workers)} workers")
         ids = [self._placement.check_id(TaskKind.NEXT_LEVEL, worker) for worker in workers]
@@ -133,8 +190,9 @@ class Orchestrator:
 
         ``worker`` is the id of the worker below that has to run it, if only one may.
         """
+        expect("job", job, Job, "a Job")
         self._placement.check_size(TaskKind.JOB, 1)
-        before = list(after)
+        before = listed("after", after, _AFTER)
         if job.preparation is not None and self._dispatcher.level == 3:
             before.append(self._prepared(job.preparation, urgent))
         eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
@@ -168,16 +226,24 @@ class Orchestrator:
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
         self._check_open()
-        tensor, slab = self._heap.allocate(tuple(shape), dtype, len(self._scopes) - 1)
+        sizes = listed("shape", shape, "a list of whole numbers")
+        for size in sizes:
+            whole_number("a size of the shape", size)
+        _check_dtype(dtype)
+        tensor, slab = self._heap.allocate(tuple(sizes), dtype, len(self._scopes) - 1)
+        self._scopes[-1].append(self._keep(tensor, slab))
+        return tensor
+
+    def _keep(self, tensor: torch.Tensor, slab: Slab) -> Node:
+        """The node of memory that was just allocated; without one, the memory is released."""
         SIGINT_GUARD.hold()
         try:
-            self._scopes[-1].append(self._dispatcher.add_memory(self._run, slab, footprint_of(tensor)))
+            return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
         except BaseException:
             self._heap.release(slab)
             raise
         finally:
             SIGINT_GUARD.release()
-        return tensor
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -198,28 +264,73 @@ class Orchestrator:
             self._dispatcher.release_scope(self._scopes.pop())
 
     def _submit(self, task: GraphTask, after: Iterable[TaskRef] = (), *, scoped: bool = True) -> TaskRef:
-        if task.timeout is not None and not 0 < task.timeout < float("inf"):
-            raise ValueError(f"timeout must be a number of seconds above 0, not {task.timeout!r}")
+        if task.timeout is not None:
+            seconds("timeout", task.timeout)
         self._check_open()
+        memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
+        try:
+            accesses = self._accesses(task, memory)
+            node = self._add(task, accesses, self._producers(after), scoped)
+            self._scopes[-1].extend(memory.output_nodes)
+        except BaseException:
+            memory.copy_nodes += memory.output_nodes
+            raise
+        finally:
+            if memory.copy_nodes:
+                self._dispatcher.release_scope(memory.copy_nodes)
+        return TaskRef(self._dispatcher, node, tuple(memory.outputs))
+
+    @staticmethod
+    def _accesses(task: GraphTask, memory: TaskMemory) -> list[tuple[Footprint, Tag]]:
+        """What the task does to which memory; its arguments are from now on what they are now."""
         accesses = []
         for member in task.members:
             if member.args is not None:
+                if not isinstance(member.args, TaskArgs):
+                    raise TypeError(
+                        f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
+                        " TaskArgs().add(tensor).add_scalar(1)"
+                    )
                 member.args = member.args.snapshot()
+                member.args.replace(memory.output, memory.copy)
                 accesses += member.args.check()
+        return accesses
+
+    def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
         producers = []
-        for ref in after:
-            if not isinstance(ref, TaskRef) or ref._dispatcher is not self._dispatcher:
+        for ref in listed("after", after, _AFTER):
+            expect("after", ref, TaskRef, _AFTER)
+            if ref._dispatcher is not self._dispatcher:
                 raise ValueError(f"after: {ref!r} is not a task of this worker")
             producers.append(ref._node)
-        SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
-        try:
-            node = self._dispatcher.submit(self._run, task, accesses, producers)
-            if scoped:
-                self._scopes[-1].append(node)
-        finally:
-            SIGINT_GUARD.release()
-        return TaskRef(self._dispatcher, node)
+        return producers
+
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node], scoped: bool) -> Node:
+        """Add a task to the graph, when the ring has a slot for it."""
+        give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
+        while True:
+            SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
+            try:
+                node = self._dispatcher.submit(self._run, task, accesses, producers)
+                if scoped:
+                    self._scopes[-1].append(node)
+                return node
+            except RingFull:
+                if give_up is not None and time.monotonic() >= give_up:
+                    raise
+            finally:
+                SIGINT_GUARD.release()
+            left = None if give_up is None else max(0.0, give_up - time.monotonic())
+            self._dispatcher.wait_for_room(self._run, left)
+            self._check_open()
 
     def _check_open(self) -> None:
         if not self._scopes:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+
+
+def _check_dtype(dtype: object) -> None:
+    import torch
+
+    if dtype is not None:
+        expect("dtype", dtype, torch.dtype, "a torch.dtype or None")

@@ -14,6 +14,9 @@ MAX_MESSAGE = 4096
 #: Characters of its traceback; of a longer one, the middle is missing.
 MAX_TRACEBACK = 65536
 
+#: Characters of its details as JSON; larger ones are left out, and their size is given instead.
+MAX_DETAILS = 65536
+
 
 class Outcome(str, enum.Enum):
     """How a task ended."""
@@ -31,7 +34,7 @@ class Outcome(str, enum.Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskFailure:
     """Why a task did not succeed.
 
@@ -41,8 +44,8 @@ class TaskFailure:
 
     type: str
     message: str
-    traceback: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
+    traceback: str = field(default="", repr=False)
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def at(self, place: str) -> TaskFailure:
         """The same, seen from one level above."""
@@ -63,11 +66,11 @@ class TaskFailure:
         return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskRecord:
     """A task that has settled. Its size is bounded.
 
-    ``payload`` is what its callable returned, when that was a JSON value; ``worker`` the endpoint that ran it; the
+    ``payload`` is what its callable returned; ``worker`` the endpoint that ran it; the
     times are seconds since the epoch, ``started`` and ``ended`` ``None`` where it never did. ``members`` are the
     records of a group's members.
     """
@@ -83,6 +86,14 @@ class TaskRecord:
     ended: float | None = None
     members: tuple[TaskRecord, ...] = ()
 
+    def __repr__(self) -> str:
+        told = "" if self.failure is None else f", {_cut(self.failure.message)!r}"
+        if self.payload is not None:
+            told += f", payload={_cut(repr(self.payload))}"
+        where = "" if self.worker is None else f" on {self.worker}"
+        took = "" if self.seconds is None else f" in {self.seconds:.3g} s"
+        return f"<TaskRecord {self.id} {self.label}: {self.outcome.value}{where}{took}{told}>"
+
     @property
     def ok(self) -> bool:
         """Whether it succeeded."""
@@ -94,18 +105,27 @@ class TaskRecord:
         return None if self.started is None or self.ended is None else self.ended - self.started
 
 
+class RemoteTraceback(Exception):
+    """The traceback of an exception in another process, as text; the cause of a ``TaskError``."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
 class TaskError(RuntimeError):
-    """A task failed; ``record`` has the details, the text is the failure's message."""
+    """A task failed; ``record`` has the details, the text is the failure's message, ``__cause__`` its traceback."""
 
     def __init__(self, record: TaskRecord) -> None:
         super().__init__(record.failure.message if record.failure is not None else record.outcome.value)
         self.record = record
+        if record.failure is not None and record.failure.traceback:
+            self.__cause__ = RemoteTraceback(record.failure.traceback)
 
     def __reduce__(self) -> tuple[type[TaskError], tuple[TaskRecord]]:
         return type(self), (self.record,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Completion:
     """How a task ended at the endpoint that ran it."""
 
@@ -140,6 +160,13 @@ def _details(error: BaseException) -> Mapping[str, Any]:
     """The attribute ``details`` of an exception, if it is JSON; in other libraries it may be any object."""
     try:
         details = getattr(error, "details", None)
-        return dict(details) if isinstance(details, Mapping) and json.dumps(details) else {}
+        if not isinstance(details, Mapping):
+            return {}
+        size = len(json.dumps(details))
+        return dict(details) if size <= MAX_DETAILS else {"left_out": f"{size} characters; at most {MAX_DETAILS} fit"}
     except Exception:
         return {}
+
+
+def _cut(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.import_target import import_target
@@ -52,12 +53,26 @@ class StartedWorker:
             self.dispatcher.placement.add(JobSlot(self.dispatcher, slot, self._service))
         self.child_processes.start(give_up)
 
-    def submit(self, orch_fn: Callable[..., Any], args: Any, config: Any, *, fail_fast: bool) -> RunHandle:
-        """Build the graph of a run; see ``Worker.submit``."""
+    def submit(
+        self,
+        orch_fn: Callable[..., Any],
+        args: Any,
+        config: Any,
+        *,
+        fail_fast: bool,
+        owner: object,
+        opened: Callable[[RunHandle, Callable[[], None]], None] | None = None,
+    ) -> RunHandle:
+        """Build the graph of a run; see ``Worker.submit``, ``Worker.submit_below``. ``owner`` lives until it ends."""
         installed = SIGINT_GUARD.begin()
         try:
-            run = self.dispatcher.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config)))
+            run = self.dispatcher.open_run(
+                GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config, owner), ring_size=self._spec.ring_size)
+            )
             orchestrator = self._orchestrator(run)
+            if opened is not None:
+                abandon = partial(self._abandon, run, orchestrator, threading.get_ident())
+                opened(RunHandle(self.dispatcher, run), abandon)
             try:
                 with self._building:
                     self.building_thread = threading.get_ident()
@@ -65,7 +80,8 @@ class StartedWorker:
                         with SIGINT_GUARD.allowed():
                             orch_fn(orchestrator, args, config)
                     finally:
-                        self.building_thread = None
+                        if self.building_thread == threading.get_ident():  # not left behind
+                            self.building_thread = None
             except BaseException:
                 self.dispatcher.cancel_run(run, "the graph could not be built", running=False)
                 raise
@@ -75,6 +91,14 @@ class StartedWorker:
             return RunHandle(self.dispatcher, run)
         finally:
             SIGINT_GUARD.end(installed)
+
+    def _abandon(self, run: GraphRun, orchestrator: Orchestrator, thread: int) -> None:
+        """End a run although its graph is still being built on ``thread``, and have others built meanwhile."""
+        if self.building_thread == thread:
+            self.building_thread = None
+            self._building = threading.Lock()
+        orchestrator.end()
+        self.dispatcher.close_run(run)
 
     @property
     def session(self) -> Orchestrator:
@@ -86,7 +110,7 @@ class StartedWorker:
             return self._session[1]
 
     def _orchestrator(self, run: GraphRun) -> Orchestrator:
-        return Orchestrator(self.dispatcher, run, self.heap, self._resolve)
+        return Orchestrator(self.dispatcher, run, self.heap, self._resolve, self._spec.ring_timeout)
 
     def cancel_runs(self, why: str) -> None:
         """End the tasks of all runs but the session."""
@@ -105,6 +129,10 @@ class StartedWorker:
             self._close_service()  # which ends what its jobs wait for
         return self.dispatcher.drain(timeout)
 
+    def abandon(self, grace: float) -> None:
+        """As ``close``, from the garbage collector: takes no lock, and does not wait."""
+        self.dispatcher.loop.abandon(lambda: self.close(grace))
+
     def close(self, grace: float) -> None:
         """End every process; each has ``grace`` seconds to end in order."""
         self.dispatcher.closing = True
@@ -112,6 +140,7 @@ class StartedWorker:
             self.child_processes.close(grace)
             self._close_service()
         finally:
+            self.dispatcher.callbacks.close(grace)
             self.heap.close()
             self.dispatcher.loop.close()
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_arguments, worker_ids
+from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, seconds, whole_number, worker_ids
 from pytest_aorta.runtime.endpoints.job_slot import Slot
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.started_worker import StartedWorker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.handles import RunHandle
+    from pytest_aorta.runtime.memory.transfer import SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator
 
 #: Seconds that ``close`` waits for the runs that were accepted.
@@ -48,7 +52,8 @@ class WorkerState(enum.Enum):
 class Worker:
     """One node of the hierarchy: a host (level 3) with its slots, or a group of workers (level 4 and up).
 
-    Nothing happens before ``init``, which the first ``submit`` or ``run`` implies. Usable as a context manager.
+    Nothing happens before ``init``, which the first ``submit`` or ``run`` implies. Usable as a context manager. One
+    that is dropped without ``close`` ends its processes once the runs that were accepted have ended.
 
     Args:
         level: 3 for a host, more for a worker of workers.
@@ -57,6 +62,9 @@ class Worker:
         num_sub_workers: processes for ``submit_sub``.
         slots: places for jobs, level 3 only; at higher levels the children have them.
         heap_ring_size: bytes of each of the four rings that ``alloc`` takes memory from.
+        ring_size: slots of the ring of each run: the most tasks of a run that were submitted and have not ended.
+        ring_timeout: seconds that a submission waits for a free slot; then it raises ``RuntimeError``. ``None`` to wait
+            as long as it takes, 0 to raise at once.
         startup_timeout_s: seconds until the whole tree must be ready.
         prepare: called without arguments in every slot process before it is ready.
         service: ``module:function``, called once with ``service_argument`` where jobs run; jobs find the result as
@@ -73,13 +81,18 @@ class Worker:
         num_sub_workers: int = 0,
         slots: int | Sequence[Slot] = 0,
         heap_ring_size: int = 2**30,
+        ring_size: int = 2**17,
+        ring_timeout: float | None = None,
         startup_timeout_s: float = 300.0,
         prepare: Callable[[], object] | None = None,
         service: str | None = None,
         service_argument: Any = None,
         grace: float = 5.0,
     ) -> None:
-        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s)
+        whole_number("ring_size", ring_size, 1)
+        if ring_timeout is not None:
+            seconds("ring_timeout", ring_timeout, zero=True)
+        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s, grace, prepare)
         self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
@@ -93,6 +106,8 @@ class Worker:
             num_sub_workers=num_sub_workers,
             slots=len(self._slots),
             heap_ring_size=heap_ring_size,
+            ring_size=ring_size,
+            ring_timeout=ring_timeout,
             startup_timeout_s=float(startup_timeout_s),
             prepare=define(prepare) if prepare is not None else None,
             service=service,
@@ -102,8 +117,21 @@ class Worker:
         self._state = WorkerState.NEW
         #: Held while processes are started, and while they load a callable.
         self._lifecycle = threading.RLock()
-        #: The thread that closes it.
-        self._owner: int | None = None
+        #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
+        self._owner: threading.Thread | None = None
+        self._process: int | None = None
+        self._dropped: weakref.finalize[..., Worker] | None = None
+
+    def __repr__(self) -> str:
+        spec = self._arguments
+        has = {
+            "device_ids": list(spec.device_ids),
+            "num_sub_workers": spec.num_sub_workers,
+            "slots": spec.slots,
+            "workers": len(self.children),
+        }
+        told = "".join(f" {name}={value}" for name, value in has.items() if value)
+        return f"<Worker level={spec.level}{told}: {self._state.name}>"
 
     def spec(self, above: CallableTable | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
@@ -129,6 +157,9 @@ class Worker:
             child: of a lower level, not started, and not below another worker.
             host: where it runs, as execnet spells it (``popen``, ``ssh=...``, ``socket=...``); here, if not given.
         """
+        expect("child", child, Worker, "a Worker")
+        if host is not None:
+            expect("host", host, str, "an execnet specification such as 'popen' or 'ssh=node7', or None")
         level, below = self._arguments.level, child._arguments.level
         if level < 4:
             raise ValueError(f"level {level} has no workers below it; level 4 and up have")
@@ -179,8 +210,16 @@ class Worker:
             return handle
 
     def unregister(self, handle: CallableHandle) -> None:
-        """Drop a handle; with the last one of a callable, the processes below forget it."""
+        """Drop a handle; with the last one of a callable, the processes below forget it.
+
+        Raises:
+            RuntimeError: it is the last one, and tasks of the callable have not ended.
+        """
         with self._lifecycle:
+            if self._has_started and self.callables.is_last(handle):
+                unsettled = self._started.dispatcher.unsettled_with(handle.digest)
+                if unsettled:
+                    raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
             digest = self.callables.remove(handle)
             if digest is not None and self._has_started:
                 self._started.child_processes.withdraw(digest)
@@ -198,7 +237,9 @@ class Worker:
                 raise
 
     def withdraw(self, digest: str) -> None:
-        """Forget what a worker above has registered."""
+        """Forget what a worker above has registered, once no task needs it any more."""
+        if self._has_started:
+            self._started.dispatcher.wait_until_settled(digest)
         with self._lifecycle:
             if self.callables.forget(digest):
                 self._started.child_processes.withdraw(digest)
@@ -240,7 +281,8 @@ class Worker:
                 self._check_eligible(eligible, RuntimeError)
             self._state = WorkerState.INITIALIZING
             if self._owner is None:
-                self._owner = threading.get_ident()
+                self._owner = threading.current_thread()
+            self._process = os.getpid()
             try:
                 self._start(time.monotonic() + self._arguments.startup_timeout_s)
             except BaseException:
@@ -249,12 +291,16 @@ class Worker:
             self._state = WorkerState.READY
 
     def _start(self, give_up: float) -> None:
-        self._started = StartedWorker(self.spec, self.callables.resolve)
+        # Nothing that its threads refer to refers to it: a worker that is dropped ends its processes.
+        self._started = started = StartedWorker(_weakly(self), self.callables.resolve)
+        self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
+        self._dropped.atexit = False  # its processes see the end of this one
         for child, _ in self.children:
             child._state = WorkerState.DELEGATED
         try:
             self._started.start(self._slots, give_up)
         except BaseException:
+            self._dropped.detach()
             self._started.close(CLOSE_GRACE)
             raise
 
@@ -262,24 +308,29 @@ class Worker:
         """Wait up to ten seconds for the runs that were accepted, then end every process. Twice is harmless.
 
         Raises:
-            RuntimeError: from another thread than that of ``init``, or from within a graph that is being built.
+            RuntimeError: from another thread than that of ``init`` while that one lives, or from within a graph that
+                is being built.
             TimeoutError: the runs have not ended; nothing was ended, and ``close`` can be called again.
         """
+        if self._process not in (None, os.getpid()):
+            return  # in a fork, which leaves the worker to the process that has started it
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
             self._state = WorkerState.CLOSED
             return
         if self._has_started and self._started.building_thread == threading.get_ident():
             raise RuntimeError("close within a run: the graph is still being built")
-        if self._owner != threading.get_ident():
-            raise RuntimeError("close from another thread than the one that called init")
+        if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
+            raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
         if self._state is not WorkerState.CLOSING and not self._started.drain(DRAIN):
             raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
         self._state = WorkerState.CLOSING
+        if self._dropped is not None:
+            self._dropped.detach()
         self._started.close(CLOSE_GRACE)
         self._state = WorkerState.CLOSED
 
     def __enter__(self) -> Worker:
-        self._owner = threading.get_ident()  # the thread that leaves closes, even if another one implies ``init``
+        self._owner = threading.current_thread()  # the thread that leaves closes, even if another one implies ``init``
         return self
 
     def __exit__(
@@ -311,10 +362,27 @@ class Worker:
             config: for ``orch_fn``.
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
         """
+        check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
         self.init()
+        if self._process != os.getpid():
+            raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast)
+        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast, owner=self)
+
+    def submit_below(
+        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle, Callable[[], None]], None]
+    ) -> RunHandle:
+        """``submit`` for a task of the worker above.
+
+        ``opened`` is called before ``orch_fn``, with the run and a function that ends the run without ``orch_fn``.
+        """
+        return self._started.submit(orch_fn, args, args.config, fail_fast=False, owner=self, opened=opened)
+
+    @property
+    def grace(self) -> float:
+        """Seconds between asking and killing."""
+        return self._arguments.grace
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
@@ -327,3 +395,22 @@ class Worker:
         """The run for jobs that stays open for as long as the worker; it delays no other run."""
         self.init()
         return self._started.session
+
+
+def _weakly(worker: Worker) -> Callable[[], WorkerSpec]:
+    """``worker.spec``, without keeping the worker alive."""
+    reference = weakref.ref(worker)
+
+    def describe() -> WorkerSpec:
+        found = reference()
+        if found is None:
+            raise StartupError("its worker is not wanted any more")
+        return found.spec()
+
+    return describe
+
+
+def _end_dropped(started: StartedWorker, process: int) -> None:
+    """The garbage collector has found a worker that was not closed; forks of its process have copies of it."""
+    if os.getpid() == process:
+        started.abandon(CLOSE_GRACE)

@@ -25,6 +25,8 @@ class WorkerSpec:
     num_sub_workers: int = 0
     slots: int = 0
     heap_ring_size: int = 2**30
+    ring_size: int = 2**17
+    ring_timeout: float | None = None
     startup_timeout_s: float = 300.0
     prepare: Definition | None = None
     service: str | None = None

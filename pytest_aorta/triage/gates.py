@@ -164,8 +164,10 @@ class _Reader:
         return ValueError(f"{expected} {where}, as in {_EXAMPLES}")
 
 
-def check_gates(gates: Iterable[Gate], cells: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Refuse gates on cells that no cell (label, mitigation set) of a plan is.
+def check_gates(
+    gates: Iterable[Gate], cells: Sequence[tuple[str, Sequence[str]]], source: str = "--aorta-gate"
+) -> None:
+    """Refuse gates on cells that no cell (label, mitigation set) of a plan is; ``source`` is where they were given.
 
     Raises:
         GateError: naming the gate, the cell, and the cells that there are.
@@ -173,7 +175,7 @@ def check_gates(gates: Iterable[Gate], cells: Sequence[tuple[str, Sequence[str]]
     for gate in gates:
         if gate.cell is not None and not any(is_named(gate.cell, label, names) for label, names in cells):
             known = ", ".join(dict.fromkeys(label for label, _ in cells))
-            raise GateError(f"--aorta-gate {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
+            raise GateError(f"{source} {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
 
 
 def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:

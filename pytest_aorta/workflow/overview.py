@@ -25,6 +25,7 @@ from pytest_aorta.workflow.resources import Cost
 from pytest_aorta.workflow.states import Open, Progress, State, classified, containing
 from pytest_aorta.workflow.values import Json
 from pytest_aorta.workspace.index.cache import Index
+from pytest_aorta.workspace.index.decided import Decided
 from pytest_aorta.workspace.index.submitted import Submitted
 
 
@@ -55,6 +56,7 @@ class Overview:
         directory_value: of a directory.
         have_changed: whether source files have changed.
         submitted: what a scheduler has.
+        decided: cells that need no more trials.
     """
 
     recipe: Recipe
@@ -64,10 +66,13 @@ class Overview:
     directory_value: Callable[[str], Json]
     have_changed: HaveChanged
     submitted: Submitted = field(default_factory=dict)
+    decided: Decided = field(default_factory=dict)
 
     @cached_property
     def _progress(self) -> Mapping[str, Trials | Progress]:
-        return progress_of(self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted)
+        return progress_of(
+            self.recipe, self.index, self.requests, self.directories, self.have_changed, self.submitted, self.decided
+        )
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> ActionSummary:
         """An action in numbers; ``only``: the units that count, with all that lie in them.
@@ -94,7 +99,7 @@ class Overview:
         progress = self._progress[action.name]
         named = progress.progress() if isinstance(progress, Trials) else progress
         states = classified(named, self._previous(action))
-        units: Sequence[str] = self.units(action)
+        units = [unit for unit in self.units(action) if unit in states]  # others are not needed
         if only is not None:
             units = [unit for unit in units if any(outer in only for outer in containing(unit))]
         return {unit: states[unit] for unit in included(action.table.group, units, self.value_of(action))}

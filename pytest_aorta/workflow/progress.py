@@ -7,16 +7,22 @@ for single trials gets one name for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.cell_requests import Requests
+from pytest_aorta.workflow.decided import asked_of
 from pytest_aorta.workflow.states import Open, Progress, State, open_for
 from pytest_aorta.workspace.index.cache import NO_RECORD, CellRecords, Index
+from pytest_aorta.workspace.index.decided import Decided, DecidedCells
 from pytest_aorta.workspace.index.submitted import Submitted
 
 #: Letters of trials, for what their recorded letters (``workspace.index.cache``) mean under the recipe.
 COMPLETED, FAILED, WITHOUT_RESULT, STALE, OPEN = b"cfis-"
+
+#: Of a trial that will not be run, because its cell is decided.
+NOT_NEEDED = ord("n")
+
 _RECORDED = b"ofti-"
 _EXPECTED = {
     "pass": bytes.maketrans(_RECORDED, bytes([COMPLETED, FAILED, FAILED, WITHOUT_RESULT, OPEN])),
@@ -27,8 +33,8 @@ SUBMITTED = ord("q")
 
 _OF_OTHER_REQUEST = bytes.maketrans(_RECORDED, bytes([STALE, STALE, STALE, STALE, OPEN]))
 
-#: Letters of trials that have ended with something to say of the workload.
-_TERMINAL = bytes([COMPLETED, FAILED])
+#: Letters of trials that have ended with something to say of the workload, or need not begin.
+_TERMINAL = bytes([COMPLETED, FAILED, NOT_NEEDED])
 
 #: Whether source files, path to digest, are others now.
 HaveChanged = Callable[[Mapping[str, str]], bool]
@@ -41,10 +47,15 @@ class Trials:
     cells: Mapping[str, bytes]
 
     def progress(self) -> Progress:
-        """The same with a name for each trial, ``CELL/INDEX``."""
+        """The same with a name for each trial that is needed, ``CELL/INDEX``."""
         named = {letter: self.named(letter) for letter in (COMPLETED, FAILED, WITHOUT_RESULT, STALE, SUBMITTED)}
         return Progress(
-            units=[f"{cell}/{index}" for cell, letters in self.cells.items() for index in range(len(letters))],
+            units=[
+                f"{cell}/{index}"
+                for cell, letters in self.cells.items()
+                for index, letter in enumerate(letters)
+                if letter != NOT_NEEDED
+            ],
             completed=frozenset(named[COMPLETED]),
             failed=frozenset([*named[FAILED], *named[WITHOUT_RESULT]]),
             without_result=frozenset(named[WITHOUT_RESULT]),
@@ -63,7 +74,7 @@ class Trials:
     def seen_by(self, follower: Action) -> Progress:
         """Progress that leaves open for a follower what ``progress`` leaves open, with no more names than it needs."""
         if follower.is_matrix:
-            return self._by_cell(bytes([COMPLETED]))
+            return self._by_cell(bytes([COMPLETED, NOT_NEEDED]))
         return self._by_cell(_TERMINAL) if follower.table.each in ("cell", "matrix") else self.progress()
 
     def _by_cell(self, done: bytes) -> Progress:
@@ -85,6 +96,7 @@ def progress_of(
     directories: Sequence[str],
     have_changed: HaveChanged,
     submitted: Submitted | None = None,
+    decided: Decided | None = None,
 ) -> dict[str, Trials | Progress]:
     """How far each action is, by its name.
 
@@ -95,12 +107,13 @@ def progress_of(
         directories: of the workspace.
         have_changed: whether source files have changed.
         submitted: what a scheduler has.
+        decided: cells that need no more trials.
     """
     found: dict[str, Trials | Progress] = {}
     for name, (action, *_) in recipe.by_name.items():
         if action.is_matrix:
-            trials = _trials(action, index, requests, have_changed)
-            found[name] = _with_submitted(trials, (submitted or {}).get(name, {}))
+            recorded = _trials(action, index, requests, have_changed, (decided or {}).get(name))
+            found[name] = _with_submitted(recorded, (submitted or {}).get(name, {}))
             continue
         outcomes = index.commands.get(name, {})
         has_products = bool(action.table.products)
@@ -110,6 +123,12 @@ def progress_of(
             failed={unit for unit, outcome in outcomes.items() if outcome == "failed"},
             submitted=(submitted or {}).get(name, {}).keys(),
         )
+    for name, progress in found.items():
+        if isinstance(progress, Progress) and recipe.by_name[name][0].table.each == "trial":
+            matrix = matrix_before(recipe.by_name[name][0], recipe)
+            trials = found[matrix.name] if matrix is not None else None
+            if isinstance(trials, Trials) and (unneeded := {*trials.named(NOT_NEEDED)}):
+                found[name] = replace(progress, units=[unit for unit in progress.units if unit not in unneeded])
     return found
 
 
@@ -137,12 +156,25 @@ def matrix_before(action: Action, recipe: Recipe) -> Action | None:
     return None
 
 
-def _trials(action: Action, index: Index, requests: Requests, have_changed: HaveChanged) -> Trials:
+def _trials(
+    action: Action, index: Index, requests: Requests, have_changed: HaveChanged, decided: DecidedCells | None
+) -> Trials:
     records = index.cells.get(action.name, {})
-    return Trials(
+    trials = Trials(
         {
             cell: _letters(records.get(cell, ()), request.digest, action, have_changed)
             for cell, request in requests[action.name].items()
+        }
+    )
+    if decided is None or trials.count(STALE):  # then the trials that have decided it are run again
+        return trials
+    if decided.asked != asked_of(action, {cell: each.digest for cell, each in requests[action.name].items()}):
+        return trials
+    unneeded = bytes.maketrans(bytes([OPEN]), bytes([NOT_NEEDED]))
+    return Trials(
+        {
+            cell: letters.translate(unneeded) if cell in decided.cells else letters
+            for cell, letters in trials.cells.items()
         }
     )
 

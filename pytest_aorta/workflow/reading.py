@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from pytest_aorta.option_values import TRIALS_UNTIL_DECIDED
 from pytest_aorta.workflow.actions import Action, Recipe, check_actions
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.errors import RecipeError
@@ -110,7 +111,10 @@ def _action(table: ActionTable, at: _Place) -> Action:
             check_command(table.command)
         except ValueError as error:
             raise at.error(f"action {table.name!r}: {error}", "command") from None
-    return Action(table.name, table, at.line())
+    name = table.name
+    if table.until_decided and "trials" not in table.model_fields_set:
+        table = table.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
+    return Action(name, table, at.line())
 
 
 def _sentence(location: Sequence[str | int], message: str, value: object) -> str:

@@ -119,11 +119,14 @@ VALID = {
     "isolation": "one of fork, spawn, none",
     "launcher": "one of auto, elastic, torchrun, external",
     "order": "one of interleaved, grouped, random",
+    "shard": "I/N with I from 1 to N, such as 2/4",
+    "durations": "the path of a file",
 }
 
 #: How the answers of those begin that add what is wrong.
 SAY_WHY = {
     "command": "a program and its arguments, such as ",
+    "where": "POINTER OPERATOR VALUE, such as /config/lr<0.1 or /environment==local, with one of ",
     **dict.fromkeys(("fail-on", "pass-on", "metric"), "a regular expression "),
 }
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
-from pytest_aorta.plugin.current_run import current_run
+from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.live.region import LiveRegion, RegionFile
 from pytest_aorta.plugin.live.state import CellName, LiveState, RunningTrial
 from pytest_aorta.plugin.live.text import LiveLine, live_lines
@@ -74,21 +74,20 @@ class LiveView:
         self._trials: dict[Hashable, SlotTrial] = {}
         self._folders: dict[Hashable, Path] = {}
         #: Trials of this run by node id, in an xdist controller; and how many workers there are.
-        self._known: dict[str, tuple[TrialSpec, TrialPaths]] = {}
+        self._known: dict[str, tuple[Run, TrialSpec, TrialPaths]] = {}
         self._workers: set[str] = set()
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
     # What happens, on any thread
 
-    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
         """A slot is about to start a trial."""
-        spec = trial.spec
         with self._lock:
             if self._region is None:
                 return
-            self._trials[paths.file] = trial
-            self._add(paths.file, spec.item_name, (spec.workload.name, spec.cell), trial.place, trial.folder)
+            self._trials[file] = trial
+            self._add(file, name, cell, trial.place, trial.folder)
 
     def _add(self, key: Hashable, name: str, cell: CellName | None, place: str, folder: Path | None) -> None:
         if folder is not None:
@@ -100,12 +99,11 @@ class LiveView:
             self._ticker = threading.Thread(target=self._tick, args=arguments, name="aorta-live-view", daemon=True)
             self._ticker.start()
 
-    def trial_finished(self, facts: TrialFacts) -> None:
+    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
         """The result of a trial has been written."""
-        key = PurePosixPath(facts.file)
         with self._lock:
-            self._state.finished(key, (facts.key.workload, facts.key.cell), facts.wall_sec, facts.outcome)
-            self._forget(key)
+            self._state.finished(file, cell, facts.wall_sec, facts.outcome)
+            self._forget(file)
 
     def _forget(self, key: Hashable) -> None:
         self._trials.pop(key, None)
@@ -122,7 +120,7 @@ class LiveView:
         self._state.begun = time.monotonic()
         if run is not None and not is_controller(self._config):
             self._state.expect(
-                (item.nodeid, (item.spec.workload.name, item.spec.cell) if isinstance(item, TrialItem) else None)
+                (item.nodeid, _cell_of(item.trial_run, item.spec) if isinstance(item, TrialItem) else None)
                 for item in session.items
                 if isinstance(item, TrialItem) or "aorta_trial" in getattr(item, "fixturenames", ())
             )
@@ -138,7 +136,7 @@ class LiveView:
             return
         self._known = _trials_of(run, ids)
         with self._lock:
-            self._state.expect((nodeid, (spec.workload.name, spec.cell)) for nodeid, (spec, _) in self._known.items())
+            self._state.expect((nodeid, _cell_of(its, spec)) for nodeid, (its, spec, _) in self._known.items())
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """In a controller, a trial begins with its item. Elsewhere, a test may fork if nothing runs beside it."""
@@ -146,23 +144,25 @@ class LiveView:
         if run is None:
             return
         if not is_controller(self._config):
-            self._state.slots = 1 if run.held_by else run.selection.resources.total_slots
+            held = any(each.held_by for each in current_runs(self._config))
+            self._state.slots = 1 if held else run.selection.resources.total_slots
             with self._lock:
                 beside = self._state.running or self._state.expects(nodeid)
             if not beside:
                 self._end_ticker()
         elif nodeid in self._known:
-            spec, paths = self._known[nodeid]
+            its, spec, paths = self._known[nodeid]
             with self._lock:
-                cell = (spec.workload.name, spec.cell)
-                self._add(paths.file, spec.item_name, cell, "", paths.folder_in(run.results))
+                folder = paths.folder_in(its.results)
+                self._add(paths.file_in(its.results), its.shown_name(spec), _cell_of(its, spec), "", folder)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """See on which worker a trial runs, and that an item did not run one."""
         node = getattr(report, "node", None)
         with self._lock:
             if node is not None and report.when == "setup" and report.nodeid in self._known:
-                trial = self._state.running.get(self._known[report.nodeid][1].file)
+                its, _, paths = self._known[report.nodeid]
+                trial = self._state.running.get(paths.file_in(its.results))
                 if trial is not None:
                     trial.place = node.gateway.id
             if report.when == "teardown" or (report.when == "setup" and report.skipped):
@@ -268,15 +268,27 @@ def last_step(folder: Path) -> tuple[int, int | None] | None:
     return None if found is None else (found["step"], found["total"])
 
 
-def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[TrialSpec, TrialPaths]]:
+def _cell_of(run: Run, spec: TrialSpec) -> CellName:
+    return run.shown_cell(spec.workload.name, spec.cell)
+
+
+def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, TrialPaths]]:
     """The trials among the items of an xdist worker, by node id."""
     from pytest_aorta.plugin.items.chosen_trials import ROOT
     from pytest_aorta.plugin.items.collection import plans_of
 
-    found = {replay.nodeid: (replay.spec, replay.paths) for replay in run.replays}
+    found = {replay.nodeid: (run, replay.spec, replay.paths) for replay in run.replays}
     given = {(run.config.invocation_params.dir / text.partition("::")[0]).absolute() for text in run.config.args}
-    for base in {nodeid.rpartition("::")[0] for nodeid in ids if nodeid.endswith("]")}:
+    for base in {nodeid.rpartition("::")[0] for nodeid in ids if nodeid.endswith("]") and ".toml::" not in nodeid}:
         if base == ROOT or run.config.rootpath / base in given:  # others are not read for workloads
             for plan in plans_of(run, base):
-                found |= {f"{base}::{spec.item_name}": (spec, plan.paths(spec)) for spec in plan.trials}
+                found |= {f"{base}::{spec.item_name}": (run, spec, plan.paths(spec)) for spec in plan.trials}
+    for action in {nodeid.partition("[")[0] for nodeid in ids if ".toml::" in nodeid}:
+        from pytest_aorta.plugin.recipes.parts import part_of_item
+
+        part = part_of_item(run.config, f"{action}[]")
+        if part is not None and part.trials_by_name is not None:
+            base = action.rpartition("::")[0]
+            trials = part.trials_by_name()
+            found |= {f"{base}::{name}": (part, spec, part.plan.paths(spec)) for name, spec in trials.items()}
     return {nodeid: found[nodeid] for nodeid in ids if nodeid in found}

@@ -70,6 +70,10 @@ class Cell:
         names = "+".join(identifier(name) for name in self.mitigations)
         return f"{identifier(self.environment)}-{names}-{self.index}"
 
+    def value(self) -> dict[str, Any]:
+        """For conditions on trials; the workload is known to the test only."""
+        return {"environment": self.environment, "mitigations": list(self.mitigations), "trial": self.index}
+
 
 class RunTrial:
     """Callable that runs one trial of a workload."""

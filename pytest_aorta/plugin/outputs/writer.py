@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plugin.compat import Duration, add_duration
+from pytest_aorta.plugin.outputs.gating import JudgedTrials
 from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter, planned_trials
 from pytest_aorta.plugin.report_payload import FinishedTrial, notes_in, trials_in
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
@@ -44,6 +45,7 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
         #: How many trials were skipped because their cells were decided.
@@ -86,7 +88,7 @@ class TrialWriter:
         for trial in trials_in(report.aorta):
             facts = self.write(trial)
             if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
-                self.alike.add(report.nodeid, facts)
+                self.alike.add(report.nodeid, facts, self.run.shown_cell(facts.key.workload, facts.key.cell))
             imported = trial.result["phases_sec"].get("import")
             if isinstance(imported, float) and not trial.resumed:
                 add_duration(self.run.config, Duration(imported, "import", report.nodeid))
@@ -111,7 +113,8 @@ class TrialWriter:
             decided.publish(self.decisions.stopped)
             self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
         if self.run.watcher is not None:
-            self.run.watcher.trial_finished(facts)
+            cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
+            self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
 
@@ -169,20 +172,24 @@ class TrialWriter:
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
 
-    def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
+    def finish(self, unfinished: Iterable[tuple[str, int]], stopped: str | None = None) -> None:
         """Write what no report has brought, retire what a complete run no longer holds, and conclude.
 
-        ``stopped``: what has ended the run before its time, so that its length may depend on what was seen.
+        Args:
+            unfinished: items that have begun only, each with the number of its repeat.
+            stopped: what has ended the run before its time, so that its length may depend on what was seen.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
-        for nodeid in unfinished:
+        for nodeid, repeat in unfinished:
             found = self._find(nodeid)
-            if found is not None and found[1].file not in self.store.written:
+            if found is not None and found[1].repeated(repeat).file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
-                self.write_lost(nodeid, f"interrupted: {why}")
+                self.write_lost(nodeid, f"interrupted: {why}", repeat)
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
+        if self.decisions is not None:
+            self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)

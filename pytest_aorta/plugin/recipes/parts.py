@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of
+from pytest_aorta.plan import Plan
+from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of, shared_folder
 from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.plugin.xdist_roles import test_run_everywhere
 from pytest_aorta.recipe_plans import selection_of
-from pytest_aorta.triage.baselines import check_baseline
-from pytest_aorta.triage.settings import MARGIN, TriageSettings
+from pytest_aorta.triage.baselines import check_baseline, is_named
+from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
+from pytest_aorta.triage.settings import TriageSettings
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion
+from pytest_aorta.workflow.decided import asked_of
 from pytest_aorta.workflow.errors import RecipeError
-
-#: Keys of the triage that recipes cannot have yet.
-_NOT_YET = ("until_decided", "gate")
+from pytest_aorta.workflow.requests import request_digest
+from pytest_aorta.workspace.index.decided import DecidedCells, note_decided
 
 PARTS = pytest.StashKey[dict[tuple[Path, str], Run]]()
 
@@ -42,45 +47,77 @@ def part_of(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
 
 def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     table = action.table
-    for name in _NOT_YET:
-        if getattr(table, name):
-            raise RecipeError(
-                f"action {action.name!r}: {name} is not possible in a recipe yet; it is as an option of pytest",
-                recipe.recipe.file,
-                action.line,
-            )
     base = run_of(config)
+    given = base.selection
+    until_decided = table.until_decided or given.until_decided
+    margin = given.triage.margin if table.margin is None else table.margin
     selection = replace(
-        selection_of(action, recipe.recipe, base.selection),
+        selection_of(action, recipe.recipe, given),
         resume=True,
-        triage=TriageSettings(table.baseline, MARGIN if table.margin is None else table.margin),
-        until_decided=False,
-        duration=None,
+        triage=TriageSettings(table.baseline, margin, sequential=until_decided or given.duration is not None),
+        until_decided=until_decided,
+        duration=None,  # the time is that of the whole run
         gates=(),
         minimize=(),
         replays=(),
         report=None,
     )
-    part = Run(config, selection, base.runner.store.stamp)
+    part = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
     part.registry = base.registry
+    part.action = identifier(action.name)
+    part.expects_failures = table.expect == "fail"
     plan = part.plan
-    part.trials_by_name = cache(lambda: {item_name(action, spec): spec for spec in plan.trials})
+    part.trials_by_name = cache(lambda: {part.shown_name(spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
         completion = trial_completion(action.name, record)
         if completion is not None:
             recipe.add(completion)
 
-    part.on_record = on_record
+    def on_decided(cells: Mapping[str, str]) -> None:
+        with contextlib.suppress(OSError):  # as the journal: what cannot be written is found out again
+            note_decided(recipe.recipe.index, action.name, DecidedCells(asked_of_plan(action, plan), cells))
+
+    part.on_record, part.on_decided = on_record, on_decided
+    if table.baseline is None and not table.gate and not given.gates:
+        return part
+    cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
+    place = f"{recipe.recipe.file}:{action.line}"
     if table.baseline is not None:
-        cells = {spec.cell: spec.mitigations for spec in plan.trials}
-        check_baseline(table.baseline, list(cells.items()), f"{recipe.recipe.file}:{action.line}: baseline")
+        check_baseline(table.baseline, cells, f"{place}: baseline")
+    gates = [_gate(text, place) for text in table.gate]
+    check_gates(gates, cells, f"{place}: gate")
+    others = [gate for gate in given.gates if gate.cell is None or any(is_named(gate.cell, *cell) for cell in cells)]
+    part.selection = replace(selection, gates=(*gates, *others))
     return part
 
 
-def item_name(action: Action, spec: TrialSpec) -> str:
-    """``matrix[local-none-0]``."""
-    return f"{identifier(action.name)}[{spec.item_name.partition('[')[2]}"
+def asked_of_plan(action: Action, plan: Plan) -> str:
+    """What decisions on the cells of an action are about."""
+    return asked_of(action, {spec.cell: request_digest(spec) for spec in _first_of_cells(plan)})
+
+
+def _first_of_cells(plan: Plan) -> Iterable[TrialSpec]:
+    found: dict[str, TrialSpec] = {}
+    for spec in plan.trials:
+        found.setdefault(spec.cell, spec)
+    return found.values()
+
+
+def _gate(text: str, place: str) -> Gate:
+    try:
+        return parse_gate(text)
+    except ValueError as error:
+        raise RecipeError(f"{place}: gate {text!r}: expected {error}") from None
+
+
+def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
+    """Where xdist's workers and their controller find decisions on an action; ``None`` in a single process."""
+    run = test_run_everywhere(config)
+    if run is None:
+        return None
+    name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
+    return partial(shared_folder, f"{run}-{name}")
 
 
 def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:

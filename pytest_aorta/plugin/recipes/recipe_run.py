@@ -17,7 +17,7 @@ from pytest_aorta.plugin.recipes.in_job import StartedTrials
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
-from pytest_aorta.workflow.directories import Directories
+from pytest_aorta.workflow.directories import directories_of
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.reading import read_recipe
 from pytest_aorta.workflow.states import Progress, containing, open_for
@@ -39,8 +39,9 @@ _LOOK = 0.05
 #: Seconds that a record may take from a worker to the disk.
 _ON_ITS_WAY = 30.0
 
-#: Of a trial: ended as expected, ended otherwise, ended without a result, or with no record of this request.
-TrialState = Literal["completed", "failed", "without_result", "open"]
+#: Of a trial: ended as expected, ended otherwise, ended without a result, not to be run because its cell is decided, or
+#: with no record of this request.
+TrialState = Literal["completed", "failed", "without_result", "not_needed", "open"]
 
 _RUNS = pytest.StashKey[dict[Path, "RecipeRun"]]()
 _TURNS = pytest.StashKey[TurnHooks]()
@@ -53,7 +54,7 @@ class RecipeRun:
         self.recipe = recipe
         self._warn = warn
         self._is_unwritable = False
-        self.directories = Directories(recipe)
+        self.directories = directories_of(recipe, cached=False)
         self._turns = turns
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
@@ -148,7 +149,7 @@ class RecipeRun:
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
                 if nodeid in self._selected:
                     self._turns.turns.wait(nodeid)
-            progress = self._progress(action, units)
+            progress = self._progress(follower, action, units)
             left = open_for(follower, action, progress)
             if left.touches(unit):
                 done = {*progress.completed, *(progress.failed if follower.table.each in ("cell", "matrix") else ())}
@@ -176,13 +177,15 @@ class RecipeRun:
                     within.setdefault(outer, []).append(unit)
         return self._within[action.name]
 
-    def _progress(self, action: Action, units: Sequence[str]) -> Progress:
-        """Of some units of an action, by what is on disk."""
+    def _progress(self, follower: Action, action: Action, units: Sequence[str]) -> Progress:
+        """Of some units of an action, by what is on disk; of its trials those that matter for a follower."""
         if not action.is_matrix:
             return Progress(units, completed={each for each in units if self.is_complete(action, each)})
         states = {each: self._state(action, each) for each in units}
         by_state = {state: {unit for unit in units if states[unit] == state} for state in set(states.values())}
         without = by_state.get("without_result", set())
+        if follower.is_matrix or follower.table.each != "trial":
+            units = [unit for unit in units if states[unit] != "not_needed"]
         return Progress(
             units, by_state.get("completed", set()), by_state.get("failed", set()) | without, without_result=without
         )
@@ -263,7 +266,7 @@ def close_recipes(config: pytest.Config) -> None:
 def _turn_hooks(config: pytest.Config) -> TurnHooks:
     if _TURNS not in config.stash:
         run = test_run_of(config)
-        used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
+        used = UsedFolder(partial(shared_folder, run)) if run is not None else None
         turns = Turns(used.path if used is not None else None)
         config.stash[_TURNS] = TurnHooks(turns)
         if used is not None:
@@ -272,8 +275,8 @@ def _turn_hooks(config: pytest.Config) -> TurnHooks:
     return config.stash[_TURNS]
 
 
-def _shared_folder(run: str) -> Path:
-    """The folder of all workers of an xdist run; the last one that uses it removes it."""
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}turns-{run}"
+def shared_folder(name: str) -> Path:
+    """A folder of all processes of an xdist run; the last one that uses it removes it."""
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}turns-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path

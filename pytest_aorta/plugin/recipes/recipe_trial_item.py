@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,12 @@ from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
 from pytest_aorta.plugin.recipes.matrix_places import unit_of
-from pytest_aorta.plugin.recipes.parts import item_name, part_of
+from pytest_aorta.plugin.recipes.parts import asked_of_plan, part_of
 from pytest_aorta.plugin.report_payload import PAYLOAD
+from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
+from pytest_aorta.workspace.index.decided import read_decided
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, TrialState
@@ -97,10 +99,10 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
         RequestError: no plan can be made.
     """
     part = part_of(parent.config, recipe, action)
-    recipe.looks[action.name] = _Look(part, action)
+    recipe.looks[action.name] = _Look(part, action, recipe.recipe.index)
     sibling: RecipeTrialItem | None = None
     for spec in part.plan.trials:
-        name = item_name(action, spec)
+        name = part.shown_name(spec)
         sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
         sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
         sibling.extra_keyword_matches.add(action.name)
@@ -111,7 +113,8 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
 class _Look:
     """What is on disk of the trials of an action."""
 
-    def __init__(self, part: Run, action: Action) -> None:
+    def __init__(self, part: Run, action: Action, index: Path) -> None:
+        self._part, self._action, self._index = part, action, index
         self._results = part.results
         self._plan = part.plan
         self._digests: dict[str, str] = {}
@@ -129,9 +132,19 @@ class _Look:
             record: dict[str, Any] = json.loads(file.read_bytes())
             status, request = record["exit_status"], recorded_digest(record)
         except (OSError, ValueError, TypeError, KeyError):
-            return "open"
+            return self._without_record(spec)
         if record.get("cell") != spec.cell or request != self._digests.setdefault(spec.cell, request_digest(spec)):
-            return "open"
+            return self._without_record(spec)
         if status in self._expected:
             return "completed"
         return "failed" if status in ("ok", *_FAILED) else "without_result"
+
+    def _without_record(self, spec: TrialSpec) -> TrialState:
+        is_decided = spec.cell in self._decided_before or self._part.stopping.decided.reason(cell_of(spec)) is not None
+        return "not_needed" if is_decided else "open"
+
+    @cached_property
+    def _decided_before(self) -> Collection[str]:
+        """The cells that an earlier run has decided, of the same request."""
+        found = read_decided(self._index).get(self._action.name)
+        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._part.plan) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,22 +31,24 @@ class Stopping:
     Args:
         config: of pytest.
         selection: what the user asked for.
+        shared: finds the folder of an action of a recipe, which has several processes, in each of them.
     """
 
-    def __init__(self, config: pytest.Config, selection: Selection) -> None:
+    def __init__(self, config: pytest.Config, selection: Selection, shared: Callable[[], Path] | None = None) -> None:
         self._config = config
+        self._shared = shared
         self._selection = selection
 
     @cached_property
     def _used(self) -> UsedFolder:
-        return UsedFolder(make_own)
+        return UsedFolder(self._shared or make_own)
 
     @cached_property
     def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
         if not self._selection.may_end_early:
             return None
-        if is_controller(self._config):
+        if self._shared is not None or is_controller(self._config):
             return self._used.path
         shared = decisions_of_controller(self._config).get("folder")
         return Path(shared) if shared and Path(shared).is_dir() else None
@@ -92,11 +95,17 @@ def round_name(where: str, index: int) -> str:
     return f"{where} {index}"
 
 
+def where_of(nodeid: str) -> str:
+    """What has rounds of its own: all workloads of a file together, each action of a recipe by itself."""
+    base = nodeid.partition("[")[0]
+    return base if ".toml::" in base else base.rpartition("::")[0]
+
+
 def round_of(item: pytest.Item) -> str | None:
     """The round of a trial item, or of an item of a marked test; ``None`` for any other."""
     spec: TrialSpec | None = getattr(item, "spec", None)
     if spec is not None:
-        return round_name(item.nodeid.partition("[")[0].rpartition("::")[0], spec.trial_index)
+        return round_name(where_of(item.nodeid), spec.trial_index)
     cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
     return round_name(item.nodeid.partition("[")[0], cell.index) if cell else None
 

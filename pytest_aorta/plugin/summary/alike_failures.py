@@ -88,11 +88,10 @@ class AlikeFailures:
     def __init__(self) -> None:
         self._failed: dict[str, _Failed] = {}
 
-    def add(self, nodeid: str, facts: TrialFacts) -> None:
-        """The trial of an item is over."""
+    def add(self, nodeid: str, facts: TrialFacts, cell: tuple[str, str]) -> None:
+        """The trial of an item is over; ``cell``: its workload, or action of a recipe, and its cell."""
         if facts.signature is not None:
-            cell = f"{facts.key.workload} {facts.key.cell}"
-            self._failed[nodeid] = _Failed(cell, facts.index, (facts.outcome, facts.signature))
+            self._failed[nodeid] = _Failed(" ".join(cell), facts.index, (facts.outcome, facts.signature))
 
     def fold(
         self, reports: Iterable[Report], nodeid_of: Callable[[Report], str]

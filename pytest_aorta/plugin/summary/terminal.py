@@ -18,6 +18,7 @@ from pytest_aorta.workspace.paths import repeat_of
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.table import Table
@@ -91,7 +92,7 @@ class Summary:
         """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
         if not self._cells:
             return
-        terminal.write_sep("=", "trials")
+        terminal.write_sep("=", "trials" if self._run.action is None else f"trials of {self._run.action}")
         for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
@@ -117,9 +118,10 @@ class Summary:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
             text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
             terminal.write_line(f"{text} (for more trials: --aorta-trials)")
-        if self._run.selection.resume:
+        if self._run.selection.resume and (self._resumed or self._not_kept or self._run.action is None):
             total = sum(cell.trials for cell in self._cells.values())
-            terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already (--aorta-resume)")
+            option = " (--aorta-resume)" if self._run.action is None else ""
+            terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
             for why, number in self._not_kept.items():
                 terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
         for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
@@ -157,6 +159,15 @@ def header(run: Run) -> str:
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def shard_line(selection: Selection) -> list[str]:
+    """What part of all is run, and what has decided that."""
+    if selection.shard is None:
+        return []
+    number, count = selection.shard
+    by = "number of trials" if selection.durations is None else f"durations of {printable(str(selection.durations))}"
+    return [f"aorta: shard {number} of {count}, by the {by}"]
 
 
 def _shown(run: Run) -> Path:

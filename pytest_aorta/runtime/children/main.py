@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -20,12 +21,15 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
 def serve(payload: dict[str, Any], channel: Channel) -> None:
     """Serve as a slot or as a worker until the other side closes the channel."""
     take_output(channel, payload["output"])
+    held = [channel.receive_fd() for _ in range(payload["held"])]  # locks of devices, kept until this process has ended
+    assert None not in held, "the worker has ended"
     if payload["role"] == "worker":
         from pytest_aorta.runtime.children.worker_server import serve_worker
 
         serve_worker(payload["spec"], channel)
     else:
-        SlotProcess(channel).serve(payload)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended during a task
+            SlotProcess(channel).serve(payload)
 
 
 def take_output(channel: Channel, targets: list[int]) -> None:

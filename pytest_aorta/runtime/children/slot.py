@@ -6,14 +6,17 @@ import json
 import traceback
 from typing import Any, cast
 
+from pytest_aorta.runtime.children.forks import ForkWatch
 from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
 from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.results import encode_result
 from pytest_aorta.runtime.memory.transfer import Receiver
 from pytest_aorta.runtime.records import failed
 from pytest_aorta.runtime.zygotes.channel import Channel
 
-#: Bytes of JSON that a task's return value may have.
-MAX_PAYLOAD = 2**20
+
+class ItemError(Exception):
+    """Raised from the exception of one item; its argument is the item's number."""
 
 
 class SlotProcess:
@@ -23,6 +26,7 @@ class SlotProcess:
         self.channel = channel
         self.receiver = Receiver()
         self.callables: dict[str, Any] = {}
+        self.forks = ForkWatch()
 
     def serve(self, payload: dict[str, Any]) -> None:
         """Get ready, then carry out orders until the channel closes or an order says so."""
@@ -41,7 +45,7 @@ class SlotProcess:
     def load(self, plain: list[str]) -> None:
         """Load a callable, for tasks to come."""
         definition = Definition(*plain)
-        self.callables[definition.digest] = definition.load()
+        self.callables[definition.digest] = definition.load_task()
 
     def handle(self, order: Order) -> None:
         """Carry out one order."""
@@ -66,28 +70,47 @@ class SlotProcess:
             report["failure"] = plain_failure(error)
         return report
 
+    def call(self, order: TaskOrder) -> Any:
+        """What the callable returns, in this process and in no fork of it: once, or a list with one value per item."""
+        try:
+            function, args = self.callables[order["digest"]], self.receiver.decode(order.get("args"))
+            first = order.get("first_item")
+            returned = function(args) if first is None else _map(function, args.config, first)
+        except BaseException as error:
+            self.forks.check(error.__cause__ if isinstance(error, ItemError) else error)
+            raise
+        self.forks.check()
+        return returned
+
     def run(self, order: TaskOrder) -> str:
         """Run one task; how it ended, as the inner part of a JSON mapping."""
         try:
-            function = self.callables[order["digest"]]
-            return f'"outcome":"success","payload":{as_json(function(self.receiver.decode(order.get("args"))))}'
+            payload, parts = encode_result(self.call(order))
         except BaseException as error:
             return f'"outcome":"task_failure","failure":{json.dumps(plain_failure(error))}'
+        if parts:
+            return f'"outcome":"success","payload":{payload},"parts":{json.dumps(parts)}'
+        return f'"outcome":"success","payload":{payload}'
+
+
+def _map(function: Any, items: Any, first: int) -> list[Any]:
+    results: list[Any] = []
+    try:
+        for item in items:
+            results.append(function(item))
+    except BaseException as error:
+        raise ItemError(first + len(results)) from error
+    return results
 
 
 def plain_failure(error: BaseException) -> dict[str, Any]:
-    """The exception that is being handled, as JSON values."""
-    failure = failed(error, traceback=traceback.format_exc()).failure
+    """The exception that is being handled, as JSON values; its traceback begins below this module."""
+    if isinstance(error, ItemError) and error.__cause__ is not None:
+        cause = plain_failure(error.__cause__)
+        return {**cause, "message": f"item {error.args[0]}: {cause['message']}"}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    failure = failed(error, traceback="".join(traceback.format_exception(type(error), error, trace))).failure
     assert failure is not None
     return failure.to_plain()
-
-
-def as_json(value: Any) -> str:
-    """A return value as JSON, if it is that and of a bounded size; results of another kind travel through tensors."""
-    if value is None:
-        return "null"
-    try:
-        text = json.dumps(value)
-    except Exception:  # its own methods may raise anything
-        return "null"
-    return text if len(text) <= MAX_PAYLOAD else "null"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pytest_aorta.runtime.children.slot import as_json, plain_failure
+from pytest_aorta.runtime.children.graph_task import GraphTask, LeftBehind
+from pytest_aorta.runtime.children.slot import plain_failure
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
     EndedReport,
@@ -22,6 +22,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Preparation
 from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.results import encode_result
 from pytest_aorta.runtime.memory.tensor_bytes import to_bytes
 from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs
 from pytest_aorta.runtime.records import Outcome, TaskRecord
@@ -132,22 +133,23 @@ class WorkerService:
         """One task of the level above is one run at this level."""
         report: EndedReport = {"op": "ended", "id": order["id"], "outcome": Outcome.SUCCESS.value}
         try:
+            task = GraphTask(self.worker, lambda error: self._report_end(report, error))
+            self.cancels[order["id"]] = task.cancel
             orch_fn = self.worker.callables.definitions[order["digest"]].load()
-            returned: list[Any] = []
-
-            def build(orch: Any, args: SlotArgs, config: Any) -> None:
-                returned.append(orch_fn(orch, args, config))
-
-            handle = self.worker.submit(build, args, args.config)
-            self.cancels[order["id"]] = lambda why: handle.cancel(why, running=True)
-            handle.wait()
-            report["payload"] = json.loads(as_json(returned[0]))
+            _put_result(report, task.run(orch_fn, args))
             written = order.get("args", {}).get("written", ())
             report["written"] = [(number, to_bytes(args.tensors[number])) for number in written]
+        except LeftBehind:
+            return  # it was reported when it was left behind
         except BaseException as error:
+            self._report_end(report, error)
+        else:
+            self._report_end(report)
+
+    def _report_end(self, report: EndedReport, error: BaseException | None = None) -> None:
+        if error is not None:
             report["outcome"], report["failure"] = Outcome.TASK_FAILURE.value, plain_failure(error)
-        finally:
-            self.cancels.pop(order["id"], None)
+        self.cancels.pop(report["id"], None)
         self._report(report)
 
     def submit_job(self, order: JobOrder) -> None:
@@ -165,19 +167,23 @@ class WorkerService:
 
     def _job_ended(self, number: int, record: TaskRecord) -> None:
         self.cancels.pop(number, None)
-        self._report(
-            {
-                "op": "ended",
-                "id": number,
-                "outcome": record.outcome.value,
-                "payload": record.payload,
-                "failure": None if record.failure is None else record.failure.to_plain(),
-            }
-        )
+        report: EndedReport = {"op": "ended", "id": number, "outcome": record.outcome.value}
+        try:
+            _put_result(report, record.payload)
+        except (TypeError, ValueError) as error:
+            report["outcome"], report["failure"] = Outcome.TASK_FAILURE.value, plain_failure(error)
+        if record.failure is not None:
+            report["failure"] = record.failure.to_plain()
+        self._report(report)
 
     def _report(self, report: Report) -> None:
         try:
             self.transport.send(report)
+        except ValueError as error:  # numbers that execnet has no form for, in the details of an exception
+            if report["op"] != "ended":
+                raise
+            failure = plain_failure(error)
+            self.transport.send({**report, "outcome": Outcome.TASK_FAILURE.value, "failure": failure})
         except OSError:
             return  # the level above is gone; the end of the transport ends this process
 
@@ -185,3 +191,9 @@ class WorkerService:
         """Cancel what still runs: its results are not wanted any more."""
         for cancel in list(self.cancels.values()):
             cancel("the worker is closed")
+
+
+def _put_result(report: EndedReport, value: Any) -> None:
+    report["text"], parts = encode_result(value)
+    if parts:
+        report["parts"] = parts

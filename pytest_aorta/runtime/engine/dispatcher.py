@@ -9,11 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.engine.callbacks import CallbackThread
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.placement import Placement
 from pytest_aorta.runtime.engine.runs import GraphRun
@@ -24,18 +28,22 @@ from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.graph import Graph
 from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
 from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, TaskRecord, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
     from pytest_aorta.runtime.graph.footprint import Footprint
 
-#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
 
 
 class WorkerClosed(RuntimeError):
     """The worker is closed or closing."""
+
+
+class RingFull(RuntimeError):
+    """All slots of a run's ring are taken by tasks that have not ended."""
 
 
 class Dispatcher:
@@ -56,6 +64,7 @@ class Dispatcher:
         self.lock = threading.Condition(self._mutex)
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
+        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
         self.sessions: list[GraphRun] = []
@@ -76,9 +85,23 @@ class Dispatcher:
         while self.runs and self.runs[0] is not head:  # a run may end here, when its tasks can run nowhere
             head = self.runs[0]
             self._start_ready_of(head.queues)
+        if len(self.runs) > 1:
+            self._start_beside()
         # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
         for run in tuple(self.sessions):
             self._start_ready_of(run.queues)
+
+    def _start_beside(self) -> None:
+        """Start tasks of later runs that are independent of all earlier ones, where those have none left to start."""
+        earlier: list[GraphRun] = []
+        for run in tuple(self.runs):
+            if earlier:
+                if any(other.queues for other in earlier):
+                    return  # with idle endpoints kept for them, or none at all
+                if all(run.may_overtake(other) for other in earlier):
+                    self._start_ready_of(run.queues)
+            if not run.ended.is_set():
+                earlier.append(run)
 
     def _start_ready_of(self, queues: ReadyQueues) -> None:
         while queues:
@@ -98,15 +121,18 @@ class Dispatcher:
     # Runs
 
     def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; unless it is a session, blocks while two others are open."""
+        """Begin a run; unless it is a session, blocks while two others of this thread are open."""
         with self.lock:
-            while not run.is_session and len(self.runs) >= DEPTH and not self.closing:
+            while not run.is_session and self._open_of(run.thread) >= DEPTH and not self.closing:
                 with SIGINT_GUARD.allowed():
                     self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self._open_runs(run).append(run)
             return run
+
+    def _open_of(self, thread: threading.Thread) -> int:
+        return sum(run.thread is thread for run in self.runs)
 
     def _open_runs(self, run: GraphRun) -> deque[GraphRun] | list[GraphRun]:
         return self.sessions if run.is_session else self.runs
@@ -121,18 +147,40 @@ class Dispatcher:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
         self._open_runs(run).remove(run)
+        for other in run.shares_with:
+            other.shares_with.discard(run)
+        run.shares_with, run.memory = set(), set()
         run.keeps = None
         self._turn.defer(self.run_ended)
         run.ended.set()
         self.loop.notify()
+        self._note_end_of_callbacks(run)
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
         """Cancel the tasks that have not started, and with ``running`` those that have."""
         with self.lock:
+            run.cancelled = run.cancelled or why
             unsettled = [node for node in run.nodes if node.payload.record is None]
         for node in unsettled:
             self.cancel(node, why, running)
+
+    def unsettled_with(self, digest: str) -> int:
+        """How many tasks of a callable have not ended."""
+        with self.lock:
+            return sum(
+                member.definition is not None and member.definition.digest == digest
+                for run in (*self.runs, *self.sessions)
+                for node in run.nodes
+                if node.payload.record is None
+                for member in node.payload.members
+            )
+
+    def wait_until_settled(self, digest: str) -> None:
+        """Block until all tasks of a callable have ended, or the dispatcher closes."""
+        with self.lock:
+            while not self.closing and self.unsettled_with(digest):
+                self.lock.wait(PIECE)
 
     def drain(self, timeout: float) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time.
@@ -163,10 +211,19 @@ class Dispatcher:
 
         Raises:
             TaskError: an earlier task of a run with ``fail_fast`` has failed.
+            RingFull: the run has as many tasks that have not ended as its ring has slots.
+            RuntimeError: the run is closed or cancelled.
         """
         with self.turn():
             self._check_accepts(run)
+            if run.ring_size is not None and run.unsettled >= run.ring_size:
+                raise RingFull(
+                    f"the ring is full: {run.unsettled} tasks of this run have not ended; submit fewer at a time, or"
+                    " raise ring_size or ring_timeout of the worker"
+                )
             run.unsettled += 1
+            for footprint, _ in accesses:
+                run.note_use(footprint.backing, self.runs)
             try:
                 node = self.graph.add(task, run, accesses, after, task.label)
             except BaseException:
@@ -176,16 +233,27 @@ class Dispatcher:
                 run.nodes[node] = None
             return node
 
+    def wait_for_room(self, run: GraphRun, timeout: float | None) -> bool:
+        """Block until a slot of a run's ring is free, or until the worker is closed; whether within ``timeout``."""
+        with self.lock:
+            if self.closing or run.ring_size is None or run.unsettled < run.ring_size:
+                return True
+            room = run.room = run.room or threading.Event()
+        return self.loop.run_until(room, timeout) or self.closing
+
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
+            run.note_use(footprint.backing, self.runs)
             return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
 
     @staticmethod
     def _check_accepts(run: GraphRun) -> None:
         if run.closed:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+        if run.cancelled is not None:
+            raise RuntimeError(f"the run is cancelled: {run.cancelled}")
         if run.fail_fast and run.first_failure is not None:
             raise TaskError(run.first_failure)
 
@@ -224,9 +292,15 @@ class Dispatcher:
                 task.outcome = Outcome.SUCCESS
         task.record = record_of(node)
         run: GraphRun = node.run
+        for member in task.members:  # what only its tensors have kept is free from now on
+            member.args = member.config = member.job = member.definition = member.completion = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
         run.unsettled -= 1
+        if run.room is not None and run.unsettled <= run.low_water:
+            run.room.set()
+            run.room = None
+            self.loop.notify()
         if run.is_session:
             run.nodes.pop(node, None)
         if task.settled is not None:
@@ -234,7 +308,7 @@ class Dispatcher:
             self.loop.notify()
         if task.callbacks:
             for callback in task.callbacks:
-                self._turn.defer(lambda callback=callback: callback(task.record))  # type: ignore[misc]
+                self.call_back(node, callback)
             task.callbacks = []
         if run.closed:
             self._end_if_over(run)
@@ -243,8 +317,10 @@ class Dispatcher:
         if isinstance(node.payload, Slab):
             self.release_slab(node.payload)
             return
-        for member in node.payload.members:  # its arguments are not needed any more, its record is
-            member.args, member.config, member.job, member.definition = None, None, None, None
+        # In an open run there may be very many: of those that nothing refers to, only the record is kept.
+        run: GraphRun = node.run
+        if run.nodes.pop(node, self) is None:
+            run.records[node.id] = node.payload.record
 
     # Dispatches
 
@@ -252,21 +328,28 @@ class Dispatcher:
         task: GraphTask = node.payload
         for member, endpoint in zip(task.members, endpoints, strict=True):
             endpoint.busy += 1
-            task.running.append(Dispatch(next(self._ids), node, member, endpoint))
-        for dispatch in list(task.running):
-            if task.failure is not None:
-                self._end(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
-                continue
-            dispatch.member.started = time.time()
-            dispatch.member.ran_on = dispatch.endpoint.name
-            if task.timeout is not None:
-                moment = time.monotonic() + task.timeout
-                dispatch.deadline = self.loop.call_at(moment, lambda dispatch=dispatch: self._overdue(dispatch))  # type: ignore[misc]
-            try:
-                dispatch.endpoint.start(dispatch)
-            except Exception as error:
-                outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
-                self._end(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
+            dispatch = Dispatch(next(self._ids), node, member, endpoint)
+            task.running.append(dispatch)
+            endpoint.assign(dispatch)
+            # Without the lock: arguments may be large, and a process that does not read is no other task's trouble.
+            self._turn.defer(partial(self._start, dispatch))
+
+    def _start(self, dispatch: Dispatch) -> None:
+        task: GraphTask = dispatch.node.payload
+        failure = task.failure
+        if dispatch.over or failure is not None:  # its endpoint has died, or another member could not be started
+            if failure is not None:
+                self.ended(dispatch, Completion(Outcome.SKIPPED, None, failure))
+            return
+        dispatch.member.started = time.time()
+        dispatch.member.ran_on = dispatch.endpoint.name
+        if task.timeout is not None:
+            dispatch.deadline = self.loop.call_at(time.monotonic() + task.timeout, partial(self._overdue, dispatch))
+        try:
+            dispatch.endpoint.start(dispatch)
+        except Exception as error:
+            outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
+            self.ended(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
@@ -316,8 +399,50 @@ class Dispatcher:
         for dispatch in list(task.running):
             self._stop_one(dispatch, completion, why)
 
-    @staticmethod
-    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
+    def _stop_one(self, dispatch: Dispatch, completion: Completion, why: str) -> None:
         if not dispatch.over and dispatch.stopping is None:
             dispatch.stopping = completion
-            dispatch.endpoint.stop(dispatch, why)
+            self._turn.defer(partial(dispatch.endpoint.stop, dispatch, why))
+
+    def fail(self, dispatch: Dispatch, error: BaseException, what: str) -> None:
+        """End a task early because of an error on this side, in ``what``."""
+        completion = failed(error, traceback=traceback.format_exc())
+        with self.turn():
+            self._stop_one(dispatch, completion.at(what).at(dispatch.endpoint.name), what)
+
+    # Callbacks
+
+    def call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record of a task that has settled; within a turn, or with the lock."""
+        run: GraphRun = node.run
+        run.calling_back += 1
+        self.callbacks.add(partial(self._call_back, node, callback))
+
+    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        record, raised = node.payload.record, None
+        try:
+            callback(record)
+        except BaseException as error:
+            raised = error
+        run: GraphRun = node.run
+        with self.turn():
+            run.calling_back -= 1
+            if raised is not None and not run.is_session and not run.called_back.is_set():
+                run.callback_failure = run.callback_failure or _callback_record(record, raised)
+                raised = None
+            self._note_end_of_callbacks(run)
+        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
+            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook))
+
+    def _note_end_of_callbacks(self, run: GraphRun) -> None:
+        if run.ended.is_set() and not run.calling_back:
+            run.called_back.set()
+            self.loop.notify()
+
+
+def _callback_record(record: TaskRecord, error: BaseException) -> TaskRecord:
+    """The failure of a callback, as the record of its task."""
+    text = "".join(traceback.format_exception(error))
+    failure = failed(error, traceback=text).at(f"when_settled of task {record.id} ({record.label})").failure
+    return replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)

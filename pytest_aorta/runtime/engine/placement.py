@@ -27,10 +27,17 @@ class Placement:
         """Add an endpoint."""
         self.pools[endpoint.kind][endpoint.id] = endpoint
 
+    def size(self, kind: TaskKind) -> int:
+        """How many endpoints of that kind there are."""
+        return len(self.pools[kind])
+
     def check_id(self, kind: TaskKind, worker: object) -> int:
-        """An id of an endpoint of that kind; raises ``ValueError`` for any other object."""
+        """An id of an endpoint of that kind; raises ``TypeError`` or ``ValueError`` for any other object."""
         known = self.pools[kind]
-        if isinstance(worker, bool) or not isinstance(worker, int) or worker not in known:
+        if isinstance(worker, bool) or not isinstance(worker, int):
+            kind_of = type(worker).__name__
+            raise TypeError(f"the id of a worker is an int, not {worker!r} ({kind_of})")
+        if worker not in known:
             valid = ", ".join(map(str, known)) or "none: there are no workers of the next level"
             raise ValueError(f"{worker!r} is not the id of a worker of the next level; valid: {valid}")
         return worker

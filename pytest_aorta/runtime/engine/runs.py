@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
@@ -18,16 +19,53 @@ class GraphRun:
     A session is a run that stays open for as long as its worker; it forgets tasks that have settled.
     """
 
-    def __init__(self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False) -> None:
+    def __init__(
+        self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False, ring_size: int | None = None
+    ) -> None:
+        #: The most tasks that have not ended; ``None`` for any number. Every run has its own ring: if two shared one,
+        #: the later one could fill it with tasks that cannot start before the earlier one has ended.
+        self.ring_size = ring_size
+        #: Set once the number has fallen so low that it is worth to wake a submitter.
+        self.room: threading.Event | None = None
+        self.low_water = 0 if ring_size is None else ring_size - max(1, ring_size // 8)
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
         self.is_session = is_session
+        #: Its graph is built by this thread. Runs of one thread come one after the other.
+        self.thread = threading.current_thread()
+        #: Identities of the memory that its tasks use, and the open runs that use some of it, too.
+        self.memory: set[Hashable] = set()
+        self.shares_with: set[GraphRun] = set()
         self.queues = ReadyQueues()
-        #: Its tasks in the order of their submission.
+        #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
         self.nodes: dict[Node, None] = {}
+        self.records: dict[int, TaskRecord] = {}
         self.unsettled = 0
         self.first_failure: TaskRecord | None = None
+        #: Why it accepts no further task, if it was cancelled.
+        self.cancelled: str | None = None
         #: Whether its graph is complete, and whether all tasks have ended, too.
         self.closed = False
         self.ended = threading.Event()
+        #: Callbacks of its tasks that have not returned; the first one that has raised; whether all have after its end.
+        self.calling_back = 0
+        self.callback_failure: TaskRecord | None = None
+        self.called_back = threading.Event()
+
+    def note_use(self, memory: Hashable, others: Iterable[GraphRun]) -> None:
+        """One of its tasks uses memory; ``others`` are the runs that are open."""
+        if memory not in self.memory:
+            self.memory.add(memory)
+            for other in others:
+                if other is not self and memory in other.memory:
+                    self.shares_with.add(other)
+                    other.shares_with.add(self)
+
+    def may_overtake(self, earlier: GraphRun) -> bool:
+        """Whether its tasks may start beside those of an earlier run, as far as these leave workers idle.
+
+        No thread has said that one comes after the other, and no tensor can be seen half written: all that the earlier
+        one uses is known.
+        """
+        return earlier.closed and earlier.thread is not self.thread and earlier not in self.shares_with

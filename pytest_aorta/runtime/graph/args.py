@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
 from pytest_aorta.runtime.memory.tensor_kinds import check_kind, check_writable
+from pytest_aorta.runtime.memory.torch_storage import shared_descriptor
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,8 @@ class TaskArgs:
         self._tensors: list[torch.Tensor] = []
         self._tags: list[Tag] = []
         self._scalars: list[int | float | bool | str] = []
+        #: Numbers of the tensors that do not exist yet.
+        self._blank: list[int] = []
 
     def __repr__(self) -> str:
         tensors = ", ".join(
@@ -91,6 +95,32 @@ class TaskArgs:
         self._tags.append(tag)
         return self
 
+    def add_output(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> TaskArgs:
+        """Append an ``OUTPUT`` that the submission allocates, as ``orch.alloc`` does (default: float32).
+
+        ``TaskRef.outputs`` has the tensor, for tasks that read it.
+
+        Raises:
+            TypeError: not whole numbers, or no type of torch.
+            ValueError: a negative size, or these are too many.
+        """
+        import torch
+
+        sizes = list(shape)
+        for size in sizes:
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"a shape is a list of whole numbers, not {sizes!r:.80}")
+            if size < 0:
+                raise ValueError(f"a shape has sizes from 0, not {size}")
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"expected a torch.dtype or None, not {dtype!r:.80} ({type(dtype).__name__})")
+        if len(self._tensors) == MAX_TENSORS:
+            raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
+        self._blank.append(len(self._tensors))
+        self._tensors.append(torch.empty(sizes, dtype=dtype or torch.float32, device="meta"))
+        self._tags.append(Tag.OUTPUT)
+        return self
+
     def add_scalar(self, value: int | float | bool | str) -> TaskArgs:
         """Append a plain value.
 
@@ -99,7 +129,7 @@ class TaskArgs:
             ValueError: these are too many.
         """
         if not isinstance(value, (int, float, str)):
-            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r}")
+            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r:.80} ({type(value).__name__})")
         if len(self._scalars) == MAX_SCALARS:
             raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
         self._scalars.append(value)
@@ -109,7 +139,20 @@ class TaskArgs:
         """A copy, which later additions do not change."""
         made = TaskArgs()
         made._tensors, made._tags, made._scalars = self._tensors[:], self._tags[:], self._scalars[:]
+        made._blank = self._blank[:]
         return made
+
+    def replace(
+        self, output: Callable[[torch.Tensor], torch.Tensor], private: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Replace what there is no memory for: tensors that do not exist yet, then those of this process only."""
+        for number in self._blank:
+            self._tensors[number] = output(self._tensors[number])
+        self._blank.clear()
+        for number, tensor in enumerate(self._tensors):
+            if tensor.numel() and shared_descriptor(tensor.untyped_storage()) is None:
+                _check_access(tensor, self._tags[number])
+                self._tensors[number] = private(tensor)
 
     def accesses(self) -> list[tuple[Footprint, Tag]]:
         """What each tensor touches, and how, as of now."""

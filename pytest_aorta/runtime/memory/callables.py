@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.machinery
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,9 @@ class CallableHandle:
     serial: int
     name: str
 
+    def __repr__(self) -> str:
+        return f"<CallableHandle {self.name} {self.digest[:15]}>"
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -60,9 +64,21 @@ class Definition:
 
         return cloudpickle.loads(base64.b64decode(self.content))
 
+    def load_task(self) -> Callable[[Any], Any]:
+        """The callable as a slot calls it, with one argument; one that takes none is called without."""
+        function = self.load()
+        return (lambda args: function()) if _takes_nothing(function) else function
+
     def to_plain(self) -> list[str]:
         """JSON values."""
         return [self.kind, self.content, self.name]
+
+
+def _takes_nothing(function: Any) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions written in C do not say
+        return False
 
 
 def define(target: Callable[..., Any] | str) -> Definition:
@@ -189,6 +205,14 @@ class Callables:
         if handle.owner == self.owner:
             del self._handles[handle.serial]
         return handle.digest if self.forget(handle.digest) else None
+
+    def is_last(self, handle: CallableHandle) -> bool:
+        """Whether the callable is forgotten with this handle; raises as ``resolve``."""
+        self.resolve(handle)
+        return not any(
+            registration.digest == handle.digest and serial != handle.serial
+            for serial, registration in self._handles.items()
+        )
 
     def accept(self, definition: Definition) -> bool:
         """Take in what a worker above has registered; whether it is new here."""

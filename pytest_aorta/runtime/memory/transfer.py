@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, from_storage, to_bytes
+from pytest_aorta.runtime.memory.tensor_bytes import dtype_name, from_bytes, from_storage, to_bytes
 from pytest_aorta.runtime.memory.torch_storage import map_storage
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class SlotArgs:
     tensors: Sequence[torch.Tensor] = ()
     scalars: Sequence[Any] = ()
     config: Any = None
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{dtype_name(tensor)} {tuple(tensor.shape)}" for tensor in self.tensors)
+        return f"SlotArgs([{tensors}], {list(self.scalars)!r}, config={self.config!r})"
 
 
 #: For a task without arguments.

@@ -13,12 +13,15 @@ many, so each request is served in the end, and requests for other devices are n
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import platform
 import re
 import stat
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +37,9 @@ _POLL_TABLE = 0.002
 _NAME = 200
 #: How often ``holders`` tries to look.
 _LOOKS = 500
+
+#: Those of this process.
+_LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 class LeaseError(Exception):
@@ -141,6 +147,24 @@ class Leases:
                 RELEASES.wait(_POLL_TABLE)
         return {}
 
+    def inherited(self) -> dict[int, int]:
+        """Devices of the pool whose locks another process has handed to this one, each with its descriptor."""
+        files = {str(self._file(device).resolve()): device for device in self.devices}
+        with RELEASES:  # while a thread of this process looks, the files are open without being held
+            own = {descriptor for lease in list(_LEASES) for descriptor in lease.descriptors}
+            found: dict[int, int] = {}
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    device = files.get(os.readlink(f"/proc/self/fd/{name}"))
+                except OSError:
+                    continue
+                if device is None or int(name) in own:
+                    continue
+                with contextlib.suppress(BlockingIOError):  # it is open here, but its lock is another one's
+                    fcntl.flock(int(name), fcntl.LOCK_EX | fcntl.LOCK_NB)  # of a lock that is held: nothing
+                    found[device] = int(name)
+            return found
+
     def _file(self, device: int) -> Path:
         return self.folder / f"device-{device}.lock"
 
@@ -154,6 +178,7 @@ class Lease:
         self.devices = tuple(device for device, _ in pairs)
         self._order = tuple(descriptor for _, descriptor in pairs)
         self._held = held
+        _LEASES.add(self)
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -30,10 +30,24 @@ def was_looked_at(results: Path, planned: Mapping[CellKey, int]) -> bool:
     for cell in cells if isinstance(cells, list) else ():
         if not isinstance(cell, dict) or not cell.get("seen"):
             continue
-        key = CellKey(*(str(cell.get(name, "")) for name in ("workload", "cell", "test", "options", "digest")))
+        key = _key_of(cell)
         if key in planned and (was_sequential or cell.get("planned") != planned[key]):
             return True
     return False
+
+
+def planned_of(results: Path) -> dict[CellKey, int]:
+    """The trials of each cell in the plan of the last run; empty where there is no matrix."""
+    cells = _read(results / MATRIX_JSON).get("cells")
+    found = {}
+    for cell in cells if isinstance(cells, list) else ():
+        if isinstance(cell, dict) and isinstance(planned := cell.get("planned"), int):
+            found[_key_of(cell)] = planned
+    return found
+
+
+def _key_of(cell: Mapping[str, Any]) -> CellKey:
+    return CellKey(*(str(cell.get(name, "")) for name in ("workload", "cell", "test", "options", "digest")))
 
 
 def settings_of(results: Path) -> TriageSettings | None:

@@ -73,6 +73,38 @@ def test_a_signal_is_named() -> None:
     }
 
 
+ABORT = """terminate called without an active exception
+Fatal Python error: Aborted
+
+Thread 0x00007f43bb7c5b80 (most recent call first):
+{frame}
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def test_an_exception_counts_where_the_interpreter_crashes_while_it_ends(tmp_path: Path) -> None:
+    text = TRACEBACK.format(raised="ValueError: bad") + ABORT.format(frame="  <no Python frame>")
+    assert failure_of(tmp_path, text, code=-6) == {
+        "phase": "run",
+        "kind": "exception",
+        "type": "ValueError",
+        "message": "bad",
+        "traceback": TRACEBACK.format(raised="ValueError: bad").rstrip("\n"),
+        "signal": "SIGABRT",
+    }
+
+
+def test_a_traceback_that_was_logged_before_explains_no_other_crash(tmp_path: Path) -> None:
+    logged = TRACEBACK.format(raised="ValueError: caught")
+    in_a_call = ABORT.format(frame='  File "train.py", line 9 in step')
+    beside_one = ABORT.format(
+        frame='  <no Python frame>\n\nThread 0x1 (most recent call first):\n  File "t.py", line 1 in f'
+    )
+    for crash in ("", in_a_call, beside_one):
+        assert failure_of(tmp_path, logged + crash, code=-6)["kind"] == "signal"
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

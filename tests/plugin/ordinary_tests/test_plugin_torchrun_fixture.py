@@ -156,8 +156,9 @@ def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts
 )
 def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, workers: tuple[str, ...]) -> None:
     with_tests(scripts, FAULTS)
-    result = scripts.run("test_it.py", *workers)
-    result.assert_outcomes(passed=7)
+    # In parts: eight times torchrun takes minutes on a loaded machine.
+    for part, passed in (("passes or raises", 3), ("segfault or exit", 2), ("restarts or twice", 2)):
+        scripts.run("test_it.py", "-k", part, *workers).assert_outcomes(passed=passed)
     assert statuses(scripts) == STATUSES
     assert scripts.left_running() == []
 
@@ -176,12 +177,15 @@ def test_hang(aorta_torchrun):
 
 
 @pytest.mark.parametrize(
-    ("own", "limit"), [("", 6), pytest.param(", timeout=8", 8, marks=pytest.mark.slow)], ids=["general", "own"]
+    ("own", "general"),
+    [("", "25"), pytest.param(", timeout=25", "6", marks=pytest.mark.long)],
+    ids=["general", "own"],
 )
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, limit: int) -> None:
-    with_tests(scripts, HANG.format(own=own, limit=limit))
-    scripts.run("test_it.py", "--aorta-timeout", "6").assert_outcomes(passed=1)
+def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, general: str) -> None:
+    """The deadline counts from the start of torchrun, which alone takes more than 6 s on a loaded machine."""
+    with_tests(scripts, HANG.format(own=own, limit=25))
+    scripts.run("test_it.py", "--aorta-timeout", general).assert_outcomes(passed=1)
     assert set(scripts.statuses().values()) == {"timeout"}
     assert scripts.left_running() == []
 

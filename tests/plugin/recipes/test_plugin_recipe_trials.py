@@ -159,7 +159,6 @@ def test_under_xdist_nothing_waits_for_what_will_not_come(stage: Stage, distribu
             "",
             "*action 'compare' follows the workload of 'matrix'; each = 'directory'*",
         ),
-        ("trials = 2", "until_decided = true", "*action 'matrix': until_decided is not possible in a recipe yet*"),
         ('["none", "fix"]', '["none", "fx"]', "*fx*"),
         ("trials = 2", 'trials = 2\nbaseline = "other"', "*baseline*other*"),
     ],

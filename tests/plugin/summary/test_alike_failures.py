@@ -23,7 +23,7 @@ def folded(*cells: list[TrialFacts]) -> tuple[list[str], dict[str, list[Fold]]]:
     alike = AlikeFailures()
     order = [facts for row in itertools.zip_longest(*cells) for facts in row if facts is not None]
     for facts in order:
-        alike.add(nodeid(facts), facts)
+        alike.add(nodeid(facts), facts, (facts.key.workload, facts.key.cell))
     failed = [nodeid(facts) for facts in order if facts.signature is not None]
     return alike.fold(failed, str)
 

@@ -14,16 +14,32 @@ from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArg
 class Through:
     """Runs one task on a SUB worker, with the same arguments."""
 
-    def __init__(self, handle: CallableHandle, timeout: float | None = None) -> None:
+    def __init__(self, handle: CallableHandle, timeout: float | None = None, *, ref: bool = False) -> None:
         self.handle = handle
         self.timeout = timeout
+        self.ref = ref
 
     def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
         passed = TaskArgs()
         for scalar in args.scalars:
             passed.add_scalar(scalar)
-        orch.submit_sub(self.handle, passed, timeout=self.timeout)
+        ref = orch.submit_sub(self.handle, passed, timeout=self.timeout)
+        if self.ref:
+            return [ref]
         return {"config": config, "scalars": list(args.scalars)}
+
+
+class Several:
+    """Runs tasks of one callable after one of another, in a queue that is longer than there are workers."""
+
+    def __init__(self, first: CallableHandle, then: CallableHandle) -> None:
+        self.first = first
+        self.then = then
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+        passed = TaskArgs().add_scalar(args.scalars[0]).add_scalar(args.scalars[1])
+        before = orch.submit_sub(self.first, passed)
+        return [orch.submit_sub(self.then, after=[before]) for _ in range(3)]
 
 
 def where(orch: Orchestrator, args: SlotArgs, config: Any) -> int:
@@ -36,7 +52,21 @@ def broken(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
 
 def endless(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
     """Builds for ever."""
+    levels_tasks.note(args.scalars[0], f"building {args.scalars[1]}")
     threading.Event().wait(levels_tasks.PATIENCE)
+
+
+class Waiting:
+    """Waits for a task that waits, and then submits another one."""
+
+    def __init__(self, gate: CallableHandle) -> None:
+        self.gate = gate
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+        levels_tasks.note(args.scalars[0], f"building {args.scalars[1]}")
+        passed = TaskArgs().add_scalar(args.scalars[0]).add_scalar(args.scalars[1])
+        orch.submit_sub(self.gate, passed).wait()
+        orch.submit_sub(self.gate, passed)
 
 
 def die(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
@@ -45,3 +75,7 @@ def die(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
 
 def unsendable(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
     return object()
+
+
+def mixed(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+    return {"bytes": b"\xff", "number": -(2**40)}

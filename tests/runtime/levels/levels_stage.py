@@ -33,6 +33,14 @@ def no_torch() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For modules that import it: devices are not those of tests that run beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path_factory.mktemp("leases")))
+        yield
+
+
 class Gates:
     """A folder through which tasks tell that they have begun, and in which they find that they may go on."""
 
@@ -60,6 +68,10 @@ class Gates:
     def wait_until_began(self, *names: str) -> None:
         """Block until all of them have."""
         wait_until(lambda: self.began(*names), f"the beginning of {names}")
+
+    def wait_until_noted(self, line: str) -> None:
+        """Block until a task has written this line."""
+        wait_until(lambda: line in self.log(), f"the line {line!r}")
 
 
 @pytest.fixture

@@ -140,6 +140,24 @@ def fork_and_leave(args: Any) -> int:
     return pid
 
 
+def return_twice(args: Any) -> str:
+    return "child" if os.fork() == 0 else "parent"
+
+
+def return_and_raise(args: Any) -> str:
+    if os.fork() == 0:
+        raise ValueError("the fork")
+    return "parent"
+
+
+def fork_and_exit(args: Any) -> int:
+    """Ends its fork as many programs do."""
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def fork_and_die(args: Any) -> None:
     """A grandchild survives us, and holds our channel open."""
     Path(args.scalars[0]).write_text(str(fork_and_leave(args)))
@@ -202,7 +220,8 @@ def raise_interrupt(args: Any) -> NoReturn:
 
 
 def raise_with_details(args: Any) -> NoReturn:
-    raise WithDetails({"object": object()} if args.scalars[0] == "object" else args.scalars[0])
+    known = {"object": {"object": object()}, "small": {"text": "x" * 1000}, "large": {"text": "x" * 10**6}}
+    raise WithDetails(known.get(args.scalars[0], args.scalars[0]))
 
 
 def raise_huge(args: Any) -> NoReturn:
@@ -219,7 +238,8 @@ def give(args: Any) -> Any:
         "large": lambda: "x" * 500_000,
         "endless": _endless,
         "set": lambda: {1, 2},
-        "bytes": lambda: b"\xff",
+        "bytes": lambda: {"a": (b"\xff", 1), "b": b""},
+        "many bytes": lambda: [b"x" * 2**20, b"x" * 2**20],
         "number": lambda: 10**6000,
         "surrogate": lambda: "\udc80",
         "nan": lambda: float("nan"),

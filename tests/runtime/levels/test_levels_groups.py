@@ -13,6 +13,7 @@ from levels_doubles import DispatcherBench
 from levels_stage import Gates, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker

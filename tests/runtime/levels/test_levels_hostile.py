@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
+from levels_stage import descendants, run_one, run_sub
 from levels_stage import no_torch as no_torch
-from levels_stage import run_one, run_sub
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
-from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
+from pytest_aorta.runtime.records import MAX_DETAILS, MAX_MESSAGE, MAX_TRACEBACK
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,20 @@ def test_grandchildren_of_a_task_that_succeeds_stay_as_long_as_the_worker(tmp_pa
     wait_until_gone([pid])
 
 
+@pytest.mark.parametrize("task", [levels_tasks.return_twice, levels_tasks.return_and_raise])
+def test_a_task_that_returns_twice_has_failed_and_its_fork_is_gone(worker: Worker, task: Any) -> None:
+    before = descendants()
+    for _ in range(2):
+        outcome, kind, message = failure_of(do(worker, task))
+        assert (outcome, kind) == (Outcome.TASK_FAILURE, "ReturnedTwice")
+        assert message.endswith("its fork has returned from the task as well; end forks with os._exit(0)")
+    wait_until(lambda: len(descendants()) <= len(before), "the end of the forks")
+
+
+def test_a_fork_that_exits_is_no_second_return(worker: Worker) -> None:
+    assert do(worker, levels_tasks.fork_and_exit).payload == 7
+
+
 def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> None:
     assert do(worker, levels_tasks.use_multiprocessing).payload == [1, 2, 3]
     assert do(worker, levels_tasks.use_threads).payload == [3, 2, 1]
@@ -130,15 +146,32 @@ def test_tasks_may_use_a_worker_of_their_own(worker: Worker) -> None:
     assert do(worker, levels_tasks.use_another_worker).payload == ["within"]
 
 
-@pytest.mark.parametrize("what", ["object", "function", "huge", "endless", "set", "bytes", "number", "liar", "channel"])
-def test_what_cannot_be_told_is_left_out(worker: Worker, what: str) -> None:
-    record = do(worker, levels_tasks.give, what)
-    assert record.ok
-    assert record.payload is None
+@pytest.mark.parametrize(
+    ("what", "kind", "why"),
+    [
+        ("object", "TypeError", "has a builtins.object in it"),
+        ("function", "TypeError", "has a builtins.function in it"),
+        ("huge", "ValueError", "has 50000002 bytes or more"),
+        ("endless", "TypeError", "cannot be read: ValueError: Circular reference"),
+        ("set", "TypeError", "has a builtins.set in it"),
+        ("many bytes", "ValueError", "has 2097152 bytes or more"),
+        ("number", "TypeError", "cannot be read: ValueError"),
+        ("liar", "TypeError", "cannot be read: OSError: look away"),
+        ("channel", "TypeError", "has a builtins.module in it"),
+    ],
+)
+def test_what_cannot_be_returned_is_a_failure_that_says_what_can(
+    worker: Worker, what: str, kind: str, why: str
+) -> None:
+    outcome, found, message = failure_of(do(worker, levels_tasks.give, what))
+    assert (outcome, found) == (Outcome.TASK_FAILURE, kind)
+    assert message.startswith(f"sub_worker 0: {kind}: the return value {why}")
+    assert "write other results to a tensor in shared memory (Tag.OUTPUT), or to a file" in message
 
 
 def test_what_can_be_told_is(worker: Worker) -> None:
     assert do(worker, levels_tasks.give, "large").payload == "x" * 500_000
+    assert do(worker, levels_tasks.give, "bytes").payload == {"a": [b"\xff", 1], "b": b""}
     assert do(worker, levels_tasks.give, "surrogate").payload == "\udc80"
     nan = do(worker, levels_tasks.give, "nan").payload
     assert nan != nan
@@ -165,6 +198,15 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert len(record.failure.traceback) <= MAX_TRACEBACK + 10
 
 
+def test_details_of_exceptions_are_bounded(worker: Worker) -> None:
+    small = do(worker, levels_tasks.raise_with_details, "small").failure
+    large = do(worker, levels_tasks.raise_with_details, "large").failure
+    assert small is not None
+    assert large is not None
+    assert small.details == {"text": "x" * 1000}
+    assert large.details == {"left_out": f"1000012 characters; at most {MAX_DETAILS} fit"}
+
+
 @pytest.mark.parametrize("details", ["object", "text", 7, 0.5])
 def test_attributes_of_exceptions_that_mean_nothing_to_us_are_left_out(worker: Worker, details: Any) -> None:
     record = do(worker, levels_tasks.raise_with_details, details)
@@ -172,3 +214,18 @@ def test_attributes_of_exceptions_that_mean_nothing_to_us_are_left_out(worker: W
     assert failure_of(record)[1] == "WithDetails"
     assert record.failure is not None
     assert record.failure.details == {}
+
+
+def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
+    program = """
+from pytest_aorta.runtime.children.main import serve
+from pytest_aorta.runtime.memory.callables import define
+from pytest_aorta.runtime.zygotes.channel import Channel
+ours, theirs = Channel.pair()
+pause = define("time:sleep")
+ours.send({"op": "task", "id": 0, "digest": pause.digest, "args": {"config": None, "scalars": []}})
+ours.close()
+serve({"role": "slot", "output": [], "held": 0, "callables": [], "prepare": None}, theirs)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -16,6 +16,7 @@ from levels_stage import Gates, descendants, run_next, run_sub, scalars
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Worker
@@ -32,7 +33,7 @@ def inner(orch, args, config):
 
 top = Worker(4, num_sub_workers=1)
 for _ in range(2):
-    top.add_worker(Worker(3, device_ids=[0], num_sub_workers=2))
+    top.add_worker(Worker(3, device_ids=[_], num_sub_workers=2))
 handle = top.register(levels_tasks.gate)
 nested = top.register(inner)
 

@@ -15,7 +15,7 @@ from levels_stage import gates as gates
 from levels_tensor_tasks import share
 from support.processes import wait_until
 
-from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
+from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, TaskRef, Worker
 
 #: Bytes of a ring, and of a tensor that takes a quarter of it.
 RING, QUARTER = 4 * 4096, 1024
@@ -272,3 +272,105 @@ def test_the_largest_size_is_used_page_by_page() -> None:
             return orch.submit_sub(fill, TaskArgs().add(orch.alloc((2**28 - 256,))[:4], Tag.OUTPUT).add_scalar(1))
 
         assert run_one(submit, worker).ok
+
+
+@pytest.mark.statement(47)
+def test_a_submission_allocates_the_outputs_that_have_a_shape_only(shared_host: Host) -> None:
+    host = shared_host
+    seen: list[Any] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        filled = orch.submit_sub(host.fill, TaskArgs().add_output([2, 3]).add_scalar(7))
+        [out] = filled.outputs
+        seen.extend([out.shape, out.dtype, out.untyped_storage().is_shared()])
+        orch.submit_sub(host.increment, TaskArgs().add(out, Tag.INOUT))
+        total = orch.submit_sub(host.total, TaskArgs().add(out))
+        pair = TaskArgs().add_output([1], torch.int64)
+        seen.append(len(orch.submit_sub_group(host.boom, [pair]).outputs))
+        seen.append(total.wait().payload)
+
+    with pytest.raises(TaskError):
+        host.worker.run(build)
+    assert seen == [(2, 3), torch.float32, True, 1, 48.0]
+    host.wait_until_free()
+
+
+@pytest.mark.statement(47)
+def test_they_are_taken_from_the_ring_of_their_scope_and_return_to_it(shared_host: Host) -> None:
+    host = shared_host
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        with orch.scope():
+            for _ in range(40):  # ten times as much as the ring has
+                with orch.scope():
+                    ref = orch.submit_sub(host.fill, TaskArgs().add_output([QUARTER]).add_scalar(1))
+                ref.wait()
+            assert host.in_use()[0] == 0
+
+    host.worker.run(build)
+    host.wait_until_free()
+
+
+@pytest.mark.statement(47)
+@pytest.mark.statement(23)
+def test_a_submission_that_raises_gives_its_memory_back(shared_host: Host) -> None:
+    host = shared_host
+    x = share(torch.zeros(4))
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for wrong in (
+            TaskArgs().add(torch.zeros(4)).add_output([4]).add(x[:2], Tag.OUTPUT).add(x, Tag.OUTPUT),
+            TaskArgs().add_output([4]).add_output([RING]),
+        ):
+            with pytest.raises(ValueError, match=r"write the same bytes|more than a whole ring"):
+                orch.submit_sub(host.fill, wrong)
+            host.wait_until_free()
+
+    host.worker.run(build)
+    with pytest.raises(TypeError, match=r"a shape is a list of whole numbers, not \[1.5\]"):
+        TaskArgs().add_output([1.5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="sizes from 0, not -1"):
+        TaskArgs().add_output([-1])
+
+
+@pytest.mark.statement(48)
+@pytest.mark.parametrize("size", [4, RING])  # in the ring of copies, and larger than that
+def test_an_input_in_private_memory_is_copied_when_it_is_submitted(shared_host: Host, gates: Gates, size: int) -> None:
+    host = shared_host
+    x, out = torch.ones(size), share(torch.zeros(1))
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        gate = TaskArgs().add(out, Tag.OUTPUT).add_scalar(1).add_scalar(str(gates.folder)).add_scalar("a")
+        first = orch.submit_sub(host.fill_at_gate, gate)
+        gates.wait_until_began("a")
+        later = orch.submit_sub(host.total, TaskArgs().add(x).add(x[1:]), after=[first])
+        x.fill_(100)
+        gates.open()
+        assert later.wait().payload == 2 * size - 1
+        assert orch.submit_sub(host.total, TaskArgs().add(x)).wait().payload == 100 * size
+
+    host.worker.run(build)
+    host.wait_until_free()
+
+
+@pytest.mark.statement(48)
+def test_it_is_copied_once_per_submission_and_its_memory_returns(shared_host: Host, gates: Gates) -> None:
+    host, x = shared_host, torch.ones(100)
+    rings = host.worker._started.heap.rings
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        gate = TaskArgs().add_output([1]).add_scalar(1).add_scalar(str(gates.folder)).add_scalar("a")
+        first = orch.submit_sub(host.fill_at_gate, gate)
+        gates.wait_until_began("a")
+        orch.submit_sub(host.total, TaskArgs().add(x).add(x), after=[first])
+        assert rings.in_use(4) == 1024
+        for _ in range(100):  # more than there is room for
+            refs.append(orch.submit_sub(host.total, TaskArgs().add(x), after=[first]))
+        assert rings.in_use(4) == RING
+        gates.open()
+
+    host.worker.run(build)
+    wait_until(lambda: rings.in_use(4) == 0, "the return of all copies")
+    assert [ref.wait().payload for ref in refs] == [100.0] * 100
+    host.wait_until_free()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import levels_graphs
 import levels_tasks
 import pytest
-from levels_graphs import Through
+from levels_graphs import Several, Through
 from levels_stage import Gates, descendants, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
-from support.processes import PATIENCE, wait_until_gone
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 
@@ -60,12 +61,21 @@ def test_a_task_of_level_4_is_a_run_of_level_3(pod: Pod) -> None:
     pod.top.unregister(through)
 
 
-def test_what_cannot_be_told_is_left_out(pod: Pod) -> None:
-    handle = pod.top.register(levels_graphs.unsendable)
-    record = run_next(pod.top, handle)
-    assert record.ok
-    assert record.payload is None
-    pod.top.unregister(handle)
+def test_what_a_graph_returns_is_refused_or_arrives(pod: Pod) -> None:
+    unsendable, mixed, chained = (
+        pod.top.register(function)
+        for function in (levels_graphs.unsendable, levels_graphs.mixed, Through(pod.echo, ref=True))
+    )
+    refused = run_next(pod.top, unsendable)
+    assert refused.outcome is Outcome.TASK_FAILURE
+    assert refused.failure is not None
+    assert refused.failure.message.startswith(
+        "child_worker 0 level=3: TypeError: the return value has a builtins.object"
+    )
+    assert run_next(pod.top, mixed).payload == {"bytes": b"\xff", "number": -(2**40)}
+    assert run_next(pod.top, chained, 7).payload == [{"scalars": [7], "config": None}]
+    for handle in (unsendable, mixed, chained):
+        pod.top.unregister(handle)
 
 
 @pytest.mark.statement(20)
@@ -152,34 +162,39 @@ def test_a_deadline_below_is_that_of_the_task_there(pod: Pod, gates: Gates) -> N
     pod.top.unregister(through)
 
 
-def test_a_graph_that_is_built_for_ever_is_ended_with_its_host(gates: Gates) -> None:
+@pytest.mark.parametrize("graph", [levels_graphs.endless, levels_graphs.Waiting])
+def test_a_task_whose_builder_waits_is_ended_and_its_host_lives_on(gates: Gates, graph: Any) -> None:
     with Worker(4, grace=0.05) as top:
-        top.add_worker(Worker(3, num_sub_workers=1))
-        endless, where = top.register(levels_graphs.endless), top.register(levels_graphs.where)
+        top.add_worker(Worker(3, num_sub_workers=1, grace=0.05))
+        gate = top.register(levels_tasks.gate)
+        waiting = top.register(graph(gate) if graph is levels_graphs.Waiting else graph)
+        where, through = top.register(levels_graphs.where), top.register(Through(gate))
         pid = run_next(top, where).payload
 
-        record = run_one(lambda orch: orch.submit_next_level(endless, timeout=0.1), top)
+        assert run_next(top, waiting, *gates.at("a").scalars, timeout=0.3).outcome is Outcome.TIMEOUT
+        cancelled = run_one(lambda orch: _cancelled(orch.submit_next_level(waiting, gates.at("b")), gates), top)
 
-        assert record.outcome is Outcome.TIMEOUT
-        wait_until_gone([pid])
-        assert run_next(top, where).ok
+        assert cancelled.outcome is Outcome.CANCELLED
+        assert run_next(top, where).payload == pid
+        gates.open("c")
+        assert run_next(top, through, *gates.at("c").scalars).ok
+
+
+def _cancelled(ref: TaskRef, gates: Gates) -> TaskRef:
+    gates.wait_until_noted("building b")
+    ref.cancel()
+    return ref
 
 
 @pytest.mark.slow
-def test_a_graph_that_is_built_for_ever_is_ended_with_its_remote_host() -> None:
+def test_so_does_a_remote_host(gates: Gates) -> None:
     with Worker(4, grace=0.05) as top:
-        top.add_worker(Worker(3, num_sub_workers=1), host="popen")
+        top.add_worker(Worker(3, num_sub_workers=1, grace=0.05), host="popen")
         endless, where = top.register(levels_graphs.endless), top.register(levels_graphs.where)
         pid = run_next(top, where).payload
 
-        record = run_one(lambda orch: orch.submit_next_level(endless, timeout=0.1), top)
-
-        assert record.outcome is Outcome.TIMEOUT
-        wait_until_gone([pid])
-        lost = run_next(top, where)
-        assert lost.outcome is Outcome.ENDPOINT_FAILURE
-        assert lost.failure is not None
-        assert "it was ended, because a task there did not end when it should have" in lost.failure.message
+        assert run_next(top, endless, *gates.at("a").scalars, timeout=0.1).outcome is Outcome.TIMEOUT
+        assert run_next(top, where).payload == pid
 
 
 @pytest.mark.statement(38)
@@ -279,3 +294,22 @@ def test_a_fifth_level_works_like_the_fourth(gates: Gates) -> None:
         top.run(lambda orch, args, config: orch.submit_next_level(outer, scalars("depths")))
 
     assert str(raised.value) == "child_worker 0 level=4: child_worker 0 level=3: sub_worker 0: ValueError: depths"
+
+
+def test_a_callable_that_tasks_below_wait_for_is_dropped_after_them(pod: Pod, gates: Gates) -> None:
+    late = pod.top.register(levels_tasks.fork_and_exit)  # known to no other test
+    gate = pod.top.register(levels_tasks.gate_against_sigterm)
+    through = pod.top.register(Several(gate, late))
+    refs: list[TaskRef] = []
+    handle = pod.top.submit(lambda orch, args, config: refs.append(orch.submit_next_level(through, gates.at("a"))))
+    gates.wait_until_began("a")
+
+    dropping = threading.Thread(target=pod.top.unregister, args=(late,))
+    dropping.start()
+    gates.open()
+    handle.wait(PATIENCE)
+    dropping.join(PATIENCE)
+    assert not dropping.is_alive()
+    assert refs[0].wait().payload == [7, 7, 7]
+    pod.top.unregister(gate)
+    pod.top.unregister(through)

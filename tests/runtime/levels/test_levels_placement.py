@@ -11,6 +11,7 @@ from levels_doubles import DispatcherBench
 from levels_stage import Gates, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
@@ -145,13 +146,18 @@ def test_members_of_a_group_run_where_they_were_sent(host: Host) -> None:
 @pytest.mark.statement(27)
 @pytest.mark.parametrize("worker", [2, -1, True, "0", 0.0, None])
 def test_ids_of_workers_are_checked_before_there_is_a_task(host: Host, worker: Any) -> None:
+    wrong: type[Exception] = ValueError
+    why = "is not the id of a worker of the next level; valid: 0, 1"
+    if type(worker) is not int:
+        wrong, why = TypeError, "the id of a worker is an int, not "
+
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        with pytest.raises(ValueError, match=r"is not the id of a worker of the next level; valid: 0, 1"):
+        with pytest.raises(wrong, match=why):
             orch.submit_next_level_group(host.nothing, [None, None], workers=[0, worker])
         if worker is not None:
-            with pytest.raises(ValueError, match="is not the id of a worker"):
+            with pytest.raises(wrong, match=why):
                 orch.submit_next_level(host.nothing, worker=worker)
-            with pytest.raises(ValueError, match="is not the id of a worker"):
+            with pytest.raises(wrong, match=why):
                 orch.submit_next_level(host.nothing, affinity=worker)
 
     handle = host.worker.submit(build)

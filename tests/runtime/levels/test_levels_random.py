@@ -10,6 +10,7 @@ import levels_tasks
 import pytest
 from levels_stage import no_torch as no_torch
 from levels_stage import nothing_left, scalars
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker

@@ -15,6 +15,7 @@ import pytest
 from levels_stage import Gates, run_sub, use_once
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from levels_stage import worker as worker
 from support.processes import PATIENCE, wait_until
 
@@ -48,8 +49,10 @@ def test_after_init_it_fails_at_once() -> None:
         worker.init()
         with pytest.raises(ValueError, match=r"registered for workers \[0\], but there are \[\]"):
             worker.register(levels_tasks.nothing, workers=[0])
-        for wrong in (-1, True, "0"):
-            with pytest.raises(ValueError, match="is not the id of a worker"):
+        with pytest.raises(ValueError, match="the id of a worker must be a whole number from 0, not -1"):
+            worker.register(levels_tasks.nothing, workers=[-1])
+        for wrong in (True, "0"):
+            with pytest.raises(TypeError, match="the id of a worker must be a whole number from 0"):
                 worker.register(levels_tasks.nothing, workers=[wrong])  # type: ignore[list-item]
 
 
@@ -195,3 +198,18 @@ def test_a_handle_says_what_it_is(worker: Worker) -> None:
     assert isinstance(handle, CallableHandle)
     assert handle.name == "echo"
     worker.unregister(handle)
+
+
+def test_a_callable_that_tasks_wait_for_is_not_dropped(worker: Worker, gates: Gates) -> None:
+    gate = worker.register(levels_tasks.gate)
+    handle = worker.submit(lambda orch, args, config: [orch.submit_sub(gate, gates.at(str(i))) for i in range(4)])
+    with pytest.raises(RuntimeError, match="gate cannot be unregistered: 4 of its tasks have not ended"):
+        worker.unregister(gate)
+    second = worker.register(levels_tasks.gate)
+    worker.unregister(second)
+    gates.open()
+    handle.wait(PATIENCE)
+    assert all(record.ok for record in handle.records)
+    worker.unregister(gate)
+    with pytest.raises(ValueError, match=r"is not .or no longer. one of this worker"):
+        worker.unregister(gate)

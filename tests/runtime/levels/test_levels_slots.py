@@ -13,6 +13,7 @@ import pytest
 from levels_stage import Gates, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker

@@ -12,6 +12,7 @@ import pytest
 from levels_stage import clean as clean
 from levels_stage import descendants, run_next, run_sub
 from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
 from support.processes import wait_until
 
 from pytest_aorta.runtime import Slot, StartupError, Worker
@@ -27,13 +28,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.statement(40)
 @pytest.mark.parametrize("level", [2, 0, -3, "3", 3.0, True, None])
 def test_workers_begin_at_level_3(level: Any) -> None:
-    with pytest.raises(ValueError, match=r"level must be 3 .a host. or more"):
+    with pytest.raises(ValueError if type(level) is int else TypeError, match=r"level must be 3 .a host. or more"):
         Worker(level)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "10", None])
 def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
-    with pytest.raises(ValueError, match="startup_timeout_s must be a number of seconds above 0"):
+    wrong = ValueError if isinstance(timeout, int | float) else TypeError
+    with pytest.raises(wrong, match="startup_timeout_s must be a number of seconds above 0"):
         Worker(3, startup_timeout_s=timeout)
 
 
@@ -44,16 +46,32 @@ def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
         ({"level": 4, "slots": 1}, "belong to a host"),
         ({"level": 3, "device_ids": [0, 0]}, "a device is named twice"),
         ({"level": 3, "device_ids": [-1]}, "device_ids must be numbers from 0"),
-        ({"level": 3, "device_ids": ["0"]}, "device_ids must be numbers from 0"),
-        ({"level": 3, "device_ids": [True]}, "device_ids must be numbers from 0"),
         ({"level": 3, "num_sub_workers": -1}, "num_sub_workers must be a whole number"),
-        ({"level": 3, "num_sub_workers": 1.0}, "num_sub_workers must be a whole number"),
-        ({"level": 3, "heap_ring_size": True}, "heap_ring_size must be a whole number"),
+        ({"level": 3, "grace": -1}, "grace must be a number of seconds from 0, not -1"),
+        ({"level": 3, "slots": -1}, "slots must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Worker(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device_ids": ["0"]}, r"device_ids must be numbers from 0, not '0' \(str\)"),
+        ({"device_ids": [True]}, r"device_ids must be numbers from 0, not True \(bool\)"),
+        ({"device_ids": 2}, r"device_ids must be a list of numbers from 0, not 2 \(int\)"),
+        ({"num_sub_workers": 1.0}, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)"),
+        ({"heap_ring_size": True}, r"heap_ring_size must be a whole number from 0, not True \(bool\)"),
+        ({"slots": ["0"]}, r"slots must be a whole number, or a list of Slot, not '0' \(str\)"),
+        ({"grace": None}, r"grace must be a number of seconds from 0, not None \(NoneType\)"),
+        ({"prepare": 3}, r"prepare must be a function without arguments, not 3 \(int\)"),
+    ],
+)
+def test_arguments_of_a_wrong_type_name_the_right_one(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Worker(3, **arguments)
 
 
 def test_a_worker_that_was_never_started_costs_nothing() -> None:
@@ -132,8 +150,8 @@ def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
         (tmp_path / str(os.getpid())).touch()
 
     with Worker(4, num_sub_workers=1, prepare=prepare) as top:
-        for _ in range(2):
-            top.add_worker(Worker(3, device_ids=[0], num_sub_workers=2, prepare=prepare))
+        for device in range(2):
+            top.add_worker(Worker(3, device_ids=[device], num_sub_workers=2, prepare=prepare))
         top.init()
 
         pids = {int(file.name) for file in tmp_path.iterdir()}

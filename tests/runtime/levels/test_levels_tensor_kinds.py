@@ -57,7 +57,14 @@ class Hosts:
         return orch.submit_sub(self._sub, args) if self._top is None else orch.submit_next_level(self._top, args)
 
 
-@pytest.fixture(scope="module", params=["slots", "worker below", pytest.param("other host", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "slots",
+        pytest.param("worker below", marks=pytest.mark.slow),
+        pytest.param("other host", marks=pytest.mark.slow),
+    ],
+)
 def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
     if request.param == "slots":
         with Worker(3, num_sub_workers=1) as worker:

@@ -82,16 +82,16 @@ def test_much_memory_that_is_gone_is_said_at_once(pipe: Pipe) -> None:
 
 def test_what_is_mapped_is_bounded_in_bytes(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small storages may be many, large ones few; what the last tasks have used stays."""
-    monkeypatch.setattr(module, "MAX_MAPPED", 2**25)
-    small = [new_memory(64, shared=True) for _ in range(300)]
+    monkeypatch.setattr(module, "MAX_MAPPED", 2**23)
+    small = [new_memory(64, shared=True) for _ in range(100)]
     for tensor in small:
         pipe.pass_on(written(tensor))
-    assert pipe.mapped == 300
+    assert pipe.mapped == 100
 
-    large = [new_memory(2**22, shared=True) for _ in range(3 * module.RECENT)]
-    for tensor in large:
+    size = 2**20
+    for tensor in [new_memory(size, shared=True) for _ in range(3 * module.RECENT)]:
         pipe.pass_on(written(tensor))
-        assert pipe.sender.mapped_bytes <= max(2**25, (module.RECENT + 1) * (2**22 + 2**16)) + 2**22 + 2**16
+        assert pipe.sender.mapped_bytes <= (module.RECENT + 2) * (size + 2**16)
     assert pipe.mapped <= module.RECENT + 1
 
     assert pipe.pass_on(written(small[0])).tensors[0].tolist() == small[0].tolist()

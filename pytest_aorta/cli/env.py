@@ -1,0 +1,134 @@
+"""``pytest-aorta env``: what a trial would record of this machine, and what differs between two such records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_aorta.cli.tables import columns
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.common.terminal_text import one_line
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.compare.environments import Environments
+
+#: Key of the list of all installed distributions, beside the sections of a snapshot.
+_INSTALLED = "installed"
+
+#: Longest value in the table.
+_LONGEST = 100
+
+
+@click.command("env")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; without --diff, it can be given to --diff.")
+@click.option(
+    "--diff",
+    "files",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A B",
+    help="What differs between two files, each a trial file or one of pytest-aorta env --json.",
+)
+def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
+    """What pytest-aorta records of this machine and this Python, with names and values as people call them.
+
+    With --diff, nothing is looked at but the files. Secrets are not shown. torch is not imported: what it only says of
+    itself in a trial (CUDA of torch, NCCL, threads) is in trial files.
+    """
+    if files is not None:
+        _diff(*files, as_json=as_json)
+        return
+    from pytest_aorta.probe.collect import collect_env, collect_static
+    from pytest_aorta.probe.packages import package_list
+
+    static = collect_static(Path.cwd())
+    snapshot = {**collect_env(static).to_dict(), _INSTALLED: package_list(static.installed)}
+    if as_json:
+        click.echo(json.dumps(snapshot, indent=1))
+        return
+    _echo_table(snapshot)
+    for reason in snapshot["partial_reasons"]:
+        click.echo(f"warning: could not be found out: {one_line(reason)}", err=True)
+
+
+def _echo_table(snapshot: Mapping[str, Any]) -> None:
+    """All facts, section by section."""
+    from pytest_aorta.probe.environment_facts import facts_of_section, sections
+
+    found = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
+    for number, (section, facts) in enumerate(groupby(found, key=lambda item: item[0].section)):
+        if number:
+            click.echo()
+        click.echo(click.style(section, bold=True))
+        rows = [(fact.name, value if isinstance(value, str) else " ".join(value)) for fact, value in sorted(facts)]
+        for line in columns([(name, _cut(value)) for name, value in rows]):
+            click.echo(f"  {line}")
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of two files."""
+
+    environments: Environments
+    installed: Callable[[str], Mapping[str, str] | None]
+
+
+def _diff(a: Path, b: Path, *, as_json: bool) -> None:
+    from pytest_aorta.triage.compare.differences import differences
+
+    one, two = _side(a), _side(b)
+    found = differences(one.environments, two.environments, (one.installed, two.installed))
+    if as_json:
+        rows = [
+            {"what": plain["what"], "text": plain["text"], "a": _value(plain["a"]), "b": _value(plain["b"])}
+            for plain in (each.to_plain() for each in found)
+        ]
+        click.echo(json.dumps({"a": str(a), "b": str(b), "differences": rows}, indent=1))
+        return
+    for each in found:
+        click.echo(one_line(str(each)))
+    if not found:
+        click.echo("No difference in what is recorded of both.")
+
+
+def _value(values: list[dict[str, Any]]) -> Any:
+    return values[0]["value"] if values else None
+
+
+def _side(file: Path) -> _Side:
+    """What a file says.
+
+    Raises:
+        RequestError: it cannot be read, or is something else.
+    """
+    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.reading import Results
+
+    expected = "expected a trial file, or one that pytest-aorta env --json has written"
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise RequestError(f"{file}: {error.strerror}; {expected}") from None
+    except (ValueError, RecursionError):
+        raise RequestError(f"{file} is not valid JSON; {expected}") from None
+    is_snapshot = isinstance(content, dict) and isinstance(content.get("host"), dict) and "captured_at" in content
+    if not is_snapshot and not (isinstance(content, dict) and isinstance(content.get("env"), dict)):
+        raise RequestError(f"{file} has no environment; {expected}")
+    environments = Environments()
+    if not is_snapshot:
+        environments.add(content)
+        return _Side(environments, Results(file).installed)
+    environments.add({"env": content})
+    listed = content.get(_INSTALLED)
+    listing = listed if isinstance(listed, dict) and isinstance(listed.get("versions"), dict) else {}
+    return _Side(environments, lambda digest: listing.get("versions") if listing.get("digest") == digest else None)

@@ -1,0 +1,220 @@
+"""``pytest-aorta merge``: results of shards or hosts, or whole workspaces, into one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_aorta.cli.project import project_of, registry_option
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.common.terminal_text import one_line
+
+if TYPE_CHECKING:
+    from pytest_aorta.workspace.merge import Conflict, MergePlan
+
+#: Conflicts that are shown, without ``--json``.
+_MOST = 20
+
+#: Exit status where files contradict each other.
+_CONFLICT = 1
+
+
+@click.command("merge")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--newer", is_flag=True, help="Of two records of one trial, take the one that was started later.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--no-progress", is_flag=True, help="No progress bar, on a terminal either.")
+@registry_option
+def merge(
+    sources: tuple[Path, ...],
+    destination: Path,
+    newer: bool,
+    dry_run: bool,
+    as_json: bool,
+    no_progress: bool,
+    files: tuple[str, ...],
+) -> None:
+    """Merge results directories, or workspaces of recipes, into DESTINATION, which is made where there is none.
+
+    For a folder with a recipe, its workspace is meant. Trials, artifacts, history and the products of commands are
+    hard-linked or copied; nothing is overwritten. Where files of the same trial, or of the same name, differ, they are
+    listed, nothing is changed, and the exit status is 1. A merge that was killed can be repeated. The matrix, and the
+    index of a recipe at DESTINATION, are brought up to date.
+    """
+    from pytest_aorta.workspace.history import stamp
+    from pytest_aorta.workspace.merge import carry_out, plan_merge
+    from pytest_aorta.workspace.merged_files import Found, look
+
+    roots = [_root(source, must_exist=True) for source in sources]
+    target = _root(destination, must_exist=False)
+    _check(list(zip(sources, roots, strict=True)), destination, target)
+    hidden = no_progress or as_json or not sys.stderr.isatty()
+    with _file_errors():
+        with _bar("Reading", 0 if hidden else _trial_files([*roots, target]), hidden) as seen:
+            found = [look(root, seen) for root in roots]
+            there = look(target, seen) if target.is_dir() else Found(target)
+        plan = plan_merge(found, there, newer=newer)
+        conflicts = plan.conflicts
+        if not dry_run and not conflicts:
+            with _bar("Merging", len(plan.additions), hidden) as seen:
+                conflicts = carry_out(plan, there, stamp(), seen)
+            _write_matrices(plan, target, roots)
+    if not dry_run and not plan.conflicts:
+        _update_index(target, sources, files)
+    if as_json:
+        click.echo(json.dumps(_plain(plan, conflicts, target, dry_run), indent=1))
+    else:
+        _echo(plan, conflicts, target, dry_run)
+    if conflicts:
+        raise click.exceptions.Exit(_CONFLICT)
+
+
+def _root(folder: Path, *, must_exist: bool) -> Path:
+    """What is merged of a folder: the workspace of its recipe, or all of it."""
+    from pytest_aorta.workflow.finding import FILE_NAMES
+    from pytest_aorta.workflow.reading import read_recipe
+
+    if must_exist and not folder.is_dir():
+        raise RequestError(f"{folder}: there is no such folder; expected a results directory, or a workspace")
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} is no folder")
+    for name in FILE_NAMES:
+        if (folder / name).is_file():
+            root = read_recipe(folder.absolute() / name).directories
+            if must_exist and not root.is_dir():
+                raise RequestError(f"{folder}: its recipe has the workspace {root}, which does not exist")
+            return root
+    return folder
+
+
+def _check(sources: Sequence[tuple[Path, Path]], destination: Path, target: Path) -> None:
+    end = target.resolve()
+    for given, root in sources:
+        start = root.resolve()
+        if start == end:
+            raise RequestError(f"{given} is the destination, {destination}")
+        if start in end.parents or end in start.parents:
+            raise RequestError(f"{given} and the destination, {destination}, lie in each other")
+
+
+@contextlib.contextmanager
+def _file_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"{error.filename}: {error.strerror or error}; what was merged so far stays") from None
+
+
+@contextlib.contextmanager
+def _bar(label: str, length: int, hidden: bool) -> Iterator[Callable[[], object]]:
+    steps = max(1, length // 200)
+    with click.progressbar(
+        length=length, label=label, file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
+    ) as bar:
+        yield lambda: bar.update(1)
+
+
+def _trial_files(roots: Sequence[Path]) -> int:
+    """About how many there are."""
+    from pytest_aorta.workspace.merged_files import is_trial_file
+
+    return sum(is_trial_file(name) for root in roots for _, _, names in os.walk(root) for name in names)
+
+
+def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
+    from pytest_aorta.triage.matrix.merged import write_merged_matrix
+    from pytest_aorta.workspace.merge import PENDING
+
+    for results in sorted(plan.results):
+        write_merged_matrix(target / results, [root / results for root in roots if (root / results).is_dir()])
+        (target / results / PENDING).unlink(missing_ok=True)
+
+
+def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:
+    """Where the destination is the workspace of a recipe: what is there now is completed."""
+    from pytest_aorta.workflow.errors import RecipeError
+    from pytest_aorta.workflow.finding import find_recipe
+    from pytest_aorta.workflow.reading import read_recipe
+
+    try:
+        recipe = read_recipe(find_recipe(target))
+    except RecipeError:
+        return
+    if recipe.directories.resolve() != target.resolve():
+        return
+    from pytest_aorta.cli.scanning import Scan
+    from pytest_aorta.workspace.index.cache import read_index
+    from pytest_aorta.workspace.index.completions import CommandCompletion
+    from pytest_aorta.workspace.index.merging import completions_of
+    from pytest_aorta.workspace.index.merging import merge as merge_index
+
+    try:
+        project = project_of(recipe, files, rebuild=False)
+    except RequestError as error:  # names of a registry file, for instance
+        click.echo(f"warning: the index is as it was ({one_line(str(error))}); run pytest-aorta scan", err=True)
+        return
+    overview = project.overview
+    search = Scan(recipe, overview.requests, overview.directories, recipe.actions)
+    for source in sources:
+        for completion in completions_of(read_index(source / ".aorta")).values():
+            if isinstance(completion, CommandCompletion):  # that a command has failed is in the index only
+                search.found.add(completion)
+    search.run()
+    with _file_errors():
+        merge_index(recipe.index, overview.index, search.found)
+    project.save()
+
+
+def _plain(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run: bool) -> dict[str, Any]:
+    return {
+        "destination": str(target),
+        "dry_run": dry_run,
+        "trials": plan.records,
+        "files": len(plan.additions) - plan.records,
+        "identical": plan.identical,
+        "older": plan.older,
+        "replaced": [str(path) for _, path in plan.replaced],
+        "left_out": [str(path) for path in plan.left_out],
+        "conflicts": [
+            {"path": str(each.path), "first": str(each.first), "second": str(each.second)} for each in conflicts
+        ],
+    }
+
+
+def _echo(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run: bool) -> None:
+    for path in plan.left_out:
+        click.echo(f"warning: left out, as it is of no finished trial: {one_line(str(path))}", err=True)
+    for each in conflicts[:_MOST]:
+        click.echo(f"conflict: {one_line(str(each.first))} and {one_line(str(each.second))} differ", err=True)
+    if len(conflicts) > _MOST:
+        click.echo(f"and {len(conflicts) - _MOST} more (--json)", err=True)
+    if conflicts:
+        said = "nothing was changed" if plan.conflicts else "these stay as they are, all others are merged"
+        hint = "; --newer takes the later one of two records" if any(map(_is_record, conflicts)) else ""
+        click.echo(f"{_counted(len(conflicts), 'conflict')}: {said}{hint}", err=True)
+        return
+    parts = [_counted(plan.records, "trial"), f"{_counted(len(plan.additions) - plan.records, 'other file')}"]
+    more = [f"{plan.identical:,} there already"] if plan.identical else []
+    more += [f"{len(plan.replaced):,} replaced, the older ones are in the history"] if plan.replaced else []
+    more += [f"{plan.older:,} older left out"] if plan.older else []
+    words = "would be merged" if dry_run else "merged"
+    click.echo(f"{' and '.join(parts)} {words} into {one_line(str(target))}{''.join(f'; {each}' for each in more)}")
+
+
+def _is_record(conflict: Conflict) -> bool:
+    from pytest_aorta.workspace.merged_files import is_trial_file
+
+    return is_trial_file(conflict.path.name)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -1,0 +1,188 @@
+"""The CI files of ``examples/ci`` are valid, and their commands do what they say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
+
+SCHEMAS = {
+    "github-actions.yml": ["--builtin-schema", "vendor.github-workflows"],
+    "gitlab-ci.yml": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
+    "gitlab-shards.yml": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
+}
+
+SOURCE = """
+class Plain:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
+
+RECIPE = """
+[[action]]
+name = "matrix"
+workload = "plain"
+trials = 2
+mitigations = ["none", "omp_1"]
+
+[[action]]
+name = "list"
+each = "cell"
+command = "ls workspace/{directory} > workspace/{directory}/files.txt"
+products = ["files.txt"]
+previous_actions = ["matrix"]
+"""
+
+
+def load(name: str) -> Any:
+    """The content of a CI file; with two jobs instead of four."""
+    yaml = pytest.importorskip("ruamel.yaml", reason="reads YAML; comes with check-jsonschema")
+    return yaml.YAML(typ="safe", pure=True).load((EXAMPLES / name).read_text().replace("--jobs 4", "--jobs 2"))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_file_has_the_form_that_its_ci_has(name: str) -> None:
+    pytest.importorskip("check_jsonschema", reason="has the schemas of CI files")
+    words = [sys.executable, "-m", "check_jsonschema", *SCHEMAS[name], str(EXAMPLES / name)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_example_is_checked() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == set(SCHEMAS)
+
+
+class Runners:
+    """Machines that run jobs in checkouts of their own, and hand artifacts on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.artifacts = stage.path / "artifacts"
+        self.commands = stage.path / "bin"
+        self.commands.mkdir()
+        for name, module in (("pytest", "pytest"), ("pytest-aorta", "pytest_aorta"), ("pip", "this")):
+            script = self.commands / name
+            script.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+            script.chmod(0o755)
+
+    def checkout(self) -> Path:
+        """The working directory of a job; of all jobs in the same place, as paths of sources are in results."""
+        folder = self.stage.path / "checkout"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for file in ("aorta.toml", "work.py"):
+            shutil.copy(self.stage.path / file, folder)
+        shutil.copytree(self.stage.path / "stage_workloads-1.0.dist-info", folder / "stage_workloads-1.0.dist-info")
+        return folder
+
+    def run(self, folder: Path, script: str, variables: Mapping[str, str]) -> None:
+        """One command of a job."""
+        path = f"{self.commands}:{self.stage.environ()['PATH']}"
+        result = self.stage.command(
+            *("bash", "-e", "-o", "pipefail", "-c", f"cd {folder}; {script}"),
+            env={"PATH": path, "PYTHONPATH": str(folder), **variables},
+        )
+        assert result.ret == 0, script
+
+
+@pytest.fixture
+def runners(stage: Stage) -> Runners:
+    stage.write(work=SOURCE)
+    stage.register(plain="work:Plain")
+    stage.write_file("aorta.toml", RECIPE)
+    return Runners(stage)
+
+
+def check(workspace: Path, durations: Path) -> None:
+    """All trials, what follows them, and how long they took."""
+    cells = ("local-none", "local-omp_1")
+    for cell in cells:
+        folder = workspace / "matrix/plain" / cell
+        assert sorted(path.name for path in folder.glob("trial_?.json")) == ["trial_0.json", "trial_1.json"]
+        assert "trial_1.json" in (folder / "files.txt").read_text()
+    assert set(json.loads(durations.read_text())["seconds"]) == {f"matrix[{cell}]" for cell in cells}
+
+
+def github_job(runners: Runners, job: Any, matrix: Mapping[str, Any]) -> tuple[Path, str]:
+    """Run a job of GitHub; its checkout, and what it has written to ``GITHUB_OUTPUT``."""
+    folder = runners.checkout()
+    output = runners.stage.path / "output"
+    output.write_text("")
+
+    def filled(text: str) -> str:
+        for key, value in matrix.items():
+            text = text.replace(f"${{{{ matrix.{key} }}}}", str(value))
+        return text
+
+    for step in job["steps"]:
+        given = {key: filled(str(value)) for key, value in step.get("with", {}).items()}
+        kind = step.get("uses", "run").partition("@")[0]
+        if kind == "run":
+            runners.run(folder, filled(step["run"]), {"GITHUB_OUTPUT": str(output)})
+        elif kind == "actions/upload-artifact":
+            place, target = folder / given["path"], runners.artifacts / given["name"]
+            target.mkdir(parents=True)
+            shutil.copytree(place, target, dirs_exist_ok=True) if place.is_dir() else shutil.copy(place, target)
+        elif kind == "actions/download-artifact":
+            found = runners.artifacts.glob(given.get("pattern", given.get("name", "")))
+            for artifact in found:
+                inner = artifact.name if "pattern" in given else ""
+                shutil.copytree(artifact, folder / given.get("path", "") / inner, dirs_exist_ok=True)
+        elif kind == "actions/cache/save":
+            assert (folder / given["path"]).exists()
+        else:
+            assert kind in ("actions/checkout", "actions/setup-python", "actions/cache/restore")
+    return folder, output.read_text()
+
+
+@pytest.mark.slow
+def test_the_jobs_of_github(runners: Runners) -> None:
+    jobs = load("github-actions.yml")["jobs"]
+    _, output = github_job(runners, jobs["plan"], {})
+    name, _, text = output.partition("=")
+    assert jobs["plan"]["outputs"] == {name: f"${{{{ steps.jobs.outputs.{name} }}}}"}
+    included = json.loads(text)["include"]
+    assert len(included) == 2
+    for matrix in included:
+        github_job(runners, jobs["shard"], matrix)
+    folder, _ = github_job(runners, jobs["merge"], {})
+    check(folder / "workspace", folder / "durations.json")
+
+
+@pytest.mark.slow
+def test_the_jobs_of_gitlab(runners: Runners) -> None:
+    parent, template = load("gitlab-ci.yml"), load("gitlab-shards.yml")
+
+    def job(steps: Any, variables: Mapping[str, str], *keys: str) -> Path:
+        folder = runners.checkout()
+        if runners.artifacts.exists():
+            shutil.copytree(runners.artifacts, folder, dirs_exist_ok=True)
+        for key in keys:
+            for command in steps[key]:
+                runners.run(folder, command, variables)
+        for path in steps["artifacts"]["paths"]:
+            name = variables.get(path.removeprefix("$"), path)
+            target = runners.artifacts / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copytree(folder / name, target) if (folder / name).is_dir() else shutil.copy(folder / name, target)
+        return folder
+
+    job(parent["plan"], {}, "script")
+    included = [next(iter(each.items())) for each in parent["triage"]["trigger"]["include"]]
+    assert included == [("artifact", "jobs.yml"), ("local", "examples/ci/gitlab-shards.yml")]
+    shards = json.loads((runners.artifacts / "jobs.yml").read_text())
+    assert len(shards) == 2
+    for shard in shards.values():
+        job(template[shard["extends"]], shard["variables"], "script", "after_script")
+    folder = job(template["merge"], {}, "script")
+    check(folder / "workspace", folder / "durations.json")

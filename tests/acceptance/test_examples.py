@@ -1,0 +1,77 @@
+"""The folders below ``examples``: what their READMEs say to run, run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.stage import PYTEST, Stage
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_readme(stage: Stage, name: str) -> dict[str, pytest.RunResult]:
+    """Run the commands of an example's README, one after the other, in a copy of its folder; the results by command."""
+    shutil.copytree(EXAMPLES / name, stage.path, dirs_exist_ok=True)
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLES / name / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    results = {}
+    programs = {"pytest": PYTEST, "pytest-aorta": (sys.executable, "-m", "pytest_aorta"), "python": (sys.executable,)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for line in block.splitlines():
+        word, *rest = shlex.split(line)
+        results[line] = stage.command(*programs[word], *rest, env={"PATH": path})
+    return results
+
+
+def rows(result: pytest.RunResult) -> list[list[str]]:
+    """The lines of a table, without its heading, as words."""
+    return [line.split() for line in result.outlines[1:]]
+
+
+def test_the_tutorial_of_row(stage: Stage) -> None:
+    results = run_readme(stage, "row_tutorial")
+    commands = list(results)
+    assert rows(results[commands[1]]) == [
+        ["square", "0", "0", "0", "0", "5", "0", "5", "CPU-hours"],
+        ["add", "0", "0", "0", "0", "0", "5", "5", "CPU-hours"],
+        ["greet", "0", "0", "0", "0", "2", "0", "2", "CPU-hours"],
+    ]
+    assert rows(results[commands[2]]) == [
+        ["directory0", "waiting", "0", "10"],
+        ["directory2", "waiting", "0", "1"],
+        [],
+        ["directory4", "waiting", "0", "5"],
+        [],
+        ["directory1", "waiting", "3", "4"],
+        ["directory3", "waiting", "3", "2"],
+    ]
+    results[commands[3]].assert_outcomes(passed=1)
+    results[commands[4]].assert_outcomes(passed=10)
+    assert [row[1:7] for row in rows(results[commands[5]])] == [
+        [str(count), "0", "0", "0", "0", "0"] for count in (5, 5, 2)
+    ]
+    sums = [(stage.path / f"workspace/directory{number}/sum.txt").read_text() for number in range(5)]
+    assert [int(text) for text in sums] == [101, 38, 101, 38, 25]
+    greeting = (stage.path / "workspace/directory6/greeting.txt").read_text()
+    assert greeting == "Hello, beta & gamma!\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
+def test_a_triage_of_determinism(stage: Stage) -> None:
+    results = run_readme(stage, "determinism")
+    run, status, cells = results.values()
+    assert run.ret == 0
+    run.stdout.fnmatch_lines(["*trials of reproduce*", "*trials of matrix*", "holds: matrix: verdict(omp_1)==fixes"])
+    found = {name: [int(count) for count in counts[:6]] for name, *counts in rows(status)}
+    assert found["reproduce"] == [1, 0, 0, 0, 0, 0]
+    assert found["list"] == [2, 0, 0, 0, 0, 0]
+    assert found["matrix"][2:] == [0, 0, 0, 0]
+    assert "local-omp_1" in cells.stdout.str()
+    listed = (stage.path / "workspace/matrix/determinism/local-none/failures.txt").read_text()
+    assert "differs_from_reference" in listed

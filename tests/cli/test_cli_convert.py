@@ -1,0 +1,160 @@
+"""``pytest-aorta convert`` makes a recipe of a sweep recipe of AORTA's, and says what it leaves out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.projects import command
+from support.recipes import recipe_of
+from support.stage import Stage
+
+pytest.importorskip("yaml", reason="a sweep recipe is YAML, which pytest-aorta[sweeps] reads")
+
+#: After the quick reference of AORTA's documentation of recipes.
+SWEEP = """
+schema_version: 1
+ticket: EXAMPLE-001
+workload: tiny
+trials: 2
+steps: 5
+trial_isolation: auto
+save_logs: false
+extra_env:
+  GLOBAL_DEBUG_FLAG: "1"
+confound:
+  threshold: 1.15
+  baseline_cell: baseline-local
+cells:
+  - name: baseline-local
+    mitigations: [none]
+    environment: local
+  - name: tf32_off-local
+    mitigations: [tf32_off]
+    environment: local
+    collect: []
+  - name: stack-local
+    mitigations: [tf32_off, omp_1]
+    environment: local
+    trials: 3
+  - name: custom-env
+    mitigations: [tf32_off]
+    environment: local
+    extra_env:
+      MY_DEBUG_FLAG: "1"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return tmp_path
+
+
+def test_cells_that_differ_in_mitigations_are_one_action_and_others_are_actions_of_their_own(folder: Path) -> None:
+    result = command("convert", "sweep.yaml")
+    assert (result.exit_code, result.stdout) == (0, "recipe: aorta.toml; pytest aorta.toml\n")
+    text = (folder / "aorta.toml").read_text()
+    found = {action.name: action.table for action in recipe_of(text).actions}
+    assert {name: (table.mitigations, table.trials, dict(table.extra_env)) for name, table in found.items()} == {
+        "baseline-local": (("none", "tf32_off"), 2, {"GLOBAL_DEBUG_FLAG": "1"}),
+        "stack-local": (("tf32_off,omp_1",), 3, {"GLOBAL_DEBUG_FLAG": "1"}),
+        "custom-env": (("tf32_off",), 2, {"GLOBAL_DEBUG_FLAG": "1", "MY_DEBUG_FLAG": "1"}),
+    }
+    assert {(table.workload, table.steps, table.environments) for table in found.values()} == {("tiny", 5, ("local",))}
+    assert found["baseline-local"].baseline == "none"
+    assert "# ticket: EXAMPLE-001\n" in text
+    assert "# stack-local: local-tf32_off+omp_1\n" in text
+    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local", "custom-env"]
+    assert command("convert", "sweep.yaml").stderr == "Error: aorta.toml is there already; -o FILE names another one\n"
+    assert command("convert", "sweep.yaml", "-o", "-").stdout == text
+    assert "would not collect it" in command("convert", "sweep.yaml", "-o", "other.toml").stderr
+
+
+def test_environments_with_the_same_mitigations_are_an_axis(folder: Path) -> None:
+    cells = "\n".join(
+        f"  - {{name: {name}-{place}, mitigations: [{name}], environment: {place}}}"
+        for place in ("local", "old")
+        for name in ("none", "omp_1")
+    )
+    (folder / "sweep.yaml").write_text(f"schema_version: 1\nworkload: tiny\ntrials: 1\nsteps: 1\ncells:\n{cells}\n")
+    result = command("convert", "sweep.yaml", "-o", "-")
+    (action,) = recipe_of(result.stdout).actions
+    assert action.table.environments == ("local", "old")
+    assert action.table.mitigations == ("none", "omp_1")
+    assert action.table.baseline == "local-none"
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("save_logs: false", "save_log: false", 8, "unknown key save_log"),
+        ("    trials: 3", "    trial: 3", 25, "unknown key cells[2].trial"),
+        ("  threshold: 1.15", "  treshold: 1.15", 12, "unknown key confound.treshold"),
+        ("schema_version: 1", "schema_version: 2", 2, "schema_version: input should be 1"),
+        ("    trials: 3", "    trials: 0", 25, "cells[2].trials: input should be greater than 0"),
+        ("name: custom-env", "name: stack-local", 26, "two cells have the name 'stack-local'"),
+        ("baseline_cell: baseline-local", "baseline_cell: base", 13, "confound.baseline_cell = 'base': there are base"),
+        ("steps: 5", "steps: 5\nsteps: 6", 7, "steps is there twice"),
+        ("steps: 5", "mode: probe\nsteps: 5", 6, "mode: input should be 'matrix'"),
+        ("local\n    trials", "{docker: i}\n    trials", 24, "cells[2].environment: an image has a name here"),
+        ("cells:", "cells: [", 14, "is not valid YAML"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_wrong_is_named_with_file_and_line(folder: Path, old: str, new: str, line: int, message: str) -> None:
+    assert old in SWEEP
+    (folder / "sweep.yaml").write_text(SWEEP.replace(old, new, 1))
+    result = command("convert", "sweep.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(rf"Error: sweep.yaml:(\d+): {re.escape(message)}", result.stderr), result.stderr
+    assert line <= int(result.stderr.split(":")[2]) <= line + (2 if "YAML" in message else 0)
+    assert not (folder / "aorta.toml").exists()
+
+
+def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Path) -> None:
+    config = r"""workload_config: {text: "a\"b\n\u00e9\x7f", "odd key": [1, 2.5, true], deep: {x: .inf}, none: 3}"""
+    (folder / "sweep.yaml").write_text(SWEEP + config)
+    text = command("convert", "sweep.yaml", "-o", "-").stdout
+    assert recipe_of(text).actions[0].table.config == {
+        "text": 'a"b\né\x7f',
+        "odd key": [1, 2.5, True],
+        "deep": {"x": float("inf")},
+        "none": 3,
+    }
+    (folder / "sweep.yaml").write_text(SWEEP + "workload_config: {when: null}\n")
+    assert "sweep.yaml: config.when = None: TOML has no such value" in command("convert", "sweep.yaml").stderr
+
+
+def test_what_has_no_counterpart_is_said(folder: Path) -> None:
+    sweep = SWEEP.replace("threshold: 1.15", "threshold: 1.3").replace("isolation: auto", "isolation: process")
+    (folder / "sweep.yaml").write_text(sweep + "stop_after: {events: 3}\ncollect: {rocprof: {mode: x}}\n")
+    result = command("convert", "sweep.yaml", "-o", "-")
+    assert [line.split(": ")[2] for line in result.stderr.splitlines()][:3] == [
+        "confound.threshold = 1.3",
+        "stop_after",
+        "collect",
+    ]
+    assert {action.table.isolation for action in recipe_of(result.stdout).actions} == {"spawn"}
+
+
+@pytest.mark.slow
+def test_what_was_converted_runs(stage: Stage) -> None:
+    stage.write(
+        tiny="""
+        import os
+
+        class Tiny:
+            def __init__(self, config): self.steps = config["steps"]
+            def setup(self): pass
+            def run(self): return {"passed": self.steps == 5 and os.environ["GLOBAL_DEBUG_FLAG"] == "1"}
+        """
+    )
+    stage.register(tiny="tiny:Tiny")
+    stage.write_file("sweep.yaml", SWEEP)
+    assert stage.command(sys.executable, "-m", "pytest_aorta", "convert", "sweep.yaml").ret == 0
+    stage.run_here("aorta.toml").assert_outcomes(passed=9)

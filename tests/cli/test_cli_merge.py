@@ -1,0 +1,242 @@
+"""``pytest-aorta merge``: what was run in several places, in one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.projects import command, project, short_status
+from support.records import record
+
+CELLS = {"none": ["none"], "omp_1": ["omp_1"]}
+
+
+def write(results: Path, mitigation: str, trial: int, *, flat: bool = False, **changes: Any) -> Path:
+    """The file of a trial, and an artifact."""
+    cell = f"local-{mitigation}"
+    folder = results / "probe" if flat else results / "probe" / cell
+    (folder / f"trial_{trial}").mkdir(parents=True)
+    (folder / f"trial_{trial}" / "stdout.log").write_text(f"{cell} {trial}")
+    content = record(cell=cell, trial_index=trial, trial_id=f"probe_d0_m{mitigation != 'none':d}_t{trial}", **changes)
+    content["mitigations_applied"] = [mitigation]
+    file = folder / f"trial_{trial}.json"
+    file.write_text(json.dumps(content, indent=1))
+    return file
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files by path, but the matrix and the index."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith("matrix.") and ".aorta" not in path.parts
+    }
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with two results directories, ``a`` and ``b``, of the same plan."""
+    monkeypatch.chdir(tmp_path)
+    for name, first in (("a", 0), ("b", 2)):
+        for mitigation in CELLS:
+            for trial in range(first, first + 2):
+                write(tmp_path / name, mitigation, trial)
+        (tmp_path / name / "packages-1.json").write_text("{}")
+    return tmp_path
+
+
+def test_trials_and_artifacts_of_all_sources(here: Path) -> None:
+    result = command("merge", "a", "b", "all")
+    assert (result.exit_code, result.output) == (0, "8 trials and 9 other files merged into all\n")
+    assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
+    assert os.path.samefile(here / "a/probe/local-none/trial_0.json", here / "all/probe/local-none/trial_0.json")
+    cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
+    assert cells == {"local-none": 4, "local-omp_1": 4}
+    assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
+
+
+def test_again_it_has_nothing_to_do(here: Path) -> None:
+    command("merge", "a", "b", "all")
+    before = tree(here / "all")
+    result = command("merge", "a", "b", "all")
+    assert (result.exit_code, result.output) == (0, "0 trials and 0 other files merged into all; 8 there already\n")
+    assert tree(here / "all") == before
+
+
+def test_a_dry_run_changes_nothing(here: Path) -> None:
+    result = command("merge", "--dry-run", "a", "all")
+    assert (result.exit_code, result.output) == (0, "4 trials and 5 other files would be merged into all\n")
+    assert not (here / "all").exists()
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["among sources", "with the destination"])
+def test_different_records_of_a_trial_are_a_conflict(here: Path, existing: bool) -> None:
+    write(here / "c", "none", 1, host="there")
+    if existing:
+        command("merge", "a", "all")
+    before = tree(here / "all")
+    result = command("merge", *([] if existing else ["a"]), "c", "b", "all")
+    first = "all" if existing else "a"
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        f"conflict: {first}/probe/local-none/trial_1.json and c/probe/local-none/trial_1.json differ",
+        "1 conflict: nothing was changed; --newer takes the later one of two records",
+    ]
+    assert tree(here / "all") == before
+    found = json.loads(command("merge", "--json", "a", "c", "other").stdout)
+    assert [each["path"] for each in found["conflicts"]] == ["probe/local-none/trial_1.json"]
+
+
+def test_of_two_records_the_newer_one(here: Path) -> None:
+    newer = write(here / "c", "none", 1, started_at="2026-01-02T00:00:00.000+00:00")
+    (newer.with_suffix("") / "stdout.log").write_text("newer")
+    older = write(here / "d", "none", 0, started_at="2025-01-02T00:00:00.000+00:00")
+    command("merge", "a", "all")
+    result = command("merge", "--newer", "c", "d", "all")
+    assert result.exit_code == 0
+    assert result.output == (
+        "1 trial and 1 other file merged into all; 1 replaced, the older ones are in the history; 1 older left out\n"
+    )
+    assert (here / "all/probe/local-none/trial_1.json").read_bytes() == newer.read_bytes()
+    assert (here / "all/probe/local-none/trial_1/stdout.log").read_text() == "newer"
+    (run,) = (here / "all/.history").iterdir()
+    assert tree(run) == {
+        path: text for path, text in tree(here / "a").items() if path.startswith("probe/local-none/trial_1")
+    }
+    assert older.exists()
+
+
+def test_hosts_with_one_cell_each(here: Path) -> None:
+    """In a folder of its own for each cell: a folder has the trials of one cell."""
+    for name, mitigation in (("x", "none"), ("y", "omp_1"), ("z", "none")):
+        write(here / name, mitigation, int(name == "z"), flat=True)
+    command("merge", "x", "xyz")
+    assert (here / "xyz/probe/trial_0.json").exists()
+    assert command("merge", "z", "xyz").exit_code == 0
+    assert (here / "xyz/probe/trial_1.json").exists()
+    assert command("merge", "y", "xyz").exit_code == 0
+    assert sorted(path for path in tree(here / "xyz") if path.endswith(".json")) == [
+        "probe/local-none/trial_0.json",
+        "probe/local-none/trial_1.json",
+        "probe/local-omp_1/trial_0.json",
+    ]
+    assert (here / "xyz/probe/local-none/trial_0/stdout.log").read_text() == "local-none 0"
+    assert command("merge", "x", "y", "z", "xyz").output.endswith("3 there already\n")
+
+
+def test_the_history_comes_along(here: Path) -> None:
+    write(here / "a/.history/20260101T000000.000000Z", "none", 0, host="earlier")
+    command("merge", "a", "b", "all")
+    assert tree(here / "all/.history") == tree(here / "a/.history")
+
+
+def test_what_has_no_record_stays(here: Path) -> None:
+    (here / "a/probe/local-none/trial_9").mkdir()
+    (here / "a/probe/local-none/trial_9/stdout.log").write_text("killed")
+    (here / "a/probe/local-none/.trial_8.json.x1y2z3.tmp").write_text("{")
+    result = command("merge", "a", "all")
+    assert result.stderr == "warning: left out, as it is of no finished trial: a/probe/local-none/trial_9\n"
+    assert not [path for path in tree(here / "all") if "trial_9" in path or ".tmp" in path]
+
+
+@pytest.mark.parametrize("allowed", [0, 12, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 5))])
+def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
+    """Whatever it has done so far: a record is there only with all of its artifacts."""
+    code = (
+        "import itertools, os, sys\n"
+        "from pytest_aorta.workspace import merge, no_overwrite\n"
+        f"left = itertools.count({allowed}, -1)\n"
+        "real = no_overwrite._rename\n"
+        "def rename(temporary, target):\n"
+        "    if not next(left): os._exit(9)\n"
+        "    real(temporary, target)\n"
+        "no_overwrite._rename = rename\n"
+        "def refuse(*paths): raise OSError(18, 'other file system')\n"
+        "os.link = refuse\n"
+        "from pytest_aorta.cli.main import main\n"
+        "main(['merge', 'a', 'b', 'all'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    for path in (here / "all").rglob("trial_?.json"):
+        assert (path.with_suffix("") / "stdout.log").exists()
+    assert command("merge", "a", "b", "all").exit_code == 0
+    assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
+    cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
+    assert cells == {"local-none": 4, "local-omp_1": 4}
+
+
+def test_a_merge_that_was_killed_before_the_matrix(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*paths: object) -> None:
+        raise KeyboardInterrupt
+
+    command("merge", "a", "all")
+    with monkeypatch.context() as patched:
+        patched.setattr("pytest_aorta.triage.matrix.merged.write_merged_matrix", killed)
+        assert command("merge", "b", "all").exit_code == 1
+    assert command("merge", "b", "all").exit_code == 0
+    assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
+    assert not list((here / "all").glob(".*"))
+
+
+RECIPE = """
+[workspace]
+value_file = "v.json"
+
+[[action]]
+name = "one"
+command = "touch workspace/{directory}/one"
+products = ["one"]
+"""
+
+
+def test_workspaces_of_a_recipe_and_their_index(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, done in (("one", "dir0"), ("two", "dir1")):
+        folder = project(here / name, RECIPE, 3)
+        (folder / "workspace" / done / "one").write_text(name)
+    project(here / "whole", RECIPE)
+    result = command("merge", "one", "two/workspace", "whole")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert tree(here / "whole/workspace") == {**tree(here / "one/workspace"), **tree(here / "two/workspace")}
+    monkeypatch.chdir(here / "whole")
+    assert short_status() == {"one": [2, 0, 0, 0, 1, 0]}
+    # Products are copies: a command may write into them again.
+    assert not os.path.samefile(here / "one/workspace/dir0/one", here / "whole/workspace/dir0/one")
+    (here / "one/workspace/dir0/one").write_text("other")
+    result = command("merge", here / "one", ".")
+    assert result.exit_code == 1
+    assert "conflict" in result.stderr
+    assert "--newer" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "all"], "nowhere: there is no such folder; expected a results directory, or a workspace"),
+        (["a", "a"], "a is the destination, a"),
+        (["a", "a/below"], "a and the destination, a/below, lie in each other"),
+        (["a", "b", "a/packages-1.json"], "a/packages-1.json is no folder"),
+    ],
+)
+def test_what_cannot_be_merged(here: Path, words: list[str], message: str) -> None:
+    result = command("merge", *words)
+    assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
+
+
+def test_links_stay_links_and_hostile_names_are_harmless(here: Path) -> None:
+    artifacts = here / "a/probe/local-none/trial_0"
+    (artifacts / "loop").symlink_to(".")
+    (artifacts / "gone").symlink_to("/nowhere")
+    os.mkfifo(artifacts / "fifo\x1b[31m")
+    (artifacts / "odd \n\udcff").write_text("x")
+    result = command("merge", "a", "all")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stderr
+    assert os.readlink(here / "all/probe/local-none/trial_0/loop") == "."
+    assert os.readlink(here / "all/probe/local-none/trial_0/gone") == "/nowhere"
+    assert (here / "all/probe/local-none/trial_0/odd \n\udcff").read_text() == "x"
+    assert command("merge", "a", "all").exit_code == 0

@@ -1,0 +1,104 @@
+"""A recipe goes on where it has ended: after kill -9 the rest runs, after a change what the change is about."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.projects import short_status
+from support.stage import Stage
+
+#: Each trial that runs appends a line; from the sixth on, they wait for the file ``go``.
+SOURCE = """
+import os
+import time
+from pathlib import Path
+
+class Logged:
+    default_config = {"lr": 0.1}
+    def __init__(self, config): self.lr = config["lr"]
+    def setup(self): pass
+    def run(self):
+        with open("ran", "a") as log:
+            print(self.lr, os.environ.get("FIXED", "-"), os.environ["AORTA_TRIAL_INDEX"], file=log)
+        while len(Path("ran").read_text().splitlines()) > 5 and not Path("go").exists():
+            time.sleep(0.01)
+        return {"passed": True}
+"""
+
+RECIPE = """
+[[action]]
+name = "first"
+workload = "logged"
+trials = 4
+mitigations = ["none", "fix"]
+
+[[action]]
+name = "second"
+workload = "logged"
+trials = 2
+config = {lr = 0.5}
+previous_actions = ["first"]
+"""
+
+
+@pytest.fixture
+def recipe(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage.write(work=SOURCE)
+    stage.register(logged="work:Logged")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
+    stage.write_file("aorta.toml", RECIPE)
+    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
+    monkeypatch.chdir(stage.path)
+    monkeypatch.syspath_prepend(stage.path)
+    return stage
+
+
+def ran(stage: Stage) -> list[str]:
+    """What has run since the last look: ``LR FIXED INDEX`` of each trial."""
+    log = stage.path / "ran"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+@pytest.mark.parametrize("side_by_side", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["one", "xdist"])
+def test_after_kill_9_only_the_rest_runs(recipe: Stage, side_by_side: tuple[str, ...]) -> None:
+    process = recipe.start("aorta.toml", *side_by_side)
+    log = recipe.path / "ran"
+    recipe.wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 5)
+    recipe.wait_until(lambda: len(recipe.files("workspace")) >= 4)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    recipe.wait_until_alone()
+    kept = recipe.trials("workspace")
+    before = ran(recipe)
+    assert short_status()["first"] == [len(kept), 0, 0, 0, 8 - len(kept), 0]
+    Path(recipe.path, "go").touch()
+    recipe.run("aorta.toml", *side_by_side).assert_outcomes(passed=10)
+    assert len(ran(recipe)) == 10 - len(kept)
+    assert len(before) >= 6
+    after = recipe.trials("workspace")
+    assert {path: after[path] for path in kept} == kept
+    assert short_status() == {"first": [8, 0, 0, 0, 0, 0], "second": [2, 0, 0, 0, 0, 0]}
+
+
+@pytest.mark.slow
+def test_a_changed_value_runs_what_it_is_about_and_status_said_so_before(recipe: Stage) -> None:
+    Path(recipe.path, "go").touch()
+    recipe.run_here("aorta.toml").assert_outcomes(passed=10)
+    assert len(ran(recipe)) == 10
+    recipe.write_file("aorta.toml", RECIPE.replace("lr = 0.5", "lr = 0.25"))
+    assert short_status() == {"first": [8, 0, 0, 0, 0, 0], "second": [0, 0, 2, 0, 0, 0]}
+    recipe.run_here("aorta.toml").assert_outcomes(passed=10)
+    assert ran(recipe) == ["0.25 - 0", "0.25 - 1"]
+    recipe.write_registry(mitigations={"fix": {"FIXED": "2"}})
+    assert short_status() == {"first": [4, 0, 4, 0, 0, 0], "second": [2, 0, 0, 0, 0, 0]}
+    recipe.run_here("aorta.toml").assert_outcomes(passed=10)
+    assert ran(recipe) == [f"0.1 2 {index}" for index in range(4)]
+    assert short_status() == {"first": [8, 0, 0, 0, 0, 0], "second": [2, 0, 0, 0, 0, 0]}
+    histories = [json.loads(path.read_text()) for path in (recipe.path / "workspace").rglob(".history/**/trial_*.json")]
+    assert len(histories) == 6

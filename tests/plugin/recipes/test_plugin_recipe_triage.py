@@ -1,0 +1,201 @@
+"""Keys of a recipe that judge its trials: until_decided, gate, baseline, margin; they mean what the options mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
+import pytest
+import scipy.special  # noqa: F401  (as numpy)
+from support.projects import command, short_status
+from support.stage import Stage, counts
+
+#: Fails unless the mitigation ``fix`` is there.
+SOURCE = """
+import os
+
+class Shaky:
+    default_config = {"bad": 1}
+    def __init__(self, config): self.bad = int(config["bad"])
+    def setup(self): pass
+    def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
+"""
+
+RECIPE = """
+[[action]]
+name = "matrix"
+workload = "shaky"
+trials = 20
+until_decided = true
+mitigations = ["none", "fix"]
+
+[[action]]
+name = "compare"
+each = "cell"
+command = "ls workspace/{directory} > workspace/{directory}/listing"
+products = ["listing"]
+previous_actions = ["matrix"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.write(work=SOURCE)
+    stage.register(shaky="work:Shaky")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}, "other": {"OTHER": "1"}})
+    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
+    monkeypatch.chdir(stage.path)
+    monkeypatch.syspath_prepend(stage.path)
+    stage.write_file("aorta.toml", RECIPE)
+
+
+def matrix(stage: Stage, *lines: str) -> None:
+    """A recipe of one action with these keys besides."""
+    keys = ['name = "matrix"', 'workload = "shaky"', "trials = 2", 'mitigations = ["none", "fix"]', *lines]
+    stage.write_file("aorta.toml", "\n".join(["[[action]]", *keys]))
+
+
+def verdicts(stage: Stage) -> dict[str, str]:
+    content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
+    return {cell["cell"]: cell["verdict"]["kind"] for cell in content["cells"]}
+
+
+def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage) -> None:
+    result = stage.run_here("-rs", "aorta.toml")
+    assert counts(result) == {"failed": 4, "passed": 6, "skipped": 32}
+    result.stdout.fnmatch_lines(["matrix: 1 of 1 cell decided, 32 trials saved*"])
+    result.stdout.fnmatch_lines(
+        ["SKIPPED [[]16[]] aorta.toml::matrix[[]local-fix[]]: decided: fixes (0 of 4 against 4 of 4)"]
+    )
+    assert verdicts(stage) == {"local-none": "baseline", "local-fix": "fixes"}
+    assert short_status() == {"matrix": [4, 4, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
+
+
+@pytest.mark.slow
+def test_decisions_hold_until_something_else_is_asked_for(stage: Stage) -> None:
+    stage.run_here("aorta.toml", "-k", "matrix")
+    assert counts(stage.run_here("aorta.toml", "-k", "compare")) == {"passed": 2}
+    before = stage.trials("workspace")
+    assert counts(stage.run_here("aorta.toml")) == {"failed": 4, "passed": 6, "skipped": 32}
+    assert stage.trials("workspace") == before
+    stage.write_file("aorta.toml", RECIPE.replace('"fix"]', '"fix", "other"]'))
+    assert short_status()["matrix"] == [4, 4, 0, 0, 52, 0]
+    stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 20\nconfig = {bad = 2}"))
+    assert short_status()["matrix"] == [0, 0, 8, 0, 32, 0]
+
+
+@pytest.mark.slow
+def test_a_command_on_each_trial_has_nothing_to_do_on_those_that_are_not_needed(stage: Stage) -> None:
+    stage.write_file("aorta.toml", RECIPE.replace('each = "cell"', 'each = "trial"'))
+    assert counts(stage.run_here("aorta.toml")) == {"failed": 4, "passed": 8, "skipped": 68}
+    assert short_status() == {"matrix": [4, 4, 0, 0, 0, 0], "compare": [4, 0, 0, 0, 0, 4]}
+
+
+def test_without_a_number_of_trials_there_are_as_many_as_with_the_option(stage: Stage) -> None:
+    stage.write_file("aorta.toml", RECIPE.replace("trials = 20\n", ""))
+    assert short_status()["matrix"] == [0, 0, 0, 0, 400, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+def test_side_by_side_decisions_reach_every_process(stage: Stage, side_by_side: tuple[str, ...]) -> None:
+    stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 100"))
+    result = stage.run("aorta.toml", *side_by_side)
+    found = counts(result)
+    assert sum(found.values()) == 202
+    assert found["skipped"] > 100
+    assert short_status()["compare"] == [2, 0, 0, 0, 0, 0]
+
+
+def test_gates_decide_the_exit_status(stage: Stage) -> None:
+    matrix(stage, 'gate = ["failure_rate(fix)<=0", "verdict(fix)!=worse"]')
+    result = stage.run_here("aorta.toml")
+    assert (result.ret, counts(result)) == (0, {"failed": 2, "passed": 2})
+    result.stdout.fnmatch_lines(
+        [
+            "*= gates =*",
+            "holds: matrix: failure_rate(fix)<=0",
+            "holds: matrix: verdict(fix)!=worse",
+            "exit status 0: the gates judge 2 failed trials, and hold",
+        ]
+    )
+    matrix(stage, 'gate = ["failure_rate(none)<=0.5"]')
+    result = stage.run_here("aorta.toml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["does not hold: matrix: failure_rate(none)<=0.5: *2 of 2 failed"])
+
+
+@pytest.mark.slow
+def test_gates_of_one_action_judge_no_other(stage: Stage) -> None:
+    matrix(stage, 'gate = ["failure_rate(fix)<=0"]')
+    text = (stage.path / "aorta.toml").read_text()
+    stage.write_file("aorta.toml", f'{text}\n[[action]]\nname = "second"\nworkload = "shaky"')
+    result = stage.run_here("aorta.toml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["1 failure that no gate judges: not of a trial, or infrastructure"])
+
+
+@pytest.mark.slow
+def test_gates_of_the_command_line_are_about_actions_that_have_the_cell(stage: Stage) -> None:
+    matrix(stage)
+    assert stage.run_here("aorta.toml", "--aorta-gate", "failure_rate(fix)<=0").ret == 0
+    result = stage.run_here("aorta.toml", "--aorta-gate", "failure_rate(fxi)<=0")
+    assert result.ret == 1
+
+
+def test_a_gate_on_a_reproduction_excuses_trials_that_are_ok(stage: Stage) -> None:
+    matrix(stage, 'expect = "fail"', 'gate = ["failure_rate(none)>=0.5"]')
+    result = stage.run_here("-v", "aorta.toml")
+    assert result.ret == 0
+    assert {name: words[0] for name, words in stage.words(result).items()} == {
+        **{f"matrix[local-none-{index}]": "REPRODUCED" for index in range(2)},
+        **{f"matrix[local-fix-{index}]": "FAILED" for index in range(2)},
+    }
+
+
+@pytest.mark.slow
+def test_a_matrix_that_was_skipped_does_not_pass_its_gates(stage: Stage) -> None:
+    matrix(stage, 'gate = ["failure_rate(fix)<=0"]', 'previous_actions = ["smoke"]')
+    text = (stage.path / "aorta.toml").read_text()
+    smoke = '[[action]]\nname = "smoke"\nworkload = "shaky"\ngate = ["failure_rate<=1"]'
+    stage.write_file("aorta.toml", f"{text}\n{smoke}")
+    result = stage.run_here("aorta.toml")
+    assert (result.ret, counts(result)) == (1, {"failed": 1, "skipped": 4})
+    result.stdout.fnmatch_lines(["does not hold: matrix: failure_rate(fix)<=0: no trial of 'fix' has run"])
+
+
+@pytest.mark.slow
+def test_baseline_and_margin_are_those_of_the_table(stage: Stage) -> None:
+    for margin, line in ((0.2, ""), (0.3, "margin = 0.3")):
+        matrix(stage, 'baseline = "fix"', line)
+        stage.run_here("aorta.toml", "--aorta-margin", "0.2")
+        content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
+        assert (content["settings"]["baseline"], content["settings"]["margin"]) == ("fix", margin)
+        assert verdicts(stage)["local-fix"] == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('gate = ["failure_rat<=0"]', "*aorta.toml:1: gate 'failure_rat<=0': expected one of failure_rate, *"),
+        ('gate = ["failure_rate(fxi)<=0"]', "*aorta.toml:1: gate 'failure_rate(fxi)<=0': there is no cell 'fxi'; *"),
+    ],
+)
+def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message: str) -> None:
+    matrix(stage, line)
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([message])
+
+
+@pytest.mark.slow
+def test_a_duration_ends_a_matrix_after_a_whole_round(stage: Stage) -> None:
+    matrix(stage)
+    (stage.path / "work.py").write_text(SOURCE.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
+    with Path("work.py").open("a") as file:
+        file.write("import time\n")
+    result = stage.run_here("aorta.toml", "--aorta-duration", "0.2s")
+    assert counts(result) == {"failed": 1, "passed": 1}
+    assert short_status()["matrix"] == [1, 1, 0, 0, 2, 0]
+    assert command("status").exit_code == 0

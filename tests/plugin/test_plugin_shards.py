@@ -1,0 +1,211 @@
+"""``--aorta-shard`` and ``--aorta-where``: a part of the trials, the same one on all machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+import pytest
+from support.stage import Stage
+
+PLAIN = """
+class Plain:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
+
+MATRIX = (
+    "--aorta-workload",
+    "plain",
+    "--aorta-trials",
+    "5",
+    "--aorta-mitigations",
+    "none",
+    "--aorta-mitigations",
+    "omp_1",
+)
+
+RECIPE = """
+[[action]]
+name = "matrix"
+workload = "plain"
+trials = 4
+config = {size = 3}
+
+[[action]]
+name = "shrink"
+each = "trial"
+command = "touch workspace/{directory}/small"
+products = ["small"]
+previous_actions = ["matrix"]
+
+[[action]]
+name = "one"
+command = "touch workspace/{directory}/one"
+products = ["one"]
+
+[[action]]
+name = "two"
+command = "touch workspace/{directory}/two"
+products = ["two"]
+previous_actions = ["one"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def plain(stage: Stage) -> None:
+    stage.write(work=PLAIN)
+    stage.register(plain="work:Plain")
+
+
+def collected(stage: Stage, *arguments: str) -> list[str]:
+    """Names of the items that would be run."""
+    result = stage.run_here("--collect-only", "-q", *arguments)
+    assert result.ret == 0, result.outlines
+    return [line.rpartition("::")[2] for line in result.outlines if "::" in line]
+
+
+def union(parts: Iterable[list[str]]) -> list[str]:
+    return [name for part in parts for name in part]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("-k", "omp_1"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in [(), ("--aorta-order", "random")]),
+    ],
+    ids=str,
+)
+def test_shards_are_disjoint_and_together_the_plan(stage: Stage, extra: tuple[str, ...]) -> None:
+    whole = collected(stage, *MATRIX, *extra)
+    parts = [collected(stage, *MATRIX, *extra, "--aorta-shard", f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(union(parts)) == sorted(whole)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for part in parts:
+        assert part == [name for name in whole if name in part]  # in their order
+
+
+def test_each_shard_has_trials_of_each_cell(stage: Stage) -> None:
+    for number in (1, 2):
+        part = collected(stage, *MATRIX, "--aorta-shard", f"{number}/2")
+        assert len({name.rpartition("-")[0] for name in part}) == 2
+
+
+def test_what_follows_a_trial_or_a_directory_is_in_its_shard(stage: Stage) -> None:
+    stage.write_file("aorta.toml", RECIPE)
+    for number in range(3):
+        (stage.path / "workspace" / f"dir{number}").mkdir(parents=True)
+    parts = [collected(stage, "aorta.toml", "--aorta-shard", f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(union(parts)) == sorted(collected(stage, "aorta.toml"))
+    for part in parts:
+        units = {
+            kind: {re.split(r"[\[\]]", name)[1] for name in part if name.startswith(f"{kind}[")}
+            for kind in ("matrix", "shrink", "one", "two")
+        }
+        assert units["matrix"] == units["shrink"]
+        assert units["one"] == units["two"]
+
+
+def test_a_shard_runs_its_part_and_says_which(stage: Stage) -> None:
+    result = stage.run_here(*MATRIX, "--aorta-shard", "2/5")
+    result.assert_outcomes(passed=2, deselected=8)
+    result.stdout.fnmatch_lines(["aorta: shard 2 of 5, by the number of trials"])
+    assert len(stage.files()) == 2
+    # Resumed: the other shard's trials are run, and what is there stays.
+    stage.run_here(*MATRIX, "--aorta-shard", "1/5", "--aorta-resume").assert_outcomes(passed=2, deselected=8)
+    assert len(stage.files()) == 4
+
+
+@pytest.mark.slow
+def test_a_shard_under_xdist_and_from_the_ini_file(stage: Stage) -> None:
+    stage.write_file("pytest.ini", "[pytest]\naorta_shard = 1/5")
+    result = stage.run(*MATRIX, "-n", "2")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: shard 1 of 5, by the number of trials"])
+    stage.run(*MATRIX, "-n", "2", "--aorta-shard", "3/99").assert_outcomes(passed=1)
+    assert stage.run(*MATRIX, "-n", "2", "--aorta-shard", "99/99").ret == 0
+
+
+def test_a_shard_without_items_is_no_error(stage: Stage) -> None:
+    result = stage.run_here(*MATRIX, "--aorta-shard", "11/11")
+    assert result.ret == 0
+    assert stage.run_here(*MATRIX, "--aorta-shard", "1/11", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_durations_decide_what_is_left_of_a_cell(stage: Stage) -> None:
+    (stage.path / "d.json").write_text(
+        json.dumps({"version": 1, "seconds": {"plain[local-omp_1]": 60, "plain[local-none]": 1}})
+    )
+    parts = [collected(stage, *MATRIX, "--aorta-shard", f"{n}/2", "--aorta-durations", "d.json") for n in (1, 2)]
+    assert [sum("omp_1" in name for name in part) for part in parts] == [3, 2]
+    assert [len(part) for part in parts] == [5, 5]
+    result = stage.run_here(*MATRIX, "--aorta-shard", "1/2", "--aorta-durations", "none.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: *none.json: No such file or directory; expected a file that pytest-aorta ci-m*"]
+    )
+
+
+@pytest.mark.parametrize("value", ["0/4", "5/4", "1"])
+def test_a_wrong_shard_is_refused(stage: Stage, value: str) -> None:
+    result = stage.run_here(*MATRIX, f"--aorta-shard={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [f"*--aorta-shard: '{value}' is not valid; expected I/N with I from 1 to N, such as 2/4"]
+    )
+
+
+def test_conditions_select_trials(stage: Stage) -> None:
+    names = collected(stage, *MATRIX, "--aorta-where", '/mitigations==["omp_1"]', "--aorta-where", "/trial<2")
+    assert names == ["plain[local-omp_1-0]", "plain[local-omp_1-1]"]
+    stage.write_file("aorta.toml", RECIPE)
+    assert collected(stage, "aorta.toml", "--aorta-where", "/config/size==3", "--aorta-where", "/trial>=3") == [
+        "matrix[local-none-3]",
+        "shrink[local-none-3]",
+    ]
+
+
+def test_conditions_select_marked_tests_and_no_others(stage: Stage) -> None:
+    stage.write_file(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.aorta(trials=2, mitigations=["none", "omp_1"])
+        def test_trial(aorta_trial): pass
+
+        def test_plain(): pass
+        """,
+    )
+    assert collected(stage, "test_it.py", "--aorta-where", '/mitigations==["omp_1"]') == [
+        "test_trial[local-omp_1-0]",
+        "test_trial[local-omp_1-1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (
+            "/config/lr<0.1",
+            "*--aorta-where '/config/lr<0.1': no trial or directory has /config/lr; there are /workload*",
+        ),
+        ("lr<0.1", "*--aorta-where: 'lr<0.1' is not valid; expected POINTER OPERATOR VALUE, such as*"),
+    ],
+)
+@pytest.mark.parametrize("xdist", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
+def test_a_condition_that_no_trial_could_meet_is_refused(
+    stage: Stage, condition: str, message: str, xdist: tuple[str, ...]
+) -> None:
+    result = (
+        stage.run(*MATRIX, "--aorta-where", condition, *xdist)
+        if xdist
+        else stage.run_here(*MATRIX, "--aorta-where", condition)
+    )
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+    result.stderr.no_fnmatch_line("*Traceback*")
+    assert stage.files() == []

@@ -1,0 +1,143 @@
+"""The ring of a run: a fixed number of slots for tasks that have not ended, and what a submission does without one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import levels_tasks
+import pytest
+from levels_graphs import Several
+from levels_stage import Gates, run_next
+from levels_stage import gates as gates
+from levels_stage import no_torch as no_torch
+from support.processes import PATIENCE, wait_until
+
+from pytest_aorta.runtime import Orchestrator, TaskRecord, TaskRef, Worker
+
+
+def unsettled(refs: list[TaskRef]) -> int:
+    """How many of them have not ended."""
+    return sum(ref.record is None for ref in refs)
+
+
+@pytest.mark.statement(46)
+def test_no_more_tasks_are_live_than_the_ring_has_slots() -> None:
+    refs: list[TaskRef] = []
+    with Worker(3, num_sub_workers=2, ring_size=5) as worker:
+        nothing = worker.register(levels_tasks.nothing)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for _ in range(200):
+                refs.append(orch.submit_sub(nothing))
+                assert unsettled(refs) <= 5
+
+        worker.run(build)
+    assert len(refs) == 200
+    assert all(ref.wait().ok for ref in refs)
+
+
+@pytest.mark.statement(46)
+def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) -> None:
+    refs: list[TaskRef] = []
+    with Worker(3, num_sub_workers=1, ring_size=3) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs.extend(orch.submit_sub(gate, gates.at(name)) for name in "abcd")
+
+        building = threading.Thread(target=worker.run, args=(build,))
+        worker.init()
+        building.start()
+        gates.wait_until_began("a")
+        wait_until(lambda: worker._started.dispatcher.runs[0].room is not None, "a submission that waits")
+        assert len(refs) == 3
+        assert worker._started.dispatcher.runs[0].unsettled == 3
+        gates.open("a")
+        gates.wait_until_began("b")
+        gates.open()
+        building.join(PATIENCE)
+    assert [ref.wait().payload for ref in refs] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.statement(46)
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, timeout: float) -> None:
+    with Worker(3, num_sub_workers=1, ring_size=2, ring_timeout=timeout) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs = [orch.submit_sub(gate, gates.at(name)) for name in "ab"]
+            with pytest.raises(RuntimeError, match=r"the ring is full: 2 tasks of this run have not .* ring_size"):
+                orch.submit_sub(gate, gates.at("c"))
+            gates.open()
+            assert all(ref.wait(PATIENCE).ok for ref in refs)
+            assert orch.submit_sub(gate, gates.at("d")).wait(PATIENCE).ok
+
+        handle = worker.submit(build)
+        handle.wait()
+        assert [record.payload for record in handle.records] == ["a", "b", "d"]
+        assert worker._started.dispatcher.graph.live == 0
+
+
+@pytest.mark.statement(46)
+def test_a_run_that_waits_for_its_turn_takes_no_slot_of_the_one_before(gates: Gates) -> None:
+    with Worker(3, num_sub_workers=1, ring_size=2) as worker:
+        gate, nothing = worker.register(levels_tasks.gate), worker.register(levels_tasks.nothing)
+        first = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
+        done: list[TaskRef] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            done.extend(orch.submit_sub(nothing) for _ in range(10))
+
+        building = threading.Thread(target=worker.run, args=(build,))
+        building.start()
+        gates.wait_until_began("a")
+        gates.open()
+        building.join(PATIENCE)
+        first.wait(PATIENCE)
+        assert [ref.wait().ok for ref in done] == [True] * 10
+
+
+@pytest.mark.statement(46)
+def test_nested_submissions_do_not_wait_for_each_other(gates: Gates) -> None:
+    gates.open()
+    with Worker(4, ring_size=1) as top:
+        top.add_worker(Worker(3, num_sub_workers=1, ring_size=1))
+        several = top.register(Several(top.register(levels_tasks.gate), top.register(levels_tasks.own_pid)))
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for _ in range(3):
+                with orch.scope():
+                    orch.submit_next_level(several, gates.at("a"))
+                    with orch.scope():
+                        orch.submit_next_level(several, gates.at("b"))
+
+        handle = top.submit(build)
+        handle.wait(PATIENCE)
+        assert [record.ok for record in handle.records] == [True] * 6
+        assert run_next(top, several, *gates.at("c").scalars).ok
+
+
+@pytest.mark.statement(46)
+def test_callbacks_may_submit_to_a_ring_of_one_slot() -> None:
+    refs: list[TaskRef] = []
+    with Worker(3, num_sub_workers=1, ring_size=1) as worker:
+        nothing = worker.register(levels_tasks.nothing)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            def again(record: TaskRecord) -> None:
+                refs.append(orch.submit_sub(nothing))
+
+            for _ in range(10):
+                orch.submit_sub(nothing).when_settled(again)
+            wait_until(lambda: len(refs) == 10, "ten tasks of callbacks")
+
+        worker.run(build)
+    assert all(ref.wait().ok for ref in refs)
+
+
+@pytest.mark.parametrize("arguments", [{"ring_size": 0}, {"ring_timeout": -1}])
+def test_a_ring_has_a_slot_and_a_timeout_does_not_lie_in_the_past(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"ring_(size must be a whole number from 1|timeout must be .* from 0)"):
+        Worker(3, **arguments)

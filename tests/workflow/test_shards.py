@@ -1,0 +1,116 @@
+"""How a plan is divided between machines that do not speak to each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.workflow.shards import (
+    Durations,
+    Part,
+    cell_of_item,
+    divide,
+    joined,
+    read_durations,
+    write_durations,
+)
+
+PLANS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 90_000)), min_size=1, max_size=6).map(
+    lambda cells: [Part(f"cell{number}", ms) for number, (trials, ms) in enumerate(cells) for _ in range(trials)]
+)
+
+
+@given(PLANS, st.integers(1, 9), st.randoms(use_true_random=False))
+def test_every_part_has_one_shard_and_shards_differ_by_one_part_at_most(parts: list[Part], count: int, random) -> None:  # type: ignore[no-untyped-def]
+    random.shuffle(parts)  # interleaved, grouped, random: any order
+    shards = divide(parts, count)
+    assert len(shards) == len(parts)
+    assert set(shards) <= set(range(count))
+    loads = [
+        sum(part.milliseconds for part, own in zip(parts, shards, strict=True) if own == shard)
+        for shard in range(count)
+    ]
+    assert max(loads) - min(loads) <= max(part.milliseconds for part in parts)
+    sizes = Counter(shards)
+    for cell in {part.cell for part in parts}:
+        own = Counter(shard for part, shard in zip(parts, shards, strict=True) if part.cell == cell)
+        assert max(own.values()) - min(own[shard] for shard in range(count)) <= 1
+    assert sum(sizes.values()) == len(parts)
+
+
+def test_without_durations_shards_have_equally_many() -> None:
+    parts = [Part(f"cell{number % 5}", 1000) for number in range(35)]
+    assert sorted(Counter(divide(parts, 4)).values()) == [8, 9, 9, 9]
+
+
+def test_another_process_divides_alike() -> None:
+    """Whatever its hash seed is."""
+    code = (
+        "from pytest_aorta.workflow.shards import Part, divide\n"
+        "print(divide([Part(f'cell{n % 3}', 700 + 100 * (n % 3)) for n in range(20)], 3))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=12))
+def test_what_has_a_key_in_common_stays_together(keys: list[list[int]]) -> None:
+    groups = joined(keys)
+    assert sorted(index for group in groups for index in group) == list(range(len(keys)))
+    place = {index: number for number, group in enumerate(groups) for index in group}
+    for one, own in enumerate(keys):
+        for other, others in enumerate(keys):
+            if set(own) & set(others):
+                assert place[one] == place[other]
+    # Nothing else is together: within a group, each is reached from the first one.
+    for group in groups:
+        reached, seen = {group[0]}, set(keys[group[0]])
+        for _ in group:
+            reached |= {index for index in group if seen & set(keys[index])}
+            seen |= {key for index in reached for key in keys[index]}
+        assert reached == set(group)
+
+
+def test_the_cell_of_an_item() -> None:
+    assert cell_of_item("gemm[local-tf32_off+omp_1-12]") == "gemm[local-tf32_off+omp_1]"
+    assert cell_of_item("compare[local-none]") == "compare[local-none]"
+    assert cell_of_item("test_plain") == "test_plain"
+
+
+def test_what_is_not_known_counts_as_the_mean_of_what_is() -> None:
+    durations = Durations({"gemm[local-none]": 2.0, "gemm[local-omp_1]": 4.0})
+    assert [durations.of(name) for name in ("gemm[local-none-3]", "gemm[local-omp_1-0]", "fsdp[local-none-0]")] == [
+        2000,
+        4000,
+        3000,
+    ]
+    assert Durations().of("gemm[local-none-3]") == Durations().of("compare[dir0]")
+
+
+def test_durations_are_kept_in_a_file(tmp_path: Path) -> None:
+    write_durations(tmp_path / "d.json", {"gemm[local-none]": 2.5})
+    assert read_durations(tmp_path / "d.json").of("gemm[local-none-0]") == 2500
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"version": 2, "seconds": {}}', '{"version": 1, "seconds": {"a": "b"}}']
+)
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "d.json"
+    file.write_text(text)
+    with pytest.raises(RequestError, match="has no durations; expected a file that pytest-aorta ci-matrix"):
+        read_durations(file)
+    with pytest.raises(RequestError, match="No such file"):
+        read_durations(tmp_path / "none.json")
