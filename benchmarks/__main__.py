@@ -10,7 +10,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command, dispatch, gloo_trial, lazy, slots, snapshots, status, torch_trial, unused
+from benchmarks import (
+    command,
+    dispatch,
+    gloo_trial,
+    lazy,
+    recipes,
+    scaling,
+    slots,
+    snapshots,
+    status,
+    torch_trial,
+    unused,
+)
 from benchmarks.compare import Comparison, Rounds, Subject, duration, table
 from benchmarks.forked_venv import VenvUnavailable, forked_python
 from benchmarks.machine import BackgroundLoad, facts
@@ -19,7 +31,10 @@ from benchmarks.quiet import Quiet
 
 _CACHE = Path(__file__).with_name(".cache")
 
-_PARTS = ("torch", "gloo", "phases", "dispatch", "slots", "snapshots", "lazy", "unused", "command", "status")
+_PARTS = (
+    *("torch", "gloo", "phases", "dispatch", "scaling", "slots", "snapshots"),
+    *("lazy", "unused", "command", "status", "recipes"),
+)
 
 
 def main() -> int:
@@ -80,12 +95,16 @@ def _measure(part: str, place: Workplace, options: argparse.Namespace) -> dict[s
         return lazy.measure(place, options.rounds, Quiet(options.quiet))
     if part == "status":
         return status.measure(place, options.rounds, Quiet(options.quiet))
+    if part == "recipes":
+        return recipes.measure(place, options.rounds, Quiet(options.quiet))
     if part == "command":
         return command.measure(place, options.rounds, Quiet(options.quiet))
     if part == "unused":
         return unused.measure(place, options.rounds, Quiet(options.quiet))
     if part == "dispatch":
         return dispatch.measure(place, options.rounds, options.peers, Quiet(options.quiet))
+    if part == "scaling":
+        return scaling.measure(place, options.rounds, Quiet(options.quiet))
     return _compare(part, place, options)
 
 

@@ -62,6 +62,21 @@ def task() -> Iterator[System]:
 
 
 @contextlib.contextmanager
+def task_map() -> Iterator[System]:
+    """Which sends tasks in chunks, and has no single ones."""
+    from pytest_aorta.runtime import Worker
+
+    with Worker(3, num_sub_workers=WORKERS) as worker:
+        handle = worker.register(nothing)
+        worker.init()
+
+        def many(number: int) -> None:
+            worker.run(lambda orch, *_: orch.map(handle, range(number)).wait())
+
+        yield lambda number: [], many
+
+
+@contextlib.contextmanager
 def run() -> Iterator[System]:
     """Every task is a run of its own."""
     from pytest_aorta.runtime import Worker
@@ -163,7 +178,7 @@ def dask() -> Iterator[System]:
         )
 
 
-SYSTEMS = {system.__name__: system for system in (task, run, executor, pool, pool_map, echo, ray, dask)}
+SYSTEMS = {system.__name__: system for system in (task, task_map, run, executor, pool, pool_map, echo, ray, dask)}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action, Recipe
     from pytest_aorta.workflow.cell_requests import Requests
     from pytest_aorta.workflow.overview import Overview
-    from pytest_aorta.workspace.index.directories import CachedDirectories
+    from pytest_aorta.workspace.index.directories import Directories
     from pytest_aorta.workspace.index.source_changes import SourceChanges
 
 #: Where pytest looks for registry files that the command line does not name.
@@ -53,7 +53,7 @@ class Project:
 
     recipe: Recipe
     overview: Overview
-    directories: CachedDirectories
+    directories: Directories
     sources: SourceChanges
     imported: bool
 
@@ -115,12 +115,13 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
     """
     recipe = open_recipe()  # first: it imports the models
     from pytest_aorta.cli.rebuilding import rebuilt, warn_of_damage
+    from pytest_aorta.workflow.directories import directories_of
     from pytest_aorta.workflow.overview import Overview
     from pytest_aorta.workspace.index.cache import read_index
     from pytest_aorta.workspace.index.source_changes import SourceChanges
     from pytest_aorta.workspace.index.submitted import read_submitted
 
-    directories = directories_of(recipe)
+    directories = directories_of(recipe, cached=True)
     sources = SourceChanges(recipe.index)
     requests, imported = requests_of(recipe, files)
     index = read_index(recipe.index)
@@ -137,14 +138,6 @@ def open_project(files: Sequence[str] = (), *, rebuild: bool = True) -> Project:
         read_submitted(recipe.index),
     )
     return Project(recipe, overview, directories, sources, imported)
-
-
-def directories_of(recipe: Recipe) -> CachedDirectories:
-    """The directories of a workspace; results of trials are none."""
-    from pytest_aorta.workspace.index.directories import CachedDirectories
-
-    results = [action.name for action in recipe.actions if action.is_matrix]
-    return CachedDirectories(recipe.index, recipe.directories, recipe.workspace.value_file, results)
 
 
 def registry_files(files: Sequence[str]) -> tuple[str, ...]:

@@ -94,7 +94,8 @@ def _keep(
 ) -> None:
     """Write what was worked out from a recipe, registry files, installed packages, and what was looked at besides."""
     known = [_REGISTRY / name for name in ("builtin_environments.py", "builtin_mitigations.py")]
-    stamps = {os.path.abspath(path): _stamp(path) for path in [recipe, *known, *files, *sys.path, *looked_at]}
+    paths = map(os.path.abspath, [recipe, *known, *files, *sys.path, *looked_at])
+    stamps = {path: _stamp(path) for path in paths}
     latest = max((stamp[0] for stamp in stamps.values() if stamp is not None), default=0)
     if time.time_ns() - latest > _COARSEST_CLOCK_NS:
         from pytest_aorta.workspace.atomic import write_text

@@ -44,7 +44,10 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
         bar.update(max(0, length - bar.pos))
     try:
         merged = merge(
-            project.recipe.index, overview.index, search.found, search.is_gone if prune else lambda key: False
+            project.recipe.index,
+            overview.index,
+            search.found,
+            lambda key: prune and search.is_gone(key, overview.index),
         )
     except OSError as error:
         raise RequestError(f"the index cannot be written: {error.strerror}: {project.recipe.index}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pytest_aorta.triage.reading import Results
 from pytest_aorta.workflow.actions import Action, Recipe
@@ -53,12 +54,14 @@ class Scan:
                     self.found.add(completion)
                 seen()
 
-    def is_gone(self, key: Key) -> bool:
-        """Whether an entry of the index was looked for, and is not there."""
+    def is_gone(self, key: Key, index: Index) -> bool:
+        """Whether an entry of an index was looked for, and is not there; of a failed command, its directory."""
         action = self._names().get(key[0])
         if action is None or not self._is_wanted(key[1] if len(key) == 2 else f"{key[1]}/{key[2]}"):
             return False
         if len(key) == 2:
+            if index.commands.get(action.name, {}).get(key[1]) == "failed":
+                return not self._folder(action, key[1]).exists()
             return not action.is_matrix and self._outcome(action, key[1]) is None
         request = self.requests.get(action.name, {}).get(key[1])
         if request is None:  # a cell that the recipe does not have any more, and whose files were looked for as well
@@ -86,6 +89,9 @@ class Scan:
             yield found if found is not None and self._is_wanted(f"{found.cell}/{found.trial}") else None
         self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
 
+    def _folder(self, action: Action, unit: str) -> Path:
+        return unit_folder(action, unit, self.recipe, self.requests)
+
     def _products(self, action: Action) -> Iterator[Completion | None]:
         for unit in self._units(action):
             yield self._outcome(action, unit)
@@ -93,7 +99,7 @@ class Scan:
     def _outcome(self, action: Action, unit: str) -> CommandCompletion | None:
         """That all products of a command are there; ``None`` where they are not."""
         products = action.table.products
-        folder = unit_folder(action, unit, self.recipe, self.requests)
+        folder = self._folder(action, unit)
         if not products or not all(os.path.exists(os.path.join(folder, name)) for name in products):
             return None
         return CommandCompletion(action.name, unit, "completed")

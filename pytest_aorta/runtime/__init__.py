@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
     from pytest_aorta.runtime.graph.args import Tag as Tag
     from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.handles import MapRef as MapRef
     from pytest_aorta.runtime.handles import RunHandle as RunHandle
     from pytest_aorta.runtime.handles import TaskRef as TaskRef
     from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
@@ -33,6 +34,7 @@ _HOMES = {
     "TaskFailure": "records",
     "Job": "engine.tasks",
     "JobContext": "endpoints.job_slot",
+    "MapRef": "handles",
     "Orchestrator": "orchestrator",
     "Outcome": "records",
     "Preparation": "engine.tasks",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
 from pytest_aorta.runtime.records import TaskError, TaskRecord
@@ -61,13 +62,46 @@ class TaskRef:
         self._dispatcher.cancel(self._node, why)
 
     def when_settled(self, callback: Callable[[TaskRecord], None]) -> None:
-        """Call with the record once there is one, on any thread."""
+        """Call with the record once there is one, on a thread that the worker has for callbacks, one after the other.
+
+        It may block, which delays only other callbacks; submit runs; and wait, for anything but later callbacks. What
+        it raises is raised by ``RunHandle.wait``: a run has ended when the callbacks of its tasks have returned.
+        """
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
             if task.record is None:
                 task.callbacks.append(callback)
-                return
-        callback(task.record)
+            else:
+                self._dispatcher.call_back(self._node, callback)
+
+
+class MapRef:
+    """The tasks of ``Orchestrator.map``: each is a chunk of items, in their order."""
+
+    def __init__(self, tasks: Sequence[TaskRef]) -> None:
+        self.tasks = tuple(tasks)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """What the callable has returned for each item, in the order of the items.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed first.
+            TaskError: the first chunk of which an item has failed; others may run still. The text names the item.
+            WorkerClosed: the worker was closed first.
+        """
+        give_up = None if timeout is None else time.monotonic() + timeout
+        results: list[Any] = []
+        for task in self.tasks:
+            record = task.wait(None if give_up is None else max(0.0, give_up - time.monotonic()))
+            if not record.ok:
+                raise TaskError(record)
+            results += record.payload
+        return results
+
+    def cancel(self, why: str = "cancelled") -> None:
+        """Start no further chunk, and end those that run."""
+        for task in self.tasks:
+            task.cancel(why)
 
 
 class RunHandle:
@@ -90,13 +124,17 @@ class RunHandle:
 
         Raises:
             TimeoutError: it has not ended within ``timeout``.
-            TaskError: the first task that failed.
+            TaskError: the first task that failed, or the first callback.
         """
-        if not self._dispatcher.loop.run_until(self._run.ended, timeout):
+        # A callback that waits for its own run cannot wait for itself.
+        over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
+        if not self._dispatcher.loop.run_until(over, timeout):
             why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
-            raise TimeoutError(f"the run has not ended {why}")
-        if self._run.first_failure is not None:
-            raise TaskError(self._run.first_failure)
+            what = "callbacks of its tasks have not returned" if self._run.ended.is_set() else "the run has not ended"
+            raise TimeoutError(f"{what} {why}")
+        failure = self._run.first_failure or self._run.callback_failure
+        if failure is not None:
+            raise TaskError(failure)
 
     def result(self, timeout: float | None = None) -> None:
         """As ``wait``: results travel through shared tensors, and in ``records``."""
@@ -105,7 +143,10 @@ class RunHandle:
     @property
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
-        return [node.payload.record for node in list(self._run.nodes) if node.payload.record is not None]
+        with self._dispatcher.lock:
+            found = {node.id: node.payload.record for node in self._run.nodes if node.payload.record is not None}
+            found.update(self._run.records)
+        return [found[number] for number in sorted(found)]
 
     def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
         """Start no further task; with ``running``, end those that run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
 from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
 from pytest_aorta.runtime.graph.footprint import footprint_of
-from pytest_aorta.runtime.handles import TaskRef
+from pytest_aorta.runtime.handles import MapRef, TaskRef
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     #: The callable of a handle, and the ids of the workers that may run it; raises for workers that may not.
     Resolve = Callable[[CallableHandle, Iterable[int]], tuple[Definition, frozenset[int] | None]]
+
+#: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
+CHUNKS = 4
 
 #: Scopes within each other.
 MAX_SCOPES = 64
@@ -67,6 +71,40 @@ class Orchestrator:
         definition, _ = self._resolve(handle, ())
         self._placement.check_size(TaskKind.SUB, len(args_list))
         return self._submit(GraphTask(TaskKind.SUB, [Member(definition, args) for args in args_list], timeout), after)
+
+    def map(
+        self,
+        handle: CallableHandle,
+        items: Iterable[Any],
+        *,
+        chunksize: int | None = None,
+        after: Iterable[TaskRef] = (),
+        timeout: float | None = None,
+    ) -> MapRef:
+        """Call ``fn(item)`` for each item, on the SUB workers, many items with one task.
+
+        Args:
+            handle: from ``register``.
+            items: any objects that can be pickled.
+            chunksize: items of one task; without, such that every SUB worker gets four tasks.
+            after: see above; for all tasks.
+            timeout: see above; for each task, which is a chunk.
+
+        Raises:
+            ValueError: ``chunksize`` is no number from 1.
+        """
+        definition, _ = self._resolve(handle, ())
+        self._placement.check_size(TaskKind.SUB, 1)
+        found, before = list(items), tuple(after)
+        if chunksize is None:
+            chunksize = max(1, math.ceil(len(found) / (CHUNKS * self._placement.size(TaskKind.SUB))))
+        if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+            raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
+        tasks = []
+        for first in range(0, len(found), chunksize):
+            member = Member(definition, config=found[first : first + chunksize], first_item=first)
+            tasks.append(self._submit(GraphTask(TaskKind.SUB, [member], timeout), before))
+        return MapRef(tasks)
 
     def submit_next_level(
         self,

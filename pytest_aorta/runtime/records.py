@@ -31,7 +31,7 @@ class Outcome(str, enum.Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskFailure:
     """Why a task did not succeed.
 
@@ -63,7 +63,7 @@ class TaskFailure:
         return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskRecord:
     """A task that has settled. Its size is bounded.
 
@@ -105,7 +105,7 @@ class TaskError(RuntimeError):
         return type(self), (self.record,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Completion:
     """How a task ended at the endpoint that ran it."""
 

@@ -52,11 +52,13 @@ class StartedWorker:
             self.dispatcher.placement.add(JobSlot(self.dispatcher, slot, self._service))
         self.child_processes.start(give_up)
 
-    def submit(self, orch_fn: Callable[..., Any], args: Any, config: Any, *, fail_fast: bool) -> RunHandle:
-        """Build the graph of a run; see ``Worker.submit``."""
+    def submit(
+        self, orch_fn: Callable[..., Any], args: Any, config: Any, *, fail_fast: bool, owner: object
+    ) -> RunHandle:
+        """Build the graph of a run; see ``Worker.submit``. ``owner`` lives until the run has ended."""
         installed = SIGINT_GUARD.begin()
         try:
-            run = self.dispatcher.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config)))
+            run = self.dispatcher.open_run(GraphRun(fail_fast=fail_fast, keeps=(orch_fn, args, config, owner)))
             orchestrator = self._orchestrator(run)
             try:
                 with self._building:
@@ -105,6 +107,10 @@ class StartedWorker:
             self._close_service()  # which ends what its jobs wait for
         return self.dispatcher.drain(timeout)
 
+    def abandon(self, grace: float) -> None:
+        """As ``close``, from the garbage collector: takes no lock, and does not wait."""
+        self.dispatcher.loop.abandon(lambda: self.close(grace))
+
     def close(self, grace: float) -> None:
         """End every process; each has ``grace`` seconds to end in order."""
         self.dispatcher.closing = True
@@ -112,6 +118,7 @@ class StartedWorker:
             self.child_processes.close(grace)
             self._close_service()
         finally:
+            self.dispatcher.callbacks.close(grace)
             self.heap.close()
             self.dispatcher.loop.close()
 

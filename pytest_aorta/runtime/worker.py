@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_arguments, worker_ids
 from pytest_aorta.runtime.endpoints.job_slot import Slot
+from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.started_worker import StartedWorker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
@@ -48,7 +51,8 @@ class WorkerState(enum.Enum):
 class Worker:
     """One node of the hierarchy: a host (level 3) with its slots, or a group of workers (level 4 and up).
 
-    Nothing happens before ``init``, which the first ``submit`` or ``run`` implies. Usable as a context manager.
+    Nothing happens before ``init``, which the first ``submit`` or ``run`` implies. Usable as a context manager. One
+    that is dropped without ``close`` ends its processes once the runs that were accepted have ended.
 
     Args:
         level: 3 for a host, more for a worker of workers.
@@ -102,8 +106,10 @@ class Worker:
         self._state = WorkerState.NEW
         #: Held while processes are started, and while they load a callable.
         self._lifecycle = threading.RLock()
-        #: The thread that closes it.
-        self._owner: int | None = None
+        #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
+        self._owner: threading.Thread | None = None
+        self._process: int | None = None
+        self._dropped: weakref.finalize[..., Worker] | None = None
 
     def spec(self, above: CallableTable | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
@@ -240,7 +246,8 @@ class Worker:
                 self._check_eligible(eligible, RuntimeError)
             self._state = WorkerState.INITIALIZING
             if self._owner is None:
-                self._owner = threading.get_ident()
+                self._owner = threading.current_thread()
+            self._process = os.getpid()
             try:
                 self._start(time.monotonic() + self._arguments.startup_timeout_s)
             except BaseException:
@@ -249,12 +256,16 @@ class Worker:
             self._state = WorkerState.READY
 
     def _start(self, give_up: float) -> None:
-        self._started = StartedWorker(self.spec, self.callables.resolve)
+        # Nothing that its threads refer to refers to it: a worker that is dropped ends its processes.
+        self._started = started = StartedWorker(_weakly(self), self.callables.resolve)
+        self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
+        self._dropped.atexit = False  # its processes see the end of this one
         for child, _ in self.children:
             child._state = WorkerState.DELEGATED
         try:
             self._started.start(self._slots, give_up)
         except BaseException:
+            self._dropped.detach()
             self._started.close(CLOSE_GRACE)
             raise
 
@@ -262,24 +273,29 @@ class Worker:
         """Wait up to ten seconds for the runs that were accepted, then end every process. Twice is harmless.
 
         Raises:
-            RuntimeError: from another thread than that of ``init``, or from within a graph that is being built.
+            RuntimeError: from another thread than that of ``init`` while that one lives, or from within a graph that
+                is being built.
             TimeoutError: the runs have not ended; nothing was ended, and ``close`` can be called again.
         """
+        if self._process not in (None, os.getpid()):
+            return  # in a fork, which leaves the worker to the process that has started it
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
             self._state = WorkerState.CLOSED
             return
         if self._has_started and self._started.building_thread == threading.get_ident():
             raise RuntimeError("close within a run: the graph is still being built")
-        if self._owner != threading.get_ident():
-            raise RuntimeError("close from another thread than the one that called init")
+        if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
+            raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
         if self._state is not WorkerState.CLOSING and not self._started.drain(DRAIN):
             raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
         self._state = WorkerState.CLOSING
+        if self._dropped is not None:
+            self._dropped.detach()
         self._started.close(CLOSE_GRACE)
         self._state = WorkerState.CLOSED
 
     def __enter__(self) -> Worker:
-        self._owner = threading.get_ident()  # the thread that leaves closes, even if another one implies ``init``
+        self._owner = threading.current_thread()  # the thread that leaves closes, even if another one implies ``init``
         return self
 
     def __exit__(
@@ -312,9 +328,11 @@ class Worker:
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
         """
         self.init()
+        if self._process != os.getpid():
+            raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if self._started.building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast)
+        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast, owner=self)
 
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
@@ -327,3 +345,22 @@ class Worker:
         """The run for jobs that stays open for as long as the worker; it delays no other run."""
         self.init()
         return self._started.session
+
+
+def _weakly(worker: Worker) -> Callable[[], WorkerSpec]:
+    """``worker.spec``, without keeping the worker alive."""
+    reference = weakref.ref(worker)
+
+    def describe() -> WorkerSpec:
+        found = reference()
+        if found is None:
+            raise StartupError("its worker is not wanted any more")
+        return found.spec()
+
+    return describe
+
+
+def _end_dropped(started: StartedWorker, process: int) -> None:
+    """The garbage collector has found a worker that was not closed; forks of its process have copies of it."""
+    if os.getpid() == process:
+        started.abandon(CLOSE_GRACE)

@@ -16,7 +16,7 @@ from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
-from pytest_aorta.workflow.directories import Directories
+from pytest_aorta.workflow.directories import directories_of
 from pytest_aorta.workflow.reading import read_recipe
 from pytest_aorta.workflow.states import Progress, containing, open_for
 from pytest_aorta.workspace.index.cache import Index, read_index
@@ -47,7 +47,7 @@ class RecipeRun:
         self.recipe = recipe
         self._warn = warn
         self._is_unwritable = False
-        self.directories = Directories(recipe)
+        self.directories = directories_of(recipe, cached=False)
         self._turns = turns
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}

@@ -16,6 +16,10 @@ from pytest_aorta.runtime.zygotes.channel import Channel
 MAX_PAYLOAD = 2**20
 
 
+class ItemError(Exception):
+    """Raised from the exception of one item; its argument is the item's number."""
+
+
 class SlotProcess:
     """Runs tasks on a channel, one at a time."""
 
@@ -66,17 +70,33 @@ class SlotProcess:
             report["failure"] = plain_failure(error)
         return report
 
+    def call(self, function: Any, order: TaskOrder) -> Any:
+        """What the callable returns: once, or a list with one value per item."""
+        args = self.receiver.decode(order.get("args"))
+        if "first_item" not in order:
+            return function(args)
+        results: list[Any] = []
+        try:
+            for item in args.config:
+                results.append(function(item))
+        except BaseException as error:
+            raise ItemError(order["first_item"] + len(results)) from error
+        return results
+
     def run(self, order: TaskOrder) -> str:
         """Run one task; how it ended, as the inner part of a JSON mapping."""
         try:
             function = self.callables[order["digest"]]
-            return f'"outcome":"success","payload":{as_json(function(self.receiver.decode(order.get("args"))))}'
+            return f'"outcome":"success","payload":{as_json(self.call(function, order))}'
         except BaseException as error:
             return f'"outcome":"task_failure","failure":{json.dumps(plain_failure(error))}'
 
 
 def plain_failure(error: BaseException) -> dict[str, Any]:
     """The exception that is being handled, as JSON values."""
+    if isinstance(error, ItemError) and error.__cause__ is not None:
+        cause = plain_failure(error.__cause__)
+        return {**cause, "message": f"item {error.args[0]}: {cause['message']}"}
     failure = failed(error, traceback=traceback.format_exc()).failure
     assert failure is not None
     return failure.to_plain()

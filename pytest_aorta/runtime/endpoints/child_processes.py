@@ -16,6 +16,7 @@ from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpo
 from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
 from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
 from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.memory.wakeup import Wakeup
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
@@ -49,6 +50,8 @@ class ChildProcesses:
         self._pool = ZygotePool(_MAX_ZYGOTES)
         self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
+        #: Called when much of the memory that processes have mapped is not needed any more.
+        self._many_dead: Wakeup | None = None
         # Taken now, so that the successor of a process that dies finds the same.
         self._spec = ZygoteSpec(
             command=(sys.executable,),
@@ -63,15 +66,17 @@ class ChildProcesses:
     def start(self, give_up: float) -> None:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
         worker = self._describe()
+        self._many_dead = Wakeup()
+        self._dispatcher.loop.watch(self._many_dead.fileno(), self._release_dead)
         found = find_devices()
         slots = worker.num_sub_workers + len(worker.device_ids)
         shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
         for index in range(worker.num_sub_workers):
             launch = self._slot_launcher(next(shares), {})
-            self._add(ProcessEndpoint(self._dispatcher, TaskKind.SUB, index, f"sub_worker {index}", launch))
+            self._add(self._slot(TaskKind.SUB, index, f"sub_worker {index}", launch))
         for index, device in enumerate(worker.device_ids):
             launch = self._slot_launcher(next(shares), device_variables([device], found))
-            self._add(ProcessEndpoint(self._dispatcher, TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
+            self._add(self._slot(TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
         for index, (child, host) in enumerate(worker.children):
             self._add(self._child(index, child, host))
         if not self._endpoints:
@@ -94,6 +99,10 @@ class ChildProcesses:
         self._endpoints.append(endpoint)
         self._dispatcher.placement.add(endpoint)
 
+    def _slot(self, kind: TaskKind, index: int, name: str, launch: Launch) -> ProcessEndpoint:
+        assert self._many_dead is not None
+        return ProcessEndpoint(self._dispatcher, kind, index, name, launch, many_dead=self._many_dead)
+
     def _child(self, index: int, child: WorkerSpec, host: str | None) -> ProcessEndpoint:
         if host is None:
             launch: Launch = self._worker_launcher(index)
@@ -101,6 +110,7 @@ class ChildProcesses:
             from pytest_aorta.runtime.endpoints.host_link import remote_launcher  # which loads execnet
 
             launch = remote_launcher(self._describe, index)
+        assert self._many_dead is not None
         return ProcessEndpoint(
             self._dispatcher,
             TaskKind.JOB if child.total_slots else TaskKind.NEXT_LEVEL,
@@ -110,6 +120,7 @@ class ChildProcesses:
             capacity=max(1, child.total_slots),
             respawn=host is None,
             cancels=True,
+            many_dead=self._many_dead,
         )
 
     def _slot_launcher(self, cores: tuple[int, ...] | None, variables: Mapping[str, str]) -> Launch:
@@ -183,6 +194,13 @@ class ChildProcesses:
         for endpoint in self._endpoints:
             endpoint.run_ended()
 
+    def _release_dead(self) -> None:
+        if self._many_dead is not None:
+            self._many_dead.clear()
+        with self._dispatcher.turn():
+            for endpoint in self._endpoints:
+                endpoint.release_dead()
+
     def close(self, grace: float) -> None:
         """End everything, all at once."""
         threads = [threading.Thread(target=endpoint.close, args=(grace,)) for endpoint in self._endpoints]
@@ -197,6 +215,10 @@ class ChildProcesses:
             self._starting.shutdown(wait=True)
         for endpoint in self._endpoints:
             endpoint.join(grace)
+            endpoint.forget_memory()
+        if self._many_dead is not None:
+            self._dispatcher.loop.unwatch(self._many_dead.fileno())
+            self._many_dead = None
 
 
 def expects_tensors() -> bool:

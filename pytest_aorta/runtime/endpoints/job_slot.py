@@ -79,13 +79,27 @@ class JobSlot:
         self._dispatcher = dispatcher
         self._slot = slot
         self._service = service
+        #: The job that it was given last, and that job's context once it has been started.
+        self._assigned: Dispatch | None = None
         self._context: JobContext | None = None
+        self._lock = threading.Lock()
+
+    def assign(self, dispatch: Dispatch) -> None:
+        """Take a job."""
+        with self._lock:
+            self._assigned, self._context = dispatch, None
 
     def start(self, dispatch: Dispatch) -> None:
         """Run the job on a new thread: there is none while nothing runs, and none that a fork could miss."""
         job = dispatch.member.job
         assert job is not None
-        self._context = context = JobContext(self._slot, self._service, job.on_event or _ignore)
+        context = JobContext(self._slot, self._service, job.on_event or _ignore)
+        with self._lock:
+            stopped = dispatch.stopping
+            self._context = context
+        if stopped is not None:
+            self._dispatcher.ended(dispatch, stopped)
+            return
         threading.Thread(
             target=self._run, args=(dispatch, context), name=f"aorta-{self.name.replace(' ', '-')}", daemon=True
         ).start()
@@ -104,9 +118,11 @@ class JobSlot:
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
         """Ask; the job decides how long it takes to end."""
-        if self._context is not None:
+        with self._lock:
+            context = self._context if self._assigned is dispatch else None
+        if context is not None:
             # On a thread: a callback may wait for a lock whose holder waits for the dispatcher's.
-            threading.Thread(target=self._context.cancel, args=(why,), daemon=True).start()
+            threading.Thread(target=context.cancel, args=(why,), daemon=True).start()
 
 
 def _ignore(event: Any) -> None:

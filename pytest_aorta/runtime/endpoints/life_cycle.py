@@ -129,12 +129,11 @@ class SupervisedProcess(ABC):
             self._refused = failure
             self._changed.notify_all()
 
-    def _condemn(self, grace: float) -> None:
-        """End the process; nothing is sent there any more, even if its task is quicker."""
-        assert self._link is not None
+    def _condemn(self) -> Link | None:
+        """Send nothing there any more, even if its task is quicker; what the caller has to kill. Within a turn."""
         if self._state in _WAS_READY:
             self._enter(ProcessState.CONDEMNED)
-        self._link.kill(grace)
+        return self._link
 
     def _record_death(self, failure: TaskFailure) -> bool:
         """Change the state after a death, within a turn; whether another process takes its place."""

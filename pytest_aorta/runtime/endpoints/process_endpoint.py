@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.bounded_waits import PIECE, wait_bounded
 from pytest_aorta.runtime.endpoints.life_cycle import ProcessState, SupervisedProcess
+from pytest_aorta.runtime.endpoints.outbox import OutboxFull
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
     CancelOrder,
@@ -27,7 +30,7 @@ from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.sender import Sender
 from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
 from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
-from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure
+from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -37,8 +40,15 @@ if TYPE_CHECKING:
 _SUCCESS = Outcome.SUCCESS
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
+#: Seconds that an idle process has to load or forget a callable; it may have to import a library for that.
+ANSWER = 30.0
+
 #: Starts a process whose reports and whose death go to the endpoint. Raises ``StartupError``.
 Launch = Callable[["ProcessEndpoint"], Link]
+
+
+def _nothing() -> None:
+    pass
 
 
 class ProcessEndpoint(SupervisedProcess):
@@ -53,6 +63,7 @@ class ProcessEndpoint(SupervisedProcess):
         capacity: tasks that it runs at a time.
         respawn: whether another process takes the place of one that has died.
         cancels: whether it can end a task and live on.
+        many_dead: see ``Sender``; ``release_dead`` is the answer.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class ProcessEndpoint(SupervisedProcess):
         capacity: int = 1,
         respawn: bool = True,
         cancels: bool = False,
+        many_dead: Callable[[], object] = _nothing,
     ) -> None:
         super().__init__(dispatcher, name, respawn=respawn)
         self.kind = kind
@@ -74,74 +86,134 @@ class ProcessEndpoint(SupervisedProcess):
         self.busy = 0
         self._launcher = launch
         self._cancels = cancels
+        self._many_dead = many_dead
         #: The link and what tensors go through, where the process is on this host.
         self._local: tuple[LocalLink, Sender] | None = None
+        #: What was assigned to this process and has not ended, guarded by the dispatcher's lock.
         self._in_flight: dict[int, Dispatch] = {}
+        #: Held while something is encoded and sent, so that what one message needs is not between those of another.
+        self._sending = threading.Lock()
         self._answers: list[CallableReport] = []
 
     def _launch(self) -> Link:
         link = self._launcher(self)
-        self._local = (link, Sender(link.send, link.send_fd)) if isinstance(link, LocalLink) else None
+        self._local = None
+        if isinstance(link, LocalLink):
+            self._local = link, Sender(link.send, link.send_fd, self._many_dead)
         return link
 
     # Tasks
 
+    def assign(self, dispatch: Dispatch) -> None:
+        """A task that is about to be sent: if the process dies before that, it is lost with it."""
+        self._in_flight[dispatch.id] = dispatch
+
     def start(self, dispatch: Dispatch) -> None:
         """Send a task."""
-        member, local = dispatch.member, self._local
-        job_order = None if member.job is None else self._job_order(dispatch.id, member.job)
-        self._in_flight[dispatch.id] = dispatch
-        try:
-            if job_order is not None:
-                self._send(job_order)
-            elif local is None or member.args is not None or member.config is not None:
-                self._send(self._task_order(dispatch.id, member))
-            else:  # what there are most of: no mapping is built, and no JSON made of it
-                assert member.definition is not None
-                local[0].send_text(f'{{"op":"task","id":{dispatch.id},"digest":"{member.definition.digest}"}}')
-        except BaseException as error:
-            self._in_flight.pop(dispatch.id, None)
-            if isinstance(error, OSError):
-                if self.ready:
-                    self._enter(ProcessState.LOST)
-                raise OSError(f"its process is gone: {error}") from error
-            raise
+        with self._sending:
+            link, local = self._link, self._local
+            if dispatch.over:  # the process has died, and another one may have taken its place
+                return
+            assert link is not None
+            if dispatch.stopping is None:
+                try:
+                    self._send_task(dispatch, link, local)
+                except BaseException as error:
+                    self._in_flight.pop(dispatch.id, None)
+                    if isinstance(error, OSError):
+                        self._lose(link, error)
+                        raise OSError(f"its process is gone: {error}") from error
+                    raise
+                dispatch.sent = True
+                return
+        self._in_flight.pop(dispatch.id, None)
+        self._dispatcher.ended(dispatch, dispatch.stopping)
 
-    def _send(self, order: Order) -> None:
-        assert self._link is not None
-        self._link.send(order)
+    def _lose(self, link: Link, error: OSError) -> None:
+        """An order could not be sent."""
+        with self._dispatcher.turn():
+            if self._link is link and self.ready:
+                self._enter(ProcessState.LOST)
+        if isinstance(error, OutboxFull):
+            link.kill(0.0)
 
-    def _task_order(self, number: int, member: Member) -> TaskOrder:
-        assert member.definition is not None
-        encode = inline if self._local is None else self._local[1].encode
-        args = encode(member.args, member.config)
-        return {"op": "task", "id": number, "digest": member.definition.digest, "args": args}
+    def _send_task(self, dispatch: Dispatch, link: Link, local: tuple[LocalLink, Sender] | None) -> None:
+        member = dispatch.member
+        order: Order | None = None
+        if member.job is not None:
+            order = self._job_order(dispatch.id, member.job)
+        elif local is None or member.args is not None or member.config is not None:
+            order = _task_order(dispatch.id, member, None if local is None else local[1])
+        if order is not None:
+            link.send(order)
+        else:  # what there are most of: no mapping is built, and no JSON made of it
+            assert local is not None
+            assert member.definition is not None
+            local[0].send_text(f'{{"op":"task","id":{dispatch.id},"digest":"{member.definition.digest}"}}')
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
         """Ask, where the other side understands; end the process, where not, or when it does not help."""
+        with self._sending:
+            link = self._link
+            if not dispatch.sent or dispatch.over:  # ``start`` will see that it is not wanted
+                return
+            if self._cancels:
+                order: CancelOrder = {"op": "cancel", "id": dispatch.id, "why": why}
+                try:
+                    assert link is not None
+                    link.send(order)
+                except OSError:
+                    return  # its death is about to be reported
         if not self._cancels:
-            self._condemn(self._dispatcher.grace)
+            self._end_with(dispatch, self._dispatcher.grace)
             return
-        order: CancelOrder = {"op": "cancel", "id": dispatch.id, "why": why}
-        try:
-            self._send(order)
-        except OSError:
-            return  # its death is about to be reported
         if dispatch.member.job is None:  # a job decides how long it takes to end
             moment = time.monotonic() + 2 * self._dispatcher.grace + 1
-            self._dispatcher.loop.call_at(moment, lambda: self._insist(dispatch))
+            self._dispatcher.loop.call_at(moment, lambda: self._end_with(dispatch, 0.0))
 
-    def _insist(self, dispatch: Dispatch) -> None:
+    def _end_with(self, dispatch: Dispatch, grace: float) -> None:
+        """End the process because of a task, unless that task is over: then the process may be another one."""
         with self._dispatcher.turn():
-            if not dispatch.over:
-                self._condemn(0)
+            link = None if dispatch.over else self._condemn()
+        if link is not None:
+            link.kill(grace)
 
     # Reports, on the thread of the link
 
     def received(self, report: Report) -> None:
-        """The process has sent a report."""
+        """The process has sent a report; never raises."""
+        try:
+            self._receive(report)
+        except Exception as error:
+            self._refuse_report(report, error)
+
+    def _refuse_report(self, report: Report, error: Exception) -> None:
+        """A report could not be taken in: its task fails, or all do, where it names none."""
+        number = report.get("id")
+        dispatch = self._in_flight.get(number) if isinstance(number, int) else None
+        if dispatch is None:
+            self._misbehaved(f"its process has sent a message that makes no sense: {error!r}")
+        elif report["op"] == "ended":
+            self._in_flight.pop(dispatch.id, None)
+            completion = failed(error, traceback=traceback.format_exc())
+            self._dispatcher.ended(dispatch, completion.at("its report could not be read").at(self.name))
+        else:
+            self._dispatcher.fail(dispatch, error, "on_event")
+
+    def _misbehaved(self, how: str) -> None:
+        """Nothing that the process says can be trusted any more."""
+        completion = Completion(Outcome.ENDPOINT_FAILURE, None, TaskFailure("ProcessDied", how).at(self.name))
+        with self._dispatcher.turn():
+            link = self._condemn()
+            lost, self._in_flight = self._in_flight, {}
+            for dispatch in lost.values():
+                self._dispatcher.ended(dispatch, completion)
+        if link is not None:
+            link.kill(0.0)
+
+    def _receive(self, report: Report) -> None:
         if report["op"] == "ended":
-            dispatch = self._in_flight.pop(report["id"], None)
+            dispatch = self._in_flight.get(report["id"])
             if dispatch is not None:
                 self._ended(dispatch, report)
         elif report["op"] == "event":
@@ -153,10 +225,12 @@ class ProcessEndpoint(SupervisedProcess):
             self._became_ready()
         elif report["op"] == "failed":
             self._refuse(TaskFailure.from_plain(report["failure"]))
-        else:
+        elif report["op"] in ("registered", "unregistered"):
             with self._changed:
                 self._answers.append(report)
                 self._changed.notify_all()
+        else:
+            raise ValueError(f"op {report['op']!r}")
 
     def _ended(self, dispatch: Dispatch, report: EndedReport) -> None:
         outcome = _OUTCOMES[report["outcome"]]
@@ -168,6 +242,7 @@ class ProcessEndpoint(SupervisedProcess):
             overwrite(args.tensors[number], from_bytes(*parts))
         failure = report.get("failure")
         seen = TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
+        self._in_flight.pop(dispatch.id, None)
         if seen is not None and seen.type == TensorUnavailable.__name__:
             self.run_ended()  # the next task that needs this memory is to send it once more
         self._dispatcher.ended(dispatch, Completion(outcome, report.get("payload"), seen))
@@ -205,6 +280,7 @@ class ProcessEndpoint(SupervisedProcess):
             link.send(order)
         except OSError as error:
             return TaskFailure("ProcessDied", str(error))
+        patience = ANSWER
         with self._changed:
             while self.ready and self._link is link:
                 for report in self._answers:
@@ -212,17 +288,36 @@ class ProcessEndpoint(SupervisedProcess):
                         self._answers.remove(report)
                         failure = report.get("failure")
                         return TaskFailure.from_plain(failure).at(self.name) if failure is not None else None
+                before = time.monotonic()
                 self._changed.wait(PIECE)
+                # Time in which it runs a task does not count, nor does more than a piece in which this one was stopped.
+                patience -= 0.0 if self._in_flight else min(time.monotonic() - before, PIECE)
+                if patience < 0:
+                    break
+        if patience < 0:
+            self._misbehaved(f"its process has not answered for {ANSWER:g} s although it runs no task")
         return TaskFailure("ProcessDied", f"{self.name} died")
 
     def run_ended(self) -> None:
         """Let go of the memory that the last run has shown it."""
-        with self._dispatcher.lock:  # another run's task may be about to be sent
+        with self._sending:  # another run's task may be about to be sent
             if self._local is not None and self.ready and not self._in_flight:
                 try:
                     self._local[1].forget()
                 except OSError:
                     return  # its death is about to be reported
+
+    def release_dead(self) -> None:
+        """Let go of the memory whose last tensor is gone; within a turn."""
+        if self._local is not None and self.ready:
+            try:
+                self._local[1].release_dead()
+            except OSError:
+                return  # its death is about to be reported
+
+    def forget_memory(self) -> None:
+        """Once closed: stop following what becomes of the memory that was sent."""
+        self._local, self._many_dead = None, _nothing
 
     def _job_order(self, number: int, job: Job) -> JobOrder:
         if job.on_start is not None:
@@ -235,3 +330,13 @@ class ProcessEndpoint(SupervisedProcess):
             "payload": packed(job.payload),
             "prepare": None if prepare is None else (prepare.key, prepare.target, packed(prepare.payload)),
         }
+
+
+def _task_order(number: int, member: Member, sender: Sender | None) -> TaskOrder:
+    assert member.definition is not None
+    encode = inline if sender is None else sender.encode
+    args = encode(member.args, member.config)
+    order: TaskOrder = {"op": "task", "id": number, "digest": member.definition.digest, "args": args}
+    if member.first_item is not None:
+        order["first_item"] = member.first_item
+    return order

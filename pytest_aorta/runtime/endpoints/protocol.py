@@ -12,13 +12,20 @@ from pytest_aorta.runtime.memory.transfer import EncodedArgs
 # Orders: from a worker to a process below. There are tens of thousands of tasks per second, therefore no models.
 
 
-class TaskOrder(TypedDict):
-    """Run a callable. ``args`` is what ``Sender.encode`` or ``transfer.inline`` gave, or missing."""
-
+class _TaskOrder(TypedDict):
     op: Literal["task"]
     id: int
     digest: str
     args: EncodedArgs
+
+
+class TaskOrder(_TaskOrder, total=False):
+    """Run a callable. ``args`` is what ``Sender.encode`` or ``transfer.inline`` gave, or missing.
+
+    With ``first_item``, the configuration is a list of items: call it with each. The first one has this number.
+    """
+
+    first_item: int
 
 
 class JobOrder(TypedDict):

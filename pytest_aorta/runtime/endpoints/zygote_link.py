@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from pytest_aorta.runtime.endpoints.outbox import Outbox
 from pytest_aorta.runtime.endpoints.protocol import Report
 from pytest_aorta.runtime.zygotes.task import TaskEnded
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
@@ -35,6 +36,7 @@ class ZygoteLink:
         self._pool = pool
         self._server = server
         self._task = task
+        self._outbox = Outbox(task.open_channel(), loop)
         self._watched: list[int] = []
         self._mute = False
         self._ended = threading.Event()
@@ -61,6 +63,7 @@ class ZygoteLink:
         try:
             message = self._task.hear()
         except EOFError:
+            self._task.close()  # nothing after that can be trusted
             self._look()
             return
         if message is not None:
@@ -69,18 +72,18 @@ class ZygoteLink:
     def _deliver(self, message: Message) -> None:
         if "op" not in message:
             return
-        try:
-            self._endpoint.received(cast(Report, message))
-        except Exception:
-            traceback.print_exc()  # a message that makes no sense is no reason to ignore the others
+        self._endpoint.received(cast(Report, message))
 
     def _look(self) -> None:
-        """Something has happened to the child."""
+        """Something has happened to the child. On a thread: finding out what may take as long as ending its family."""
         if self._ended.is_set():
             return
         # What follows may close the child's channel, whose number may then be another thread's new one.
         spoke = len(self._watched) > 1
         self._watch([])
+        threading.Thread(target=self._find_out, args=(spoke,), name="aorta-look", daemon=True).start()
+
+    def _find_out(self, spoke: bool) -> None:
         try:
             while (message := self._task.poll_message()) is not None:
                 self._deliver(message)
@@ -88,7 +91,9 @@ class ZygoteLink:
             assert self._task.ended is not None
             code = self._task.ended["returncode"]
             how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
-            self._end(f"its process {'has closed its channel, and ' if self._mute else ''}{how}")
+            why = f"has sent a message that cannot be read ({self._task.garbage})" if self._task.garbage else ""
+            why = why or ("has closed its channel" if self._mute else "")
+            self._end(f"its process {why}{', and ' if why else ''}{how}")
             return
         except ZygoteError as error:
             self._end(str(error))
@@ -96,7 +101,8 @@ class ZygoteLink:
         self._watch(self._task.filenos())
         if spoke and len(self._watched) == 1:
             # Its channel is closed in both directions, but it may live on.
-            self._loop.call_at(time.monotonic() + MUTE, self._end_mute)
+            patience = 0.0 if self._task.garbage else MUTE
+            self._loop.call_at(time.monotonic() + patience, self._end_mute)
 
     def _end_mute(self) -> None:
         if not self._ended.is_set():
@@ -107,6 +113,7 @@ class ZygoteLink:
         self._watch([])
         self._over = True
         self._ended.set()
+        self._outbox.close()
         self._task.close()
         # On a thread, because it waits for the end of what still runs there.
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
@@ -114,15 +121,15 @@ class ZygoteLink:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send an order; raises ``OSError`` when the process no longer listens."""
-        self._task.send(message)
+        self._outbox.send_text(json.dumps(message))
 
     def send_text(self, text: str) -> None:
         """Send an order that is JSON already."""
-        self._task.send_text(text)
+        self._outbox.send_text(text)
 
     def send_fd(self, fd: int) -> None:
         """Send a descriptor."""
-        self._task.send_fd(fd)
+        self._outbox.send_fd(fd)
 
     def kill(self, grace: float) -> None:
         """SIGTERM, ``grace`` seconds, SIGKILL; to all its descendants, too."""
@@ -131,7 +138,7 @@ class ZygoteLink:
     def close(self, grace: float) -> None:
         """Ask it to end; when it has not after ``grace`` seconds, end it."""
         try:
-            self._task.send({"op": "close"})
+            self.send({"op": "close"})
         except OSError:
             grace = 0.0  # it does not listen any more
         if not self._ended.wait(grace):

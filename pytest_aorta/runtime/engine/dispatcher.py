@@ -9,11 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.engine.callbacks import CallbackThread
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.placement import Placement
 from pytest_aorta.runtime.engine.runs import GraphRun
@@ -24,13 +28,13 @@ from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.graph import Graph
 from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
 from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, TaskRecord, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
     from pytest_aorta.runtime.graph.footprint import Footprint
 
-#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
 
 
@@ -56,6 +60,7 @@ class Dispatcher:
         self.lock = threading.Condition(self._mutex)
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
+        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
         self.sessions: list[GraphRun] = []
@@ -76,9 +81,23 @@ class Dispatcher:
         while self.runs and self.runs[0] is not head:  # a run may end here, when its tasks can run nowhere
             head = self.runs[0]
             self._start_ready_of(head.queues)
+        if len(self.runs) > 1:
+            self._start_beside()
         # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
         for run in tuple(self.sessions):
             self._start_ready_of(run.queues)
+
+    def _start_beside(self) -> None:
+        """Start tasks of later runs that are independent of all earlier ones, where those have none left to start."""
+        earlier: list[GraphRun] = []
+        for run in tuple(self.runs):
+            if earlier:
+                if any(other.queues for other in earlier):
+                    return  # with idle endpoints kept for them, or none at all
+                if all(run.may_overtake(other) for other in earlier):
+                    self._start_ready_of(run.queues)
+            if not run.ended.is_set():
+                earlier.append(run)
 
     def _start_ready_of(self, queues: ReadyQueues) -> None:
         while queues:
@@ -98,15 +117,18 @@ class Dispatcher:
     # Runs
 
     def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; unless it is a session, blocks while two others are open."""
+        """Begin a run; unless it is a session, blocks while two others of this thread are open."""
         with self.lock:
-            while not run.is_session and len(self.runs) >= DEPTH and not self.closing:
+            while not run.is_session and self._open_of(run.thread) >= DEPTH and not self.closing:
                 with SIGINT_GUARD.allowed():
                     self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self._open_runs(run).append(run)
             return run
+
+    def _open_of(self, thread: threading.Thread) -> int:
+        return sum(run.thread is thread for run in self.runs)
 
     def _open_runs(self, run: GraphRun) -> deque[GraphRun] | list[GraphRun]:
         return self.sessions if run.is_session else self.runs
@@ -121,10 +143,14 @@ class Dispatcher:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
         self._open_runs(run).remove(run)
+        for other in run.shares_with:
+            other.shares_with.discard(run)
+        run.shares_with, run.memory = set(), set()
         run.keeps = None
         self._turn.defer(self.run_ended)
         run.ended.set()
         self.loop.notify()
+        self._note_end_of_callbacks(run)
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
@@ -167,6 +193,8 @@ class Dispatcher:
         with self.turn():
             self._check_accepts(run)
             run.unsettled += 1
+            for footprint, _ in accesses:
+                run.note_use(footprint.backing, self.runs)
             try:
                 node = self.graph.add(task, run, accesses, after, task.label)
             except BaseException:
@@ -180,6 +208,7 @@ class Dispatcher:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
+            run.note_use(footprint.backing, self.runs)
             return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
 
     @staticmethod
@@ -224,6 +253,8 @@ class Dispatcher:
                 task.outcome = Outcome.SUCCESS
         task.record = record_of(node)
         run: GraphRun = node.run
+        for member in task.members:  # what only its tensors have kept is free from now on
+            member.args = member.config = member.job = member.definition = member.completion = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
         run.unsettled -= 1
@@ -234,7 +265,7 @@ class Dispatcher:
             self.loop.notify()
         if task.callbacks:
             for callback in task.callbacks:
-                self._turn.defer(lambda callback=callback: callback(task.record))  # type: ignore[misc]
+                self.call_back(node, callback)
             task.callbacks = []
         if run.closed:
             self._end_if_over(run)
@@ -243,8 +274,10 @@ class Dispatcher:
         if isinstance(node.payload, Slab):
             self.release_slab(node.payload)
             return
-        for member in node.payload.members:  # its arguments are not needed any more, its record is
-            member.args, member.config, member.job, member.definition = None, None, None, None
+        # In an open run there may be very many: of those that nothing refers to, only the record is kept.
+        run: GraphRun = node.run
+        if run.nodes.pop(node, self) is None:
+            run.records[node.id] = node.payload.record
 
     # Dispatches
 
@@ -252,21 +285,28 @@ class Dispatcher:
         task: GraphTask = node.payload
         for member, endpoint in zip(task.members, endpoints, strict=True):
             endpoint.busy += 1
-            task.running.append(Dispatch(next(self._ids), node, member, endpoint))
-        for dispatch in list(task.running):
-            if task.failure is not None:
-                self._end(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
-                continue
-            dispatch.member.started = time.time()
-            dispatch.member.ran_on = dispatch.endpoint.name
-            if task.timeout is not None:
-                moment = time.monotonic() + task.timeout
-                dispatch.deadline = self.loop.call_at(moment, lambda dispatch=dispatch: self._overdue(dispatch))  # type: ignore[misc]
-            try:
-                dispatch.endpoint.start(dispatch)
-            except Exception as error:
-                outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
-                self._end(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
+            dispatch = Dispatch(next(self._ids), node, member, endpoint)
+            task.running.append(dispatch)
+            endpoint.assign(dispatch)
+            # Without the lock: arguments may be large, and a process that does not read is no other task's trouble.
+            self._turn.defer(partial(self._start, dispatch))
+
+    def _start(self, dispatch: Dispatch) -> None:
+        task: GraphTask = dispatch.node.payload
+        failure = task.failure
+        if dispatch.over or failure is not None:  # its endpoint has died, or another member could not be started
+            if failure is not None:
+                self.ended(dispatch, Completion(Outcome.SKIPPED, None, failure))
+            return
+        dispatch.member.started = time.time()
+        dispatch.member.ran_on = dispatch.endpoint.name
+        if task.timeout is not None:
+            dispatch.deadline = self.loop.call_at(time.monotonic() + task.timeout, partial(self._overdue, dispatch))
+        try:
+            dispatch.endpoint.start(dispatch)
+        except Exception as error:
+            outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
+            self.ended(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
@@ -316,8 +356,50 @@ class Dispatcher:
         for dispatch in list(task.running):
             self._stop_one(dispatch, completion, why)
 
-    @staticmethod
-    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
+    def _stop_one(self, dispatch: Dispatch, completion: Completion, why: str) -> None:
         if not dispatch.over and dispatch.stopping is None:
             dispatch.stopping = completion
-            dispatch.endpoint.stop(dispatch, why)
+            self._turn.defer(partial(dispatch.endpoint.stop, dispatch, why))
+
+    def fail(self, dispatch: Dispatch, error: BaseException, what: str) -> None:
+        """End a task early because of an error on this side, in ``what``."""
+        completion = failed(error, traceback=traceback.format_exc())
+        with self.turn():
+            self._stop_one(dispatch, completion.at(what).at(dispatch.endpoint.name), what)
+
+    # Callbacks
+
+    def call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record of a task that has settled; within a turn, or with the lock."""
+        run: GraphRun = node.run
+        run.calling_back += 1
+        self.callbacks.add(partial(self._call_back, node, callback))
+
+    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        record, raised = node.payload.record, None
+        try:
+            callback(record)
+        except BaseException as error:
+            raised = error
+        run: GraphRun = node.run
+        with self.turn():
+            run.calling_back -= 1
+            if raised is not None and not run.is_session and not run.called_back.is_set():
+                run.callback_failure = run.callback_failure or _callback_record(record, raised)
+                raised = None
+            self._note_end_of_callbacks(run)
+        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
+            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook))
+
+    def _note_end_of_callbacks(self, run: GraphRun) -> None:
+        if run.ended.is_set() and not run.calling_back:
+            run.called_back.set()
+            self.loop.notify()
+
+
+def _callback_record(record: TaskRecord, error: BaseException) -> TaskRecord:
+    """The failure of a callback, as the record of its task."""
+    text = "".join(traceback.format_exception(error))
+    failure = failed(error, traceback=text).at(f"when_settled of task {record.id} ({record.label})").failure
+    return replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)

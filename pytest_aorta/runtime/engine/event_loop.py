@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from pytest_aorta.common.bounded_waits import PIECE, wait_bounded
 from pytest_aorta.runtime.engine.poller import Callback, Poller, Timer
@@ -38,10 +39,14 @@ class EventLoop:
         #: Ends the pause of the loop's own thread; whether that is without limit, and needs to be ended.
         self._resume = threading.Event()
         self._paused = False
+        self._abandoned: Callable[[], None] | None = None
 
-    def watch(self, fd: int, callback: Callback) -> None:
-        """Call when ``fd`` is readable or closed by its other end, until it is unwatched. Must not block."""
-        self._poller.watch(fd, callback)
+    def watch(self, fd: int, callback: Callback, *, writable: bool = False) -> None:
+        """Call when ``fd`` is readable (or ``writable``) or closed by its other end, until it is unwatched.
+
+        The callback must not block.
+        """
+        self._poller.watch(fd, callback, writable=writable)
         self._start()
 
     def unwatch(self, fd: int) -> None:
@@ -65,6 +70,17 @@ class EventLoop:
         if not self._closed:
             self._poller.wake()
 
+    def abandon(self, end: Callable[[], None]) -> None:
+        """Have a new thread call ``end``. For the garbage collector, which may run anywhere: takes no lock."""
+        self._abandoned = end
+        self._wake()
+
+    def _poll(self, timeout: float | None) -> None:
+        self._poller.poll(timeout)
+        if self._abandoned is not None:
+            end, self._abandoned = self._abandoned, None
+            threading.Thread(target=end, name=f"{self._name}-end", daemon=True).start()
+
     # The loop's own thread
 
     def _start(self) -> None:
@@ -79,7 +95,7 @@ class EventLoop:
             with self._polling:
                 self._polling_thread = _get_ident()
                 if not self._closed and not self._should_pause():
-                    self._poller.poll(None)
+                    self._poll(None)
                 self._polling_thread = None
             self._pause()
 
@@ -144,7 +160,7 @@ class EventLoop:
                 left = min(left, give_up - time.monotonic())
                 if left <= 0:
                     return
-            self._poller.poll(left)
+            self._poll(left)
 
     def _leave(self, borrowed: bool) -> None:
         with self._lock:

@@ -27,6 +27,10 @@ class Placement:
         """Add an endpoint."""
         self.pools[endpoint.kind][endpoint.id] = endpoint
 
+    def size(self, kind: TaskKind) -> int:
+        """How many endpoints of that kind there are."""
+        return len(self.pools[kind])
+
     def check_id(self, kind: TaskKind, worker: object) -> int:
         """An id of an endpoint of that kind; raises ``ValueError`` for any other object."""
         known = self.pools[kind]

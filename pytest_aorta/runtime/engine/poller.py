@@ -51,14 +51,17 @@ class Poller:
         self._callbacks[self._wake_read] = self._woken
         self._epoll.register(self._wake_read, select.EPOLLIN)
 
-    def watch(self, fd: int, callback: Callback) -> None:
-        """Call when ``fd`` is readable or closed by its other end, until it is unwatched."""
+    def watch(self, fd: int, callback: Callback, *, writable: bool = False) -> None:
+        """Call when ``fd`` is readable (or ``writable``) or closed by its other end, until it is unwatched."""
+        events = select.EPOLLOUT if writable else select.EPOLLIN
         with self._lock:
+            if self._epoll.closed:
+                return
             self._callbacks[fd] = callback
             try:
-                self._epoll.register(fd, select.EPOLLIN)
+                self._epoll.register(fd, events)
             except FileExistsError:
-                self._epoll.modify(fd, select.EPOLLIN)
+                self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
         """Forget a descriptor, if it is watched."""

@@ -54,12 +54,13 @@ class Preparation:
     payload: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Member:
     """A callable or a job to run at one endpoint: the only member of a task, or one of a group.
 
     ``worker`` is the id of the endpoint that must run it, ``affinity`` of a preferred one, ``eligible`` the ids of
-    those that may; ``None`` stands for any.
+    those that may; ``None`` stands for any. With ``first_item``, its configuration is a list of items, of which the
+    first has this number, and each is a call.
     """
 
     definition: Definition | None = None
@@ -69,13 +70,14 @@ class Member:
     worker: int | None = None
     affinity: int | None = None
     eligible: frozenset[int] | None = None
+    first_item: int | None = None
     completion: Completion | None = None
     ran_on: str | None = None
     started: float | None = None
     ended: float | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class GraphTask:
     """The payload of a node."""
 
@@ -102,7 +104,7 @@ class GraphTask:
         return first.job.target
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Dispatch:
     """A member that was sent to an endpoint."""
 
@@ -114,6 +116,8 @@ class Dispatch:
     #: Its completion, if it is being ended early.
     stopping: Completion | None = None
     over: bool = False
+    #: Whether the endpoint has begun; guarded by the endpoint.
+    sent: bool = False
 
 
 class Endpoint(Protocol):
@@ -132,11 +136,14 @@ class Endpoint(Protocol):
     def ready(self) -> bool:
         """Whether it has started, and has not died since."""
 
+    def assign(self, dispatch: Dispatch) -> None:
+        """It is about to be started there: within the turn that has chosen the endpoint."""
+
     def start(self, dispatch: Dispatch) -> None:
-        """Begin; must not block. The end is reported to ``Dispatcher.ended``."""
+        """Begin, without the dispatcher's lock; must not block. The end is reported to ``Dispatcher.ended``."""
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """End it early; must not block."""
+        """End it early, without the dispatcher's lock; must not block. May come before ``start``, or instead."""
 
 
 def record_of(node: Node) -> TaskRecord:

@@ -27,6 +27,9 @@ _TICK = 0.2
 #: Seconds in which a process ends after it was asked to.
 _PARTING_LIMIT = 5.0
 
+#: Bytes that may wait for a host. A message is taken as long as fewer do; one alone may have more.
+MAX_WAITING = 2**28
+
 #: What execnet's end of a channel looks like to our callback.
 _END = object()
 
@@ -92,7 +95,11 @@ class HostConnection:
         self._gateway = HostGateway(self._spec)
         self._handshake = Handshake(self._gateway, service, encode(argument), dict(identity))
         self._channel: execnet.Channel | None = None
-        self._sending = threading.Lock()
+        #: Messages on their way to the sender: execnet blocks while the host does not read.
+        self._outbox: queue.SimpleQueue[bytes | str | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._counting = threading.Lock()  # of the bytes that wait
+        self._sender = threading.Thread(target=self._send_all, name=f"{self._spec.id}-sender", daemon=True)
         self._joiner = Joiner()
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._deliverer = threading.Thread(target=self._deliver, name=f"{self._spec.id}-messages", daemon=True)
@@ -157,6 +164,7 @@ class HostConnection:
         with self._lock:
             if self._state is _State.STARTING:  # and was not closed meanwhile
                 self._state = _State.READY
+        self._sender.start()
         self._deliverer.start()
 
     def _connect(self, outcome: queue.SimpleQueue[HostError | None]) -> None:
@@ -187,23 +195,37 @@ class HostConnection:
     # Messages
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send to the service; may be called from any thread.
+        """Send to the service, soon; may be called from any thread, and does not wait.
 
         Raises:
-            HostError: the host is dead, closed, or was never started.
+            HostError: the host is dead, closed, or was never started; or it does not read, by what waits for it.
             ValueError: the message holds something that cannot be sent.
         """
         data = encode(message)
-        channel = self._channel
-        if self._state is not _State.READY or channel is None:
+        if self._state is not _State.READY:
             raise self._unavailable()
-        try:
-            with self._sending:
+        with self._counting:
+            full = self._waiting >= MAX_WAITING
+            self._waiting += 0 if full else len(data)
+        if full:
+            self.kill(0.0)
+            raise HostError(f"host {self.name} does not read, and was given up: {self._waiting} bytes wait for it")
+        self._outbox.put(data)
+
+    def _send_all(self) -> None:
+        """On a thread of its own, which ends with the connection; why it has, the watcher finds out."""
+        assert self._channel is not None
+        while isinstance(data := self._outbox.get(), bytes):
+            try:
                 for piece in cut(data, PIECE):
-                    channel.send(piece)
-        except OSError as error:
-            self._down.wait(_PARTING_LIMIT)  # the watcher finds out why
-            raise self._unavailable() from error
+                    self._channel.send(piece)
+            except OSError:
+                return
+            with self._counting:
+                self._waiting -= len(data)
+        if data == END:
+            with contextlib.suppress(OSError):
+                self._channel.send(END)
 
     def _unavailable(self) -> HostError:
         return self._error or HostError(f"host {self.name} is {self._state.value}")
@@ -252,6 +274,7 @@ class HostConnection:
         self._disconnected.wait(EXIT_LIMIT)  # what it had sent before is still in the pipe
         self._go_down(error)
         self._inbox.put(None)
+        self._outbox.put(None)
 
     def _wait_for_end(self) -> bool:
         """Return when there is an end of any kind; whether it is silence."""
@@ -321,13 +344,7 @@ class HostConnection:
     def _end(self, grace: float) -> None:
         try:
             if self._watcher.ident is not None and not self._down.is_set():
-                # On a thread: a host that does not read would block it.
-                threading.Thread(target=self._ask_to_end, name=f"{self._spec.id}-close", daemon=True).start()
+                self._outbox.put(END)
                 self._down.wait(grace)
         finally:
             self._gateway.kill()
-
-    def _ask_to_end(self) -> None:
-        with contextlib.suppress(OSError), self._sending:
-            assert self._channel is not None
-            self._channel.send(END)

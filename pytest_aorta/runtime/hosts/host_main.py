@@ -141,9 +141,12 @@ def _run(order: ServiceOrder, host_channel: HostChannel, ready: Callable[[], Non
 
 def _beat(health: execnet.Channel, host_channel: HostChannel, finished: threading.Event) -> None:
     """Show that this process lives; once the parent has gone, end it a moment later."""
-    count = 0
+    count, parent = 0, os.getppid()
     while not host_channel.gone.wait(BEAT):
         count += 1
+        if os.getppid() != parent:
+            # On the same host: the parent has died, although a fork of it keeps the connection open.
+            host_channel.arrived(None)
         try:
             host_channel.write(health, count)
         except OSError:

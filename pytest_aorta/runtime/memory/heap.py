@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -23,10 +24,12 @@ class Heap:
     """``RINGS`` areas of ``size`` bytes. The memory is mapped with the first tensor, and used page by page."""
 
     def __init__(self, size: int, patience: float = 10.0) -> None:
-        self.rings = HeapRings(size, RINGS, patience=patience)
+        self.rings = HeapRings(size, RINGS, patience=patience, discard=self._discard)
         self._size = size
         self._lock = threading.Lock()
         self._storages: dict[int, torch.UntypedStorage] = {}
+        #: The same memory once more: torch's mapping has no way to give pages back.
+        self._mappings: dict[int, mmap.mmap] = {}
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
         """A tensor whose content is undefined (default: float32); blocks while the ring is full."""
@@ -53,12 +56,24 @@ class Heap:
                 fd = os.memfd_create(f"aorta-ring-{ring}")
                 try:
                     os.ftruncate(fd, self._size)
+                    self._mappings[ring] = mmap.mmap(fd, self._size)
                     self._storages[ring] = map_storage(fd, self._size)
                 finally:
                     os.close(fd)
             return self._storages[ring]
 
+    def _discard(self, ring: int, offset: int, nbytes: int) -> None:
+        """Give pages back to the kernel; where they are used again, they are zero."""
+        mapping = self._mappings.get(ring)
+        first, last = -(-offset // mmap.PAGESIZE), (offset + nbytes) // mmap.PAGESIZE
+        if mapping is not None and first < last:
+            mapping.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
     def close(self) -> None:
         """End the waits for memory."""
         self.rings.close()
-        self._storages.clear()
+        with self._lock:
+            self._storages.clear()
+            mappings, self._mappings = self._mappings, {}
+        for mapping in mappings.values():
+            mapping.close()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+
+#: Bytes of a ring that keep their pages although they are released.
+MAX_STALE = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +27,19 @@ class HeapRings:
     A slab that is released before older ones is reclaimed when those are. Rings are independent, so that
     short-lived slabs of an inner scope do not wait for those of an outer one. Thread-safe; ``allocate`` may
     block, hence it must be called without any lock that ``release`` needs.
+
+    ``discard`` is called with a ring, an offset and a number of bytes whose content is not needed any more, each time
+    that these are many.
     """
 
-    def __init__(self, size_bytes: int, rings: int = 4, align: int = 1024, patience: float = 10.0) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        rings: int = 4,
+        align: int = 1024,
+        patience: float = 10.0,
+        discard: Callable[[int, int, int], None] = lambda ring, offset, nbytes: None,
+    ) -> None:
         if size_bytes < align or rings < 1 or align < 1:
             raise ValueError(
                 f"heap_ring_size must be at least {align} bytes, not {size_bytes}; rings, at least one, not {rings}"
@@ -34,6 +48,7 @@ class HeapRings:
             raise ValueError(f"patience must be a number of seconds from 0 on, not {patience}")
         self._align = align
         self._patience = patience
+        self._discard = discard
         self._changed = threading.Condition()
         self._rings = [_Ring(size_bytes - size_bytes % align) for _ in range(rings)]
         self._waiting = 0
@@ -96,7 +111,8 @@ class HeapRings:
             if part is None:
                 raise ValueError(f"{slab} is not allocated")
             part.released = True
-            self._ring(slab.ring).reclaim()
+            for offset, nbytes in self._ring(slab.ring).reclaim():
+                self._discard(slab.ring, offset, nbytes)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -128,6 +144,8 @@ class _Ring:
         self._parts: deque[_Part] = deque()
         self._head = 0
         self._tail = 0
+        #: Up to this position, what was released has been discarded.
+        self._clean = 0
 
     @property
     def in_use(self) -> int:
@@ -148,8 +166,22 @@ class _Ring:
         self._parts.append(_Part(self._head))
         return start % self.size
 
-    def reclaim(self) -> None:
+    def reclaim(self) -> list[tuple[int, int]]:
+        """Take back what is released; offsets and sizes of what was, since the last time, if that is much."""
         while self._parts and self._parts[0].released:
             self._tail = self._parts.popleft().stop
-        if not self._parts:
-            self._head = self._tail = 0  # an empty ring has room for its whole size
+        stale = self._stale()
+        if not self._parts:  # an empty ring has room for its whole size
+            self._head = self._tail = self._clean = 0
+        return stale
+
+    def _stale(self) -> list[tuple[int, int]]:
+        first = max(self._clean, self._head - self.size)  # before that, it is in use again
+        # An empty ring begins anew, so that nothing would come back to what lies far from its beginning.
+        high = not self._parts and self._tail > MAX_STALE
+        if self._tail - first < MAX_STALE and not high:
+            return []
+        self._clean = self._tail
+        offset, nbytes = first % self.size, self._tail - first
+        until_end = min(nbytes, self.size - offset)
+        return [(offset, until_end), (0, nbytes - until_end)]

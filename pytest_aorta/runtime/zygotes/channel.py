@@ -72,6 +72,30 @@ class Channel:
             for fd in descriptors:
                 self.send_fd(fd)
 
+    def packets(self, text: str) -> list[bytes]:
+        """What ``send_text`` would send, for ``try_send``."""
+        data = text.encode()
+        return [data] if len(data) <= _PACKET else list(cut(data, _PACKET - 1))
+
+    def try_send(self, packet: bytes | int) -> bool:
+        """Send one packet, or one descriptor, without waiting; whether the socket took it.
+
+        Messages of several packets must not be mixed: as long as one thread uses this, no other one may send.
+        """
+        try:
+            if isinstance(packet, int):
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [packet]))]
+                self._end.sendmsg([b"f"], rights, socket.MSG_DONTWAIT)
+            else:
+                self._end.send(packet, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            if isinstance(packet, int):  # so that the other end waits for no descriptor, and what follows is in order
+                self._end.send(b"f", socket.MSG_DONTWAIT)
+            raise
+        return True
+
     def receive(self) -> Message | None:
         """The next mapping, or ``None`` when the other end is gone or has sent something else."""
         try:
@@ -99,18 +123,20 @@ class Channel:
             return self.receive_part(flags)
         except OSError:
             raise EOFError from None
+        if not data:
+            raise EOFError
         try:
             if data[:1] in (MORE, LAST):
                 whole = self._joiner.add(data)
                 if whole is None:
                     return None
                 data = whole
-            message, _ = _decode(data.decode())
-        except (ValueError, RecursionError):
-            message = None
+            message = _read(data)
+        except (ValueError, RecursionError) as error:
+            raise EOFError(f"{type(error).__name__}: {error}") from None
         # Something else: the task has written to the channel by other means, and nothing after that can be trusted.
         if type(message) is not dict:
-            raise EOFError
+            raise EOFError(f"no JSON mapping, but {type(message).__name__}")
         return message
 
     def poll(self, timeout: float = 0.0) -> bool:
@@ -179,6 +205,19 @@ class Channel:
 
 #: All of this process, because the lock of one must not stay taken in a fork by a thread that the fork does not have.
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _read(data: bytes) -> Any:
+    """A message from its JSON."""
+    text = data.decode()
+    try:
+        return _decode(text)[0]
+    except RecursionError:
+        from concurrent.futures import ThreadPoolExecutor  # which a zygote must not load for nothing
+
+        # The caller's stack may be deep; that of a new thread is not.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_decode, text).result()[0]
 
 
 def _renew_locks() -> None:

@@ -37,6 +37,8 @@ class Task:
     def __init__(self, server: TaskOwner, channel: Channel, pid: int) -> None:
         self.pid = pid
         self.ended: TaskEnd | None = None
+        #: What was wrong with its last message, if that could not be read.
+        self.garbage = ""
         self._server = server
         self._channel: Channel | None = channel
         self._lost: ZygoteError | None = None
@@ -78,7 +80,11 @@ class Task:
         """
         if self._channel is None:
             raise EOFError
-        return self._channel.receive_part(socket.MSG_DONTWAIT)
+        try:
+            return self._channel.receive_part(socket.MSG_DONTWAIT)
+        except EOFError as end:
+            self.garbage = str(end)
+            raise
 
     def filenos(self) -> list[int]:
         """Descriptors to watch: one that can be read is a reason to call ``poll_message``, until it gives ``None``.
@@ -130,17 +136,18 @@ class Task:
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
-        self._open_channel().send(message, descriptors)
+        self.open_channel().send(message, descriptors)
 
     def send_text(self, text: str) -> None:
         """As ``send``, of a mapping that is JSON already."""
-        self._open_channel().send_text(text)
+        self.open_channel().send_text(text)
 
     def send_fd(self, fd: int) -> None:
         """Hand the child a descriptor."""
-        self._open_channel().send_fd(fd)
+        self.open_channel().send_fd(fd)
 
-    def _open_channel(self) -> Channel:
+    def open_channel(self) -> Channel:
+        """The child's channel; raises ``OSError`` when it is closed."""
         channel = self._channel
         if channel is None:
             raise BrokenPipeError("the task's process no longer listens")

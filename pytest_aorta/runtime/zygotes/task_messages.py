@@ -13,7 +13,10 @@ class Surroundings(TypedDict):
 
 
 class PrepareOrder(TypedDict):
-    """The first message to a zygote: fields of its ``ZygoteSpec``."""
+    """The first message to a zygote: fields of its ``ZygoteSpec``.
+
+    With ``owner``, a descriptor of the process that has started it follows (``pidfd_open(2)``).
+    """
 
     prepare: str
     argument: Any
@@ -24,6 +27,7 @@ class PrepareOrder(TypedDict):
     extend: str | None
     load: str | None
     orphaned: str | None
+    owner: bool
 
 
 class StartReport(TypedDict, total=False):

@@ -29,13 +29,21 @@ class TaskServer:
         prepared: what the zygote was prepared with.
         run: the function of the tasks; ``None`` where each child prepares itself.
         parent: the process that has to put away what it leaves; ``None`` where that is not known.
+        owner: a descriptor of the process whose end is also this one's; a branch ends with its zygote instead.
     """
 
     def __init__(
-        self, control: Channel, prepared: PrepareOrder, run: Callable[..., Any] | None, *, parent: int | None = None
+        self,
+        control: Channel,
+        prepared: PrepareOrder,
+        run: Callable[..., Any] | None,
+        *,
+        parent: int | None = None,
+        owner: int | None = None,
     ) -> None:
         self.control = control
         self.parent = parent
+        self.owner = owner
         self.prepared = prepared
         self.run = run
         self.children = ServerChildren()
@@ -73,7 +81,9 @@ class TaskServer:
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""
-        ready = wait([self.control, self.wake_read])
+        ready = wait([self.control, self.wake_read, *self.owners()])
+        if self.owner in ready:
+            return False
         if self.wake_read in ready:
             self.drain_wakeups()
             self.children.tend()
@@ -84,6 +94,10 @@ class TaskServer:
                 return False
             self.handle(cast(ServerOrder, order))
         return True
+
+    def owners(self) -> list[int]:
+        """The descriptor to watch for the end of the owner, where there is one."""
+        return [] if self.owner is None else [self.owner]
 
     def drain_wakeups(self) -> None:
         """Empty the pipe that SIGCHLD writes to."""
@@ -172,6 +186,8 @@ class TaskServer:
         os.close(self.wake_read)
         os.close(self.wake_write)
         self.control.close()
+        for owner in self.owners():
+            os.close(owner)
         for _, fate in self.children.branches.values():
             fate.close()
 
@@ -192,7 +208,7 @@ class TaskServer:
                 self.patience = min(self.patience, time.monotonic() + order["grace"])
             else:  # a branch, as no task can be submitted meanwhile
                 self.handle(order)
-        return time.monotonic() > self.patience
+        return time.monotonic() > self.patience or bool(wait(self.owners(), 0.0))
 
     def report_end(self) -> None:
         """When the running task's process has ended: sweep what it left behind and report to the parent."""

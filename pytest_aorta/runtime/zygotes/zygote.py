@@ -116,9 +116,10 @@ class Zygote(Server):
             "extend": spec.extend,
             "load": spec.load,
             "orphaned": spec.orphaned,
+            "owner": False,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
-            ours.send(order)
+            _send_with_owner(ours, order)
 
     def _command(self, fd: int) -> list[str]:
         """The command of the process, which inherits ``fd``."""
@@ -297,3 +298,19 @@ class Zygote(Server):
         super().close(grace)
         if self._socket is not None:
             self._socket.close()
+
+
+def _send_with_owner(control: Channel, order: PrepareOrder) -> None:
+    """Send the first order, with this process, whose end is the zygote's.
+
+    The end of the channel alone says too little: every fork of this process has a copy of it.
+    """
+    try:
+        owner = os.pidfd_open(os.getpid())
+    except OSError:  # Linux before 5.3
+        control.send(order)
+        return
+    try:
+        control.send({**order, "owner": True}, [owner])
+    finally:
+        os.close(owner)

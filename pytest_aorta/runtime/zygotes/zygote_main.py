@@ -35,6 +35,7 @@ def main(fd: int, parent: int) -> None:
     if received is None:
         os._exit(1)
     order = cast(PrepareOrder, received)
+    owner = control.receive_fd() if order["owner"] else None
     if not beside:
         control.kill_when_closed(True)
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
@@ -64,7 +65,7 @@ def main(fd: int, parent: int) -> None:
     if against:
         os._exit(0)
     run = import_target(order["run"]) if not order["fresh"] else None
-    TaskServer(control, order, run, parent=parent if beside else None).serve()
+    TaskServer(control, order, run, parent=parent if beside else None, owner=owner).serve()
 
 
 def _report(control: Channel, report: StartReport) -> None:

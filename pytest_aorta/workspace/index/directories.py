@@ -18,6 +18,8 @@ from typing import Any
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.workspace.atomic import write_text
 
+_NAMES, _VALUES = "directories.json", "values.json"
+
 #: A folder that has changed less than this ago may change again without getting another time of modification.
 _COARSEST_CLOCK_NS = 2 * 10**9
 
@@ -25,24 +27,23 @@ _COARSEST_CLOCK_NS = 2 * 10**9
 _Entry = tuple[int, int, Any]
 
 
-class CachedDirectories:
+class Directories:
     """The directories in a workspace.
 
     Args:
-        folder: of the index, where lists are kept; where it cannot be written, nothing is kept.
+        folder: of the index, where lists are kept; where it cannot be written, or is ``None``, nothing is kept.
         workspace: of the directories.
         value_file: in each of them; ``None`` where all values are ``None``.
         without: names in the workspace that are no directories of it.
     """
 
     def __init__(
-        self, folder: Path, workspace: Path, value_file: Path | None = None, without: Iterable[str] = ()
+        self, folder: Path | None, workspace: Path, value_file: Path | None = None, without: Iterable[str] = ()
     ) -> None:
-        self._names_file = folder / "directories.json"
-        self._values_file = folder / "values.json"
+        self._folder = folder
         self._workspace = workspace
         self._value_file = value_file
-        self._without = frozenset([*without, folder.name])
+        self._without = frozenset(without)
         self._names: list[str] | None = None
         self._entries: dict[str, _Entry] | None = None
         self._has_new_entries = False
@@ -57,6 +58,10 @@ class CachedDirectories:
         if self._names is None:
             self._names = sorted(set(self._listed()) - self._without)
         return self._names
+
+    def path_of(self, name: str) -> str:
+        """The folder of a directory, relative to the workspace."""
+        return name
 
     def value_of(self, name: str) -> Any:
         """The content of a directory's value file.
@@ -95,7 +100,7 @@ class CachedDirectories:
         if self._has_new_entries and self._entries is not None:
             names = set(self.names)
             kept = {name: entry for name, entry in self._entries.items() if name in names}
-            _write(self._values_file, {"value_file": str(self._value_file), "values": kept})
+            self._write(_VALUES, {"value_file": str(self._value_file), "values": kept})
             self._has_new_entries = False
 
     def _listed(self) -> list[str]:
@@ -105,9 +110,9 @@ class CachedDirectories:
             return []  # it is made when something is in it
         except OSError as error:
             raise RequestError(f"the workspace {self._workspace} cannot be read: {error.strerror}") from None
-        known = _load(self._names_file)
+        known = self._load(_NAMES)
         if known.get("workspace") == str(self._workspace) and known.get("changed") == changed:
-            return list(known["names"])
+            return [str(name) for name in known.get("names", ())]
         now = time.time_ns()
         try:
             with os.scandir(self._workspace) as entries:
@@ -115,14 +120,16 @@ class CachedDirectories:
         except OSError as error:
             raise RequestError(f"the workspace {self._workspace} cannot be read: {error.strerror}") from None
         if now - changed > _COARSEST_CLOCK_NS:
-            _write(self._names_file, {"workspace": str(self._workspace), "changed": changed, "names": names})
+            self._write(_NAMES, {"workspace": str(self._workspace), "changed": changed, "names": names})
         return names
 
     def _load_entries(self) -> dict[str, _Entry]:
-        known = _load(self._values_file)
+        known = self._load(_VALUES)
         if known.get("value_file") != str(self._value_file):
             return {}
-        return {name: (entry[0], entry[1], entry[2]) for name, entry in known["values"].items()}
+        with contextlib.suppress(AttributeError, KeyError, TypeError, IndexError):  # damaged
+            return {name: (entry[0], entry[1], entry[2]) for name, entry in known["values"].items()}
+        return {}
 
     def _stamp(self, name: str) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -144,16 +151,15 @@ class CachedDirectories:
     def _path(self, name: str) -> Path:
         return self._workspace / name / (self._value_file or "")
 
+    def _load(self, file: str) -> dict[str, Any]:
+        """A file of the index; empty where there is none, or it is damaged."""
+        try:
+            content = json.loads((self._folder / file).read_bytes()) if self._folder is not None else {}
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
-def _load(file: Path) -> dict[str, Any]:
-    """A file of the index; empty where there is none, or it is damaged."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write(file: Path, content: object) -> None:
-    with contextlib.suppress(OSError):
-        write_text(file, json.dumps(content))
+    def _write(self, file: str, content: object) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                write_text(self._folder / file, json.dumps(content))

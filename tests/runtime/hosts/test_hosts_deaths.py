@@ -16,6 +16,7 @@ import pytest
 from host_bench import HostBench, host_bench_at
 from support.processes import is_gone, wait_until
 
+from pytest_aorta.runtime.hosts import connection
 from pytest_aorta.runtime.hosts.connection import HostError
 
 
@@ -81,16 +82,28 @@ def test_a_host_that_is_frozen_is_killed(bench: HostBench) -> None:
         host.link.send({})
 
 
-def test_sending_to_a_frozen_host_ends_with_it(bench: HostBench) -> None:
+def test_sending_to_a_frozen_host_does_not_wait_for_it(bench: HostBench) -> None:
     host = bench.start("echo", silence=2.0)
     os.kill(host.next()["pid"], signal.SIGSTOP)
 
-    def fill_the_pipe() -> None:
+    for _ in range(5):  # a pipe holds a hundredth of that
+        host.link.send({"body": b"x" * 1_000_000})
+
+    assert "no sign of life" in str(host.death())
+
+
+def test_what_waits_for_a_frozen_host_is_bounded(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_WAITING", 3_000_000)
+    host = bench.start("echo")
+    os.kill(host.next()["pid"], signal.SIGSTOP)
+
+    def send_for_ever() -> None:
         while True:
             host.link.send({"body": b"x" * 1_000_000})
 
-    with pytest.raises(HostError, match="no sign of life"):
-        fill_the_pipe()
+    with pytest.raises(HostError, match="does not read, and was given up: 3"):
+        send_for_ever()
+    host.death()
 
 
 def test_closing_ends_a_frozen_host(bench: HostBench) -> None:

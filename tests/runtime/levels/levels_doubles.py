@@ -31,6 +31,9 @@ class FakeEndpoint:
         self.refuses: Exception | None = None
         self._started = started
 
+    def assign(self, dispatch: Dispatch) -> None:
+        pass
+
     def start(self, dispatch: Dispatch) -> None:
         if self.refuses is not None:
             raise self.refuses

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.workspace.index.directories import CachedDirectories
+from pytest_aorta.workspace.index.directories import Directories
 from pytest_aorta.workspace.index.source_changes import SourceChanges
 
 LONG_AGO = 10**9 * (time.time_ns() // 10**9 - 1000)
 
 
-def listing(folder: Path, *without: str) -> CachedDirectories:
+def listing(folder: Path, *without: str) -> Directories:
     """The directories of ``folder/workspace``."""
-    return CachedDirectories(folder / ".aorta", folder / "workspace", Path("v.json"), without)
+    return Directories(folder / ".aorta", folder / "workspace", Path("v.json"), without)
 
 
 def make(folder: Path, name: str, value: object = None, *, at: int | None = LONG_AGO) -> None:
@@ -87,7 +87,7 @@ def test_no_workspace_and_no_value_file(tmp_path: Path) -> None:
     (tmp_path / "workspace" / "a" / "v.json").unlink()
     with pytest.raises(RequestError, match=r"'a' cannot be read: No such file or directory: .*/a/v.json"):
         listing(tmp_path).value_of("a")
-    assert CachedDirectories(tmp_path / ".aorta", tmp_path / "workspace").value_of("a") is None
+    assert Directories(tmp_path / ".aorta", tmp_path / "workspace").value_of("a") is None
 
 
 def test_sources_are_read_only_when_size_or_time_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,184 @@
+"""Whatever has happened, the index says what a scan from scratch says; random sequences of runs, kills and commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.projects import COMMANDS, command, project
+from support.records import record
+
+from pytest_aorta.workflow.completions import trial_completion
+from pytest_aorta.workspace.index.cache import read_index
+from pytest_aorta.workspace.index.completions import CommandCompletion
+from pytest_aorta.workspace.index.journal import Journal
+from pytest_aorta.workspace.index.merging import Key, completions_of
+
+RECIPE = (
+    COMMANDS
+    + """
+[[action]]
+name = "matrix"
+workload = "gemm"
+trials = 3
+mitigations = ["none", "tf32_off"]
+"""
+)
+
+ACTIONS = st.sampled_from(["one", "two", "three"])
+DIRECTORIES = st.integers(0, 4)
+CELLS = st.sampled_from(["local-none", "local-tf32_off"])
+STATUSES = st.sampled_from(["ok", "workload_failed", "timeout", "infrastructure_failed"])
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that follows happens."""
+
+
+class Workspaces(RuleBasedStateMachine):
+    """Runs that journal what they make, in several processes, and commands that read the index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temporary = TemporaryDirectory()
+        self.folder = project(Path(self.temporary.name) / "p", RECIPE, 4)
+        self.before = Path.cwd()
+        os.chdir(self.folder)
+        self.journals = [Journal(self.folder / ".aorta" / "staged") for _ in range(2)]
+        self.failed: set[tuple[str, str]] = set()
+
+    def teardown(self) -> None:
+        for journal in self.journals:
+            journal.close()
+        os.chdir(self.before)
+        self.temporary.cleanup()
+
+    @rule(action=ACTIONS, number=DIRECTORIES, writer=st.integers(0, 1), works=st.booleans())
+    def run_command(self, action: str, number: int, writer: int, works: bool) -> None:
+        """A run makes a product, or fails, which is noted."""
+        name, product = f"dir{number}", self.folder / "workspace" / f"dir{number}" / action
+        if not product.parent.exists() or product.exists():
+            return  # what is complete is not run
+        if works:
+            product.touch()
+        self.journals[writer].add(CommandCompletion(action, name, "completed" if works else "failed"))
+        (self.failed.discard if works else self.failed.add)((action, name))
+
+    @rule(cell=CELLS, trial=st.integers(0, 4), status=STATUSES, request=st.sampled_from("ab"))
+    def run_trial(self, cell: str, trial: int, status: str, request: str) -> None:
+        """A run writes a trial file, and notes it; pytest's main process does both, so there is one writer."""
+        written = record(cell=cell, trial_index=trial, exit_status=status, fingerprint_parts={"workload": request})
+        file = self.folder / "workspace" / "matrix" / "gemm" / cell / f"trial_{trial}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(written))
+        completion = trial_completion("matrix", written)
+        assert completion is not None
+        self.journals[0].add(completion)
+
+    @rule(writer=st.integers(0, 1))
+    def end_a_run(self, writer: int) -> None:
+        """Or kill it: the kernel drops its lock, all lines are there."""
+        self.journals[writer].close()
+        self.journals[writer] = Journal(self.folder / ".aorta" / "staged")
+
+    @rule()
+    def kill_a_run_that_writes(self) -> None:
+        """Its last line is torn; what it was about is on disk, and found by the scan that follows."""
+        self.journals[1].add(CommandCompletion("one", "dir0", None))
+        assert self.journals[1]._fd is not None
+        os.ftruncate(self.journals[1]._fd, os.fstat(self.journals[1]._fd).st_size - 5)
+        self.end_a_run(1)
+
+    @rule(words=st.sampled_from([["status"], ["show", "directories", "-a", "*o*"], ["scan"], ["scan", "--prune"]]))
+    def read(self, words: list[str]) -> None:
+        """A command folds the journals that have ended."""
+        assert command(*words).exit_code == 0
+
+    @rule(after=st.integers(0, 3))
+    def kill_a_reader(self, after: int) -> None:
+        """When it has replaced the cache, and removed some of the journals, or none."""
+        left = [after]
+
+        def unlink(self: Path, missing_ok: bool = False) -> None:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            os.unlink(self)
+
+        with mock.patch.object(Path, "unlink", unlink):
+            try:
+                read_index(self.folder / ".aorta")
+            except Killed:
+                pass
+
+    @rule(number=DIRECTORIES)
+    def add_or_remove_a_directory(self, number: int) -> None:
+        """And forget what was completed in it."""
+        directory = self.folder / "workspace" / f"dir{number}"
+        if directory.exists():
+            shutil.rmtree(directory)
+            for writer in (0, 1):  # what runs that go on have noted stays
+                self.end_a_run(writer)
+            assert command("scan", "--prune").exit_code == 0
+            self.failed = {key for key in self.failed if key[1] != directory.name}
+        else:
+            directory.mkdir()
+            (directory / "v.json").write_text('{"v": 1, "half": 0}')
+
+    @rule()
+    def damage_the_index(self) -> None:
+        """Its status is made again, but for failed commands."""
+        for journal in (0, 1):
+            self.end_a_run(journal)
+        read_index(self.folder / ".aorta")
+        if (self.folder / ".aorta" / "index.json").exists():
+            (self.folder / ".aorta" / "index.json").write_bytes(b"\x00")
+            assert "is damaged" in command("status").stderr
+            self.failed.clear()
+
+    @invariant()
+    def the_index_is_what_a_scan_finds(self) -> None:
+        """And the failed commands, which leave nothing on disk."""
+        found = completions_of(read_index(self.folder / ".aorta"))
+        failed = {(key[0], str(key[1])) for key, each in found.items() if _has_failed(each)}
+        assert failed == self.failed
+        assert {key: each for key, each in found.items() if not _has_failed(each)} == self.on_disk()
+
+    def on_disk(self) -> dict[Key, object]:
+        """By looking at every file, without the code under test."""
+        workspace = self.folder / "workspace"
+        expected: dict[Key, object] = {}
+        for action in ("one", "two", "three"):
+            for file in workspace.glob(f"dir*/{action}"):
+                expected[action, file.parent.name] = CommandCompletion(action, file.parent.name, "completed")
+        for file in workspace.glob("matrix/gemm/*/trial_*.json"):
+            completion = trial_completion("matrix", json.loads(file.read_text()))
+            assert completion is not None
+            expected["matrix", completion.cell, completion.trial] = completion
+        return expected
+
+
+def _has_failed(completion: object) -> bool:
+    return isinstance(completion, CommandCompletion) and completion.outcome == "failed"
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"])
+def test_the_index_is_what_a_scan_from_scratch_finds(examples: int) -> None:
+    run_state_machine_as_test(
+        Workspaces,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=20,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

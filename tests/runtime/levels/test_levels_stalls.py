@@ -1,0 +1,189 @@
+"""A process that is stopped, or says what cannot be read, holds up nothing but its own task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import levels_stall_tasks
+import levels_tasks
+import pytest
+from levels_stage import clean as clean
+from levels_stage import no_torch as no_torch
+from levels_stage import run_next, run_one, run_sub, scalars
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import outbox, process_endpoint
+
+#: Bytes of a configuration that no socket takes at once.
+LARGE = 4_000_000
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        yield worker
+
+
+def pid_of(worker: Worker, slot: int) -> int:
+    """Of the process of a slot, which is idle."""
+    return int(run_next(worker, worker.register(levels_stall_tasks.own_pid), worker=slot).payload)
+
+
+def submit_large(worker: Worker, length: CallableHandle, **more: Any) -> TaskRef:
+    """A task of slot 0 that its socket does not take at once."""
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.append(orch.submit_next_level(length, config="x" * LARGE, worker=0, **more))
+
+    worker.submit(build)
+    return refs[0]
+
+
+def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadline(worker: Worker) -> None:
+    length, echo = worker.register(levels_stall_tasks.length), worker.register(levels_tasks.echo)
+    pid = pid_of(worker, 0)
+    os.kill(pid, signal.SIGSTOP)
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.append(orch.submit_next_level(length, config="x" * LARGE, worker=0, timeout=1.0))
+        refs.extend(orch.submit_next_level(echo, scalars(number), worker=1) for number in range(20))
+
+    worker.submit(build)
+    assert [ref.wait(PATIENCE).ok for ref in refs[1:]] == [True] * 20
+    assert refs[0].record is None  # else this has shown nothing
+    with pytest.raises(TimeoutError):
+        refs[0].wait(0.01)
+
+    assert refs[0].wait(PATIENCE).outcome is Outcome.TIMEOUT
+    wait_until_gone([pid])
+    assert pid_of(worker, 0) != pid
+
+
+def test_what_waits_is_sent_when_the_process_goes_on(worker: Worker) -> None:
+    length = worker.register(levels_stall_tasks.length)
+    pid = pid_of(worker, 0)
+    os.kill(pid, signal.SIGSTOP)
+    ref = submit_large(worker, length)
+    assert ref.record is None
+    os.kill(pid, signal.SIGCONT)
+
+    assert ref.wait(PATIENCE).payload == LARGE
+
+
+def test_a_task_that_waits_for_a_stopped_process_can_be_cancelled(worker: Worker) -> None:
+    length = worker.register(levels_stall_tasks.length)
+    pid = pid_of(worker, 0)
+    os.kill(pid, signal.SIGSTOP)
+    ref = submit_large(worker, length)
+    ref.cancel("enough")
+
+    assert ref.wait(PATIENCE).outcome is Outcome.CANCELLED
+    wait_until_gone([pid])
+
+
+def test_a_worker_with_a_stopped_process_closes() -> None:
+    with Worker(3, device_ids=[0], grace=0.1) as worker:
+        length = worker.register(levels_stall_tasks.length)
+        pid = pid_of(worker, 0)
+        os.kill(pid, signal.SIGSTOP)
+        ref = submit_large(worker, length, timeout=0.5)
+        ref.wait(PATIENCE)
+    assert is_gone(pid)
+
+
+def test_so_much_waits_for_a_process_that_it_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = worker.register(levels_tasks.echo)
+    pid = pid_of(worker, 1)
+    monkeypatch.setattr(outbox, "MAX_WAITING", 0)
+    record = run_next(worker, echo, worker=1)
+
+    assert record.outcome is Outcome.ENDPOINT_FAILURE
+    assert record.failure is not None
+    assert "the process does not read: 0 bytes wait for it" in record.failure.message
+    monkeypatch.undo()
+    wait_until_gone([pid])
+
+
+def test_an_idle_process_that_does_not_load_a_callable_is_replaced(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(worker, 0)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(process_endpoint, "ANSWER", 0.2)
+    late = worker.register(lambda args: "late")
+
+    wait_until_gone([pid])
+    assert run_next(worker, late, worker=0).payload == "late"
+
+
+def test_the_depth_of_a_result_does_not_depend_on_the_stack_of_who_waits() -> None:
+    def deep(depth: int) -> TaskRecord:
+        return deep(depth - 1) if depth else run_sub(worker, nested, 500)
+
+    with Worker(3, num_sub_workers=1) as worker:
+        nested = worker.register(levels_stall_tasks.nested)
+        record = deep(600)
+    assert record.ok
+    assert str(record.payload).count("[") == 501
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "cannot be read (RecursionError"),
+        ("nonsense", "cannot be read (JSONDecodeError"),
+        ("[]", "cannot be read (no JSON mapping, but list"),
+        ('{"op":"ended"}', "makes no sense: KeyError('id')"),
+        ('{"op":"nonsense"}', "makes no sense: ValueError("),
+        ('{"op":["unhashable"]}', "makes no sense: ValueError("),
+    ],
+    ids=["nested", "nonsense", "list", "no id", "unknown", "not a text"],
+)
+def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(
+    text: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        send = worker.register(levels_stall_tasks.send_raw)
+        record = run_sub(worker, send, text[:60_000], PATIENCE)
+
+        assert record.outcome is Outcome.ENDPOINT_FAILURE
+        assert record.failure is not None
+        assert reason in record.failure.message
+        assert run_sub(worker, worker.register(levels_tasks.echo), 1).ok
+    assert capfd.readouterr().err == ""
+
+
+def test_a_report_that_cannot_be_taken_in_is_the_failure_of_its_task() -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        send = worker.register(levels_stall_tasks.send_raw)
+        echo = worker.register(levels_tasks.echo)
+        number = run_sub(worker, echo, 1).id
+        record = run_sub(worker, send, f'{{"op":"ended","id":{number + 1},"outcome":"perfect"}}', 0.0)
+
+        assert record.outcome is Outcome.TASK_FAILURE
+        assert record.failure is not None
+        assert record.failure.message == "sub_worker 0: its report could not be read: KeyError: 'perfect'"
+        assert run_sub(worker, echo, 1).ok
+
+
+def test_tasks_that_cannot_be_sent_fail_one_after_the_other_however_many_they_are() -> None:
+    with Worker(3, device_ids=[0]) as worker:
+        echo = worker.register(levels_tasks.echo)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for _ in range(2_000):
+                orch.submit_next_level(echo, config=threading.Lock())
+
+        handle = worker.submit(build)
+        with pytest.raises(TaskError, match="TypeError"):
+            handle.wait(PATIENCE)
+        assert {record.outcome for record in handle.records} == {Outcome.TASK_FAILURE}
+        assert run_one(lambda orch: orch.submit_next_level(echo), worker).ok
+        wait_until(lambda: worker._started.dispatcher.graph.live == 0, "the end of all tasks")

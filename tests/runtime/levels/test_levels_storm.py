@@ -1,0 +1,153 @@
+"""Any process below a worker is killed at any moment, while tasks run at every level."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import levels_storm_tasks
+import psutil
+import pytest
+from levels_stage import no_torch as no_torch
+from levels_stage import nothing_left, run_next, run_one, scalars
+from support.processes import PATIENCE, wait_until
+
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime.endpoints import life_cycle
+
+#: Tasks of each kind in one run of the load.
+BATCH = 6
+
+
+@dataclass
+class Tree:
+    """Level 4 with two SUB workers and two workers of level 3, with two SUB workers each."""
+
+    top: Worker
+    square: CallableHandle
+    sums: CallableHandle
+
+    @classmethod
+    def of(cls, top: Worker) -> Tree:
+        for _ in range(2):
+            top.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
+        square = top.register(levels_storm_tasks.square)
+        return cls(top, square, top.register(levels_storm_tasks.SumOfSquares(square)))
+
+    def works(self) -> bool:
+        """Whether all slots do: a group takes all of them at once."""
+        group = run_one(lambda orch: orch.submit_sub_group(self.square, [scalars(1)] * 2), self.top)
+        return group.ok and all(run_next(self.top, self.sums, 1, worker=worker).payload == [1, 5] for worker in (0, 1))
+
+
+@dataclass
+class Load:
+    """Runs one after the other on a thread; what became of each task."""
+
+    tree: Tree
+    over: threading.Event
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[Any] = field(default_factory=list)
+    calls: Counter[int] = field(default_factory=Counter)
+
+    def run(self) -> None:
+        """Until it is over."""
+        number = 0
+        while not self.over.is_set():
+            number += BATCH
+            self.one_run(number)
+
+    def one_run(self, first: int) -> None:
+        """A run of some tasks of each kind, each of which waits for the one before it."""
+        expected: list[tuple[TaskRef, list[int]]] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            before: list[TaskRef] = []
+            for number in range(first, first + BATCH):
+                ref = orch.submit_sub(self.tree.square, scalars(number), after=before[-1:])
+                nested = orch.submit_next_level(self.tree.sums, scalars(number))
+                before.append(ref)
+                expected.append((ref, [number, number**2]))
+                expected.append((nested, [number, number**2 + (number + 1) ** 2]))
+                for each in (ref, nested):
+                    each.when_settled(self.count)
+
+        handle = self.tree.top.submit(build)
+        records = [ref.wait(PATIENCE) for ref, _ in expected]
+        with contextlib.suppress(TaskError):
+            handle.wait(PATIENCE)
+        for record, (_, result) in zip(records, expected, strict=True):
+            self.outcomes[record.outcome.value] += 1
+            if record.ok and record.payload != result:
+                self.wrong.append((record, result))
+
+    def count(self, record: TaskRecord) -> None:
+        """Called with every record."""
+        self.calls[record.id] += 1
+
+
+def storm(kills: int, seed: int, most_pause: float) -> Load:
+    """So many kills of any process, and what became of the tasks meanwhile."""
+    dice = random.Random(seed)
+    with Worker(4, num_sub_workers=2, grace=0.1) as top:
+        tree = Tree.of(top)
+        assert tree.works()
+        load = Load(tree, threading.Event())
+        thread = threading.Thread(target=load.run)
+        thread.start()
+        try:
+            killed = 0
+            while killed < kills:
+                time.sleep(dice.uniform(0, most_pause))
+                victims = sorted(process.pid for process in psutil.Process().children(recursive=True))
+                if victims:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(dice.choice(victims), signal.SIGKILL)
+                        killed += 1
+        finally:
+            load.over.set()
+            thread.join()
+        wait_until(tree.works, "the revival of all slots")
+        assert top._started.dispatcher.graph.live == 0
+    return load
+
+
+def check(load: Load) -> None:
+    """What must hold, whatever was killed."""
+    assert load.wrong == []
+    assert set(load.calls.values()) == {1}
+    assert load.calls.total() == load.outcomes.total()
+    assert load.outcomes[Outcome.SUCCESS.value]
+    assert set(load.outcomes) <= {
+        Outcome.SUCCESS.value,
+        Outcome.ENDPOINT_FAILURE.value,
+        Outcome.TASK_FAILURE.value,
+        Outcome.SKIPPED.value,
+    }
+
+
+@pytest.mark.statement(37)
+@pytest.mark.statement(38)
+def test_kills_of_any_process_cost_tasks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_cycle, "MAX_DEATHS", levels_storm_tasks.MANY)
+    with nothing_left():
+        check(storm(12, seed=1, most_pause=0.1))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hundred_kills_of_any_process_cost_tasks_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seeds: five hundred kills."""
+    monkeypatch.setattr(life_cycle, "MAX_DEATHS", levels_storm_tasks.MANY)
+    with nothing_left():
+        load = storm(100, seed=seed, most_pause=0.3)
+    print(f"100 kills: {dict(load.outcomes)}")
+    check(load)
