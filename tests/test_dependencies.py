@@ -22,8 +22,11 @@ else:
 
 ROOT = Path(__file__).parents[1]
 
-#: Where an import is of something that only the extra ``report`` brings.
-REPORT = "pytest_aorta/triage/report/"
+#: Where imports are of something that only an extra brings.
+BY_EXTRA = {"report": "pytest_aorta/triage/report/", "sweeps": "pytest_aorta/workflow/sweeps.py"}
+
+#: Distributions whose module has another name.
+MODULES = {"pyyaml": "yaml"}
 
 
 @functools.cache
@@ -44,7 +47,8 @@ def declared(extra: str | None = None) -> set[str]:
     """Modules that a plain install brings, or that an extra adds."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    names = [re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines]
+    return {MODULES.get(name, name) for name in names}
 
 
 def needed(files: re.Pattern[str]) -> set[str]:
@@ -54,13 +58,15 @@ def needed(files: re.Pattern[str]) -> set[str]:
 
 
 def test_what_is_declared_is_what_is_imported() -> None:
-    optional = declared("report")
+    optional = set().union(*map(declared, BY_EXTRA))
     assert needed(re.compile("")) - optional == declared()
 
 
-def test_only_the_report_needs_an_extra() -> None:
-    assert needed(re.compile(f"(?!{REPORT})")) & declared("report") == set()
-    assert declared("report") <= needed(re.compile(REPORT))
+@pytest.mark.parametrize("extra", BY_EXTRA)
+def test_what_an_extra_brings_is_needed_in_one_place_only(extra: str) -> None:
+    place = BY_EXTRA[extra]
+    assert needed(re.compile(f"(?!{place})")) & declared(extra) == set()
+    assert declared(extra) <= needed(re.compile(place))
 
 
 @pytest.mark.slow

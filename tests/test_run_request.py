@@ -94,6 +94,9 @@ ODD: dict[str, list[Any]] = {
 
 #: What a run of several cells can be asked for.
 OF_PYTEST = {
+    "shard",
+    "durations",
+    "where",
     "submit",
     "dry-run",
     "max-jobs",
