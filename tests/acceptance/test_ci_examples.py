@@ -160,6 +160,7 @@ def test_the_jobs_of_github(runners: Runners) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_jobs_of_gitlab(runners: Runners) -> None:
     parent, template = load("gitlab-ci.yml"), load("gitlab-shards.yml")
 

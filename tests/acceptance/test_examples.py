@@ -63,6 +63,7 @@ def test_the_tutorial_of_row(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
+@pytest.mark.long
 def test_a_triage_of_determinism(stage: Stage) -> None:
     results = run_readme(stage, "determinism")
     run, status, cells = results.values()

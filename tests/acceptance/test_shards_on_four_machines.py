@@ -86,6 +86,7 @@ def test_a_matrix_of_the_command_line(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["6 of 6 trials had a result already (--aorta-resume)"])
 
 
+@pytest.mark.long
 def test_every_job_of_a_recipe_and_what_follows(stage: Stage) -> None:
     stage.write_file("aorta.toml", RECIPE)
     matrix = json.loads(aorta(stage, "ci-matrix", "--jobs", "4", "--github"))

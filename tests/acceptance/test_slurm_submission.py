@@ -57,6 +57,7 @@ def test_a_recipe_is_submitted_action_after_action(jobs: SubmittingStage) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: SubmittingStage) -> None:
     (jobs.stage.path / "hang").touch()
     change(jobs, "trials = 4", 'trials = 4\nconfig = {hang = "hang"}')
@@ -90,6 +91,7 @@ def change(jobs: SubmittingStage, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_that_dies_with_its_job_has_a_file_that_says_why(jobs: SubmittingStage) -> None:
     (jobs.stage.path / "hang").touch()
     change(jobs, "trials = 4", 'trials = 2\nconfig = {hang = "hang"}')

@@ -248,7 +248,7 @@ def test_a_node_that_was_cancelled_by_a_report_is_not_reported_ready() -> None:
 
 
 def test_a_long_chain_is_poisoned_and_goes(bench: GraphBench) -> None:
-    length = 100_000
+    length = 20_000
     for _ in range(length):
         bench.add("link", changes(X))
     bench.leave_scope()
