@@ -182,8 +182,10 @@ class ProcessEndpoint(SupervisedProcess):
 
     # Reports, on the thread of the link
 
-    def received(self, report: Report) -> None:
-        """The process has sent a report; never raises."""
+    def received(self, report: Report, link: Link) -> None:
+        """The process behind a link has sent a report; never raises."""
+        if not self._is_current(link):
+            return
         try:
             self._receive(report)
         except Exception as error:
@@ -252,16 +254,18 @@ class ProcessEndpoint(SupervisedProcess):
             payload = decode_result(payload, report["parts"])
         self._dispatcher.ended(dispatch, Completion(outcome, payload, seen))
 
-    def died(self, how: str) -> None:
-        """The process is gone."""
+    def died(self, how: str, link: Link) -> None:
+        """The process behind a link is gone."""
         failure = TaskFailure("ProcessDied", how)
         with self._dispatcher.turn():
+            if not self._is_current(link):
+                return
             replace = self._record_death(failure)
             lost, self._in_flight = self._in_flight, {}
             for dispatch in lost.values():
                 self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
-        if replace:
-            self._replace()
+            if replace:
+                self._replace()
 
     # Callables
 
