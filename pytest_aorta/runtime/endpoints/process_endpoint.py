@@ -29,7 +29,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.results import decode_result
-from pytest_aorta.runtime.memory.sender import Sender
+from pytest_aorta.runtime.memory.sender import GONE, Sender
 from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
 from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
 from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
@@ -136,7 +136,7 @@ class ProcessEndpoint(SupervisedProcess):
         with self._dispatcher.turn():
             if self._link is link and self.ready:
                 self._enter(ProcessState.LOST)
-        if isinstance(error, OutboxFull):
+        if isinstance(error, OutboxFull) or error.errno not in (None, *GONE):  # else it has died by itself
             link.kill(0.0)
 
     def _send_task(self, dispatch: Dispatch, link: Link, local: tuple[LocalLink, Sender] | None) -> None:
@@ -330,7 +330,10 @@ class ProcessEndpoint(SupervisedProcess):
 
     def _job_order(self, number: int, job: Job) -> JobOrder:
         if job.on_start is not None:
-            job.on_start(self.name)
+            try:
+                job.on_start(self.name)
+            except OSError as error:  # not one of the channel
+                raise RuntimeError(f"on_start: {error!r}") from error
         prepare = job.preparation
         return {
             "op": "job",
