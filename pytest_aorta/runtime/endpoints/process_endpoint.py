@@ -95,6 +95,8 @@ class ProcessEndpoint(SupervisedProcess):
         self._in_flight: dict[int, Dispatch] = {}
         #: Held while something is encoded and sent, so that what one message needs is not between those of another.
         self._sending = threading.Lock()
+        #: Whether memory is to be let go of by the thread that holds it.
+        self._release_waits = False
         self._answers: list[CallableReport] = []
 
     def _launch(self) -> Link:
@@ -127,6 +129,8 @@ class ProcessEndpoint(SupervisedProcess):
                         raise OSError(f"its process is gone: {error}") from error
                     raise
                 dispatch.sent = True
+                if self._release_waits and local is not None:
+                    self._let_go(local[1].release_dead)
                 return
         self._in_flight.pop(dispatch.id, None)
         self._dispatcher.ended(dispatch, dispatch.stopping)
@@ -286,7 +290,8 @@ class ProcessEndpoint(SupervisedProcess):
         link = self._link
         assert link is not None
         try:
-            link.send(order)
+            with self._sending:  # not between the parts of a task
+                link.send(order)
         except OSError as error:
             return TaskFailure("ProcessDied", str(error))
         patience = ANSWER
@@ -309,20 +314,30 @@ class ProcessEndpoint(SupervisedProcess):
 
     def run_ended(self) -> None:
         """Let go of the memory that the last run has shown it."""
-        with self._sending:  # another run's task may be about to be sent
-            if self._local is not None and self.ready and not self._in_flight:
-                try:
-                    self._local[1].forget()
-                except OSError:
-                    return  # its death is about to be reported
+        if not self._in_flight and self._sending.acquire(blocking=False):  # else another run's task uses it
+            try:
+                if self._local is not None and self.ready and not self._in_flight:
+                    self._let_go(self._local[1].forget)
+            finally:
+                self._sending.release()
 
     def release_dead(self) -> None:
-        """Let go of the memory whose last tensor is gone; within a turn."""
-        if self._local is not None and self.ready:
-            try:
-                self._local[1].release_dead()
-            except OSError:
-                return  # its death is about to be reported
+        """Let go of the memory whose last tensor is gone; within a turn, on the event loop."""
+        if not self._sending.acquire(blocking=False):
+            self._release_waits = True
+            return
+        try:
+            if self._local is not None and self.ready:
+                self._let_go(self._local[1].release_dead)
+        finally:
+            self._sending.release()
+
+    def _let_go(self, call: Callable[[], None]) -> None:
+        self._release_waits = False
+        try:
+            call()
+        except OSError:
+            return  # its death is about to be reported
 
     def forget_memory(self) -> None:
         """Once closed: stop following what becomes of the memory that was sent."""
