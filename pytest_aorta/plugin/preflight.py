@@ -125,7 +125,7 @@ def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | No
 
 def _is_of_options(item: pytest.Item) -> TypeGuard[TrialItem]:
     """Whether an item is a trial that the options ask for, and not a recipe."""
-    return isinstance(item, TrialItem) and item.trial_run.trials_by_name is None
+    return isinstance(item, TrialItem) and item.trial_run.action is None
 
 
 def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | None]]:

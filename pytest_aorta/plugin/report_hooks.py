@@ -41,7 +41,7 @@ class ReportHooks:
         #: Path of the report that was written, as it was given.
         self._report = ""
         #: Those of the actions of recipes.
-        self._part_writers: dict[Run, TrialWriter] = {}
+        self._action_writers: dict[Run, TrialWriter] = {}
         self._selected: list[str] = []
         #: What has decided the exit status, where there are gates.
         self._gating: Gating | None = None
@@ -50,24 +50,24 @@ class ReportHooks:
         """What writes the records of an item."""
         from pytest_aorta.plugin.outputs.writer import TrialWriter
 
-        part: Run | None = None
+        action_run: Run | None = None
         if ".toml::" in nodeid:
-            from pytest_aorta.plugin.recipes.parts import part_of_item
+            from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
 
-            part = part_of_item(self.config, nodeid)
-        if part is None:
+            action_run = action_run_of_item(self.config, nodeid)
+        if action_run is None:
             return self.writer
-        if part not in self._part_writers:
-            part.runner.store.settle(part.plan.flat_cells)
-            writer = self._part_writers[part] = TrialWriter(part)
+        if action_run not in self._action_writers:
+            action_run.runner.store.settle(action_run.plan.flat_cells)
+            writer = self._action_writers[action_run] = TrialWriter(action_run)
             writer.alike = self.writer.alike  # failures of all actions are folded together
             writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
-        return self._part_writers[part]
+        return self._action_writers[action_run]
 
     @property
     def _writers(self) -> list[TrialWriter]:
         """Those that there are."""
-        return [*([self.writer] if "writer" in self.__dict__ else []), *self._part_writers.values()]
+        return [*([self.writer] if "writer" in self.__dict__ else []), *self._action_writers.values()]
 
     @cached_property
     def writer(self) -> TrialWriter:
@@ -164,7 +164,7 @@ class ReportHooks:
             self.writer.finish(unfinished, _ended_early(session, run.interrupted))
             if run.selection.report is not None:
                 self._write_report(run)
-            for writer in self._part_writers.values():
+            for writer in self._action_writers.values():
                 writer.run.unreported += writer.run.prefetcher.close(str(run.interrupted or stopped))
                 writer.finish(unfinished, _ended_early(session, run.interrupted))
             if run.selection.gates or any(writer.judged.gates for writer in self._writers):

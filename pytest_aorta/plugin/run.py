@@ -76,7 +76,7 @@ class Run:
         #: Name of the action of a recipe whose run this is, as its items have it.
         self.action: str | None = None
         #: Of an action of a recipe: gives its trials by the names of their items; most processes never ask.
-        self.trials_by_name: Callable[[], Mapping[str, TrialSpec]] | None = None
+        self.recipe_trials: Callable[[], Mapping[str, TrialSpec]] | None = None
         #: Whether trials that fail are what is asked for.
         self.expects_failures = False
         #: Called at the end with the cells that need no more trials, and why.

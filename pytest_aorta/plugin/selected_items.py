@@ -112,7 +112,7 @@ def _keys(item: pytest.Item) -> list[Hashable]:
     if not item.nodeid.partition("::")[0].endswith(".toml"):
         return []
     from pytest_aorta.plugin.recipes.command_item import CommandItem
-    from pytest_aorta.plugin.recipes.matrix_places import unit_of
+    from pytest_aorta.plugin.recipes.matrix_units import unit_of
     from pytest_aorta.plugin.recipes.recipe_trial_item import RecipeTrialItem
     from pytest_aorta.workflow.planned_items import command_keys
 
@@ -148,8 +148,8 @@ def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
         if isinstance(item, TrialItem):
             found.append((item, partial(trial_value, item.spec)))
         elif _is_command(item):
-            places = item.run.places(item.unit.action)
-            found += [(item, partial(places.value_of, unit)) for unit in item.unit.units]
+            units = item.run.units_of(item.unit.action)
+            found += [(item, partial(units.value_of, unit)) for unit in item.unit.units]
         elif (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
             found.append((item, call.params["aorta_trial"].value))
     return found

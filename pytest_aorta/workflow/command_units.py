@@ -14,7 +14,7 @@ from pytest_aorta.workflow.groups import grouped, included
 from pytest_aorta.workflow.values import Json
 
 
-class Places(Protocol):
+class Units(Protocol):
     """The units that an action may be run on."""
 
     @property
@@ -60,19 +60,19 @@ def actions_in_order(recipe: Recipe) -> list[Action]:
     return [action for name in done for action in recipe.by_name[name]]
 
 
-def command_units(recipe: Recipe, action: Action, places: Places) -> Iterator[CommandUnit]:
+def command_units(recipe: Recipe, action: Action, units: Units) -> Iterator[CommandUnit]:
     """The runs of one command, in the order of their groups.
 
     Raises:
         RecipeError: a value is missing or cannot be compared, or an action of the same name has a unit as well.
     """
     try:
-        names = included(action.table.group, places.names, places.value_of)
-        groups = grouped(action.table.group, names, places.value_of)
+        names = included(action.table.group, units.names, units.value_of)
+        groups = grouped(action.table.group, names, units.value_of)
         for other in recipe.by_name[action.name]:
             if other is action:
                 break
-            both = set(names) & set(included(other.table.group, places.names, places.value_of))
+            both = set(names) & set(included(other.table.group, units.names, units.value_of))
             if both:
                 raise RecipeError(
                     f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.finding import find_recipe as find_recipe
 from pytest_aorta.workflow.lines import Location, key_lines, line_of
 from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable, RecipeTable
+from pytest_aorta.workflow.table_errors import describe
 from pytest_aorta.workflow.tables import completed
 
 if sys.version_info >= (3, 11):
@@ -47,10 +48,8 @@ def parse_recipe(text: str, file: Path) -> Recipe:
     try:
         table = RecipeTable.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise RecipeError(
-            _sentence(first["loc"], first["msg"], first["input"]), file, line_of(lines, first["loc"])
-        ) from None
+        location, sentence = describe(error, content)
+        raise RecipeError(sentence, file, line_of(lines, location)) from None
     actions = []
     for index, own in enumerate(table.action):
         at = _Place(file, lines, index)
@@ -115,11 +114,3 @@ def _action(table: ActionTable, at: _Place) -> Action:
     if table.until_decided and "trials" not in table.model_fields_set:
         table = table.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
     return Action(name, table, at.line())
-
-
-def _sentence(location: Sequence[str | int], message: str, value: object) -> str:
-    """A message of pydantic's with the key and the value that it is about."""
-    key = ".".join(str(part) for part in location)
-    if message == "Extra inputs are not permitted":
-        return f"unknown key {key}"
-    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"

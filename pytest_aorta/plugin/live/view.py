@@ -284,11 +284,11 @@ def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, 
             for plan in plans_of(run, base):
                 found |= {f"{base}::{spec.item_name}": (run, spec, plan.paths(spec)) for spec in plan.trials}
     for action in {nodeid.partition("[")[0] for nodeid in ids if ".toml::" in nodeid}:
-        from pytest_aorta.plugin.recipes.parts import part_of_item
+        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
 
-        part = part_of_item(run.config, f"{action}[]")
-        if part is not None and part.trials_by_name is not None:
-            base = action.rpartition("::")[0]
-            trials = part.trials_by_name()
-            found |= {f"{base}::{name}": (part, spec, part.plan.paths(spec)) for name, spec in trials.items()}
+        action_run = action_run_of_item(run.config, f"{action}[]")
+        if action_run is not None and action_run.recipe_trials is not None:
+            base, plan = action.rpartition("::")[0], action_run.plan
+            trials = action_run.recipe_trials()
+            found |= {f"{base}::{name}": (action_run, spec, plan.paths(spec)) for name, spec in trials.items()}
     return {nodeid: found[nodeid] for nodeid in ids if nodeid in found}

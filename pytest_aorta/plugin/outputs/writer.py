@@ -159,8 +159,8 @@ class TrialWriter:
         from pytest_aorta.plugin.items.collection import plans_of
 
         base, _, name = nodeid.rpartition("::")
-        if self.run.trials_by_name is not None:
-            spec = self.run.trials_by_name().get(name)
+        if self.run.recipe_trials is not None:
+            spec = self.run.recipe_trials().get(name)
             return None if spec is None else (spec, self.run.plan.paths(spec))
         for replay in self.run.replays:
             if replay.nodeid == nodeid:

@@ -63,12 +63,12 @@ class CommandItem(pytest.Item):
 
     def _run(self, units: Sequence[str]) -> None:
         action, recipe = self.unit.action, self.run.recipe
-        places = self.run.places(action)
+        known = self.run.units_of(action)
         if len(units) < len(self.unit.units):  # else they are a whole group already
-            check_whole(action.table.group, action.name, [units], places.names, places.value_of)
+            check_whole(action.table.group, action.name, [units], known.names, known.value_of)
         for unit in units:
             self.run.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
-        paths, values = [places.path_of(unit) for unit in units], [places.value_of(unit) for unit in units]
+        paths, values = [known.path_of(unit) for unit in units], [known.value_of(unit) for unit in units]
         workspace = recipe.workspace.path
         (line,) = shell_commands(action.table.command or "", paths, values, workspace)
         variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
@@ -79,7 +79,7 @@ class CommandItem(pytest.Item):
             done = status == 0 and not missing[unit]
             self.run.note(action, unit, "failed" if not done else "completed" if action.table.products else None)
         wrong = [] if status == 0 else [_ended(status)]
-        wrong += [f"no {', '.join(names)} in {places.path_of(unit)}" for unit, names in missing.items() if names]
+        wrong += [f"no {', '.join(names)} in {known.path_of(unit)}" for unit, names in missing.items() if names]
         if wrong:
             raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {recipe.root}"))
 

@@ -10,7 +10,7 @@ from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plugin.recipes.command_item import CommandItem
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run
 from pytest_aorta.workflow.actions import Action
-from pytest_aorta.workflow.command_units import Places, actions_in_order, command_units
+from pytest_aorta.workflow.command_units import Units, actions_in_order, command_units
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.progress import matrix_before
 from pytest_aorta.workflow.reading import read_recipe
@@ -38,15 +38,15 @@ class RecipeFile(pytest.File):
             run.prefix(action, 1)  # refused now, and not when it is about to run
         matrix = matrix_before(action, run.recipe)
         if action.table.each != "directory" or matrix is not None:
-            run.own_places[action.name] = self._places(run, action, matrix)
-        for unit in command_units(run.recipe, action, run.places(action)):
+            run.matrix_units[action.name] = self._matrix_units(run, action, matrix)
+        for unit in command_units(run.recipe, action, run.units_of(action)):
             item: CommandItem = CommandItem.from_parent(self, name=unit.name)
             item.unit, item.run = unit, run
             item.extra_keyword_matches.update([action.name, *unit.units])
             run.declare(action.name, unit.units, item.nodeid)
             yield item
 
-    def _places(self, run: RecipeRun, action: Action, matrix: Action | None) -> Places:
+    def _matrix_units(self, run: RecipeRun, action: Action, matrix: Action | None) -> Units:
         """The units of a matrix that a command is run on."""
         each = action.table.each
         if matrix is None or each == "directory":
@@ -57,7 +57,7 @@ class RecipeFile(pytest.File):
                 run.recipe.file,
                 action.line,
             )
-        from pytest_aorta.plugin.recipes.matrix_places import MatrixPlaces
-        from pytest_aorta.plugin.recipes.parts import part_of
+        from pytest_aorta.plugin.recipes.action_runs import action_run
+        from pytest_aorta.plugin.recipes.matrix_units import MatrixUnits
 
-        return MatrixPlaces(matrix, part_of(self.config, run, matrix).plan, each)
+        return MatrixUnits(matrix, action_run(self.config, run, matrix).plan, each)

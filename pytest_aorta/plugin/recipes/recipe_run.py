@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.recipes.in_job import StartedTrials
-from pytest_aorta.plugin.recipes.turns import TurnHooks, Turns
+from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
 from pytest_aorta.plugin.xdist_roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import directories_of
@@ -28,13 +28,13 @@ from pytest_aorta.workspace.index.journal import Journal
 if TYPE_CHECKING:
     from pytest_aorta.clusters.tables import Launcher
     from pytest_aorta.workflow.actions import Action, Recipe
-    from pytest_aorta.workflow.command_units import Places
+    from pytest_aorta.workflow.command_units import Units
 
 #: The cluster that is this host, by Row's name.
 HERE = "none"
 
-#: Seconds between two looks at the items of other processes.
-_LOOK = 0.05
+#: Seconds between two readings of the trial file of another process.
+_INTERVAL = 0.05
 
 #: Seconds that a record may take from a worker to the disk.
 _ON_ITS_WAY = 30.0
@@ -44,24 +44,24 @@ _ON_ITS_WAY = 30.0
 TrialState = Literal["completed", "failed", "without_result", "not_needed", "open"]
 
 _RUNS = pytest.StashKey[dict[Path, "RecipeRun"]]()
-_TURNS = pytest.StashKey[TurnHooks]()
+_ITEM_STATES = pytest.StashKey[ItemStateHooks]()
 
 
 class RecipeRun:
     """One per recipe and pytest process."""
 
-    def __init__(self, recipe: Recipe, turns: TurnHooks, warn: Callable[[str], object]) -> None:
+    def __init__(self, recipe: Recipe, item_states: ItemStateHooks, warn: Callable[[str], object]) -> None:
         self.recipe = recipe
         self._warn = warn
         self._is_unwritable = False
         self.directories = directories_of(recipe, cached=False)
-        self._turns = turns
+        self._item_states = item_states
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
         #: Of commands on units of matrices, by action; all others are on directories.
-        self.own_places: dict[str, Places] = {}
-        #: What is on disk of the trials of an action, by action: of the unit of a trial.
-        self.looks: dict[str, Callable[[str], TrialState]] = {}
+        self.matrix_units: dict[str, Units] = {}
+        #: By action with a workload: gives the state of a trial, by its unit.
+        self.trial_states: dict[str, Callable[[str], TrialState]] = {}
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
         self._within: dict[str, dict[str, list[str]]] = {}
@@ -72,15 +72,15 @@ class RecipeRun:
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
         """An item has been made for these units of an action."""
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
-        self._turns.nodeids.add(nodeid)
+        self._item_states.nodeids.add(nodeid)
 
-    def places(self, action: Action) -> Places:
+    def units_of(self, action: Action) -> Units:
         """What a command is run on."""
-        return self.own_places.get(action.name, self.directories)
+        return self.matrix_units.get(action.name, self.directories)
 
     def folder(self, action: Action, unit: str) -> Path:
         """The folder of a unit of a command."""
-        return self.recipe.directories / self.places(action).path_of(unit)
+        return self.recipe.directories / self.units_of(action).path_of(unit)
 
     def prefix(self, action: Action, directories: int) -> str:
         """What the launchers of a command put before it on this host.
@@ -148,7 +148,7 @@ class RecipeRun:
             units = self._units_before(follower, action, unit)
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
                 if nodeid in self._selected:
-                    self._turns.turns.wait(nodeid)
+                    self._item_states.states.wait(nodeid)
             progress = self._progress(follower, action, units)
             left = open_for(follower, action, progress)
             if left.touches(unit):
@@ -192,21 +192,21 @@ class RecipeRun:
 
     def _state(self, action: Action, unit: str) -> TrialState:
         """Of a trial. Under xdist, the record of one that has just ended is on its way to the process that writes."""
-        look = self.looks[action.name]
+        state_of = self.trial_states[action.name]
         give_up = time.monotonic() + _ON_ITS_WAY
         nodeid = self.items[action.name][unit]
         if (
-            self._turns.turns.is_shared
+            self._item_states.states.is_shared
             and nodeid in self._selected
-            and self._turns.turns.of(nodeid) in ("passed", "failed")
+            and self._item_states.states.of(nodeid) in ("passed", "failed")
         ):
-            while look(unit) == "open" and time.monotonic() < give_up:
-                time.sleep(_LOOK)
-        return look(unit)
+            while state_of(unit) == "open" and time.monotonic() < give_up:
+                time.sleep(_INTERVAL)
+        return state_of(unit)
 
     @property
     def _selected(self) -> Collection[str]:
-        return self._turns.selected
+        return self._item_states.selected
 
     def _reason(self, action: Action, units: Sequence[str]) -> str:
         """Why units of an action are not complete, in one line."""
@@ -217,7 +217,7 @@ class RecipeRun:
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
         if nodeid not in self._selected:
             return f"{where}{more} is not complete, and not selected in this run"
-        return f"{where}{more} {_WORDS[self._turns.turns.of(nodeid)]}"
+        return f"{where}{more} {_WORDS[self._item_states.states.of(nodeid)]}"
 
 
 def _kind(action: Action) -> str:
@@ -243,7 +243,7 @@ def recipe_run(config: pytest.Config, recipe: Recipe) -> RecipeRun:
             with contextlib.suppress(pytest.PytestWarning):  # as an error, it would end the session
                 config.issue_config_time_warning(pytest.PytestWarning(printable(text)), stacklevel=2)
 
-        runs[recipe.file] = RecipeRun(recipe, _turn_hooks(config), warn)
+        runs[recipe.file] = RecipeRun(recipe, _item_state_hooks(config), warn)
     return runs[recipe.file]
 
 
@@ -263,20 +263,20 @@ def close_recipes(config: pytest.Config) -> None:
         run.journal.close()
 
 
-def _turn_hooks(config: pytest.Config) -> TurnHooks:
-    if _TURNS not in config.stash:
+def _item_state_hooks(config: pytest.Config) -> ItemStateHooks:
+    if _ITEM_STATES not in config.stash:
         run = test_run_of(config)
         used = UsedFolder(partial(shared_folder, run)) if run is not None else None
-        turns = Turns(used.path if used is not None else None)
-        config.stash[_TURNS] = TurnHooks(turns)
+        states = ItemStates(used.path if used is not None else None)
+        config.stash[_ITEM_STATES] = ItemStateHooks(states)
         if used is not None:
             config.add_cleanup(used.close)
-        config.pluginmanager.register(config.stash[_TURNS], "aorta_turns")
-    return config.stash[_TURNS]
+        config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
+    return config.stash[_ITEM_STATES]
 
 
 def shared_folder(name: str) -> Path:
     """A folder of all processes of an xdist run; the last one that uses it removes it."""
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}turns-{name}"
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}items-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path

@@ -13,8 +13,8 @@ import pytest
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
-from pytest_aorta.plugin.recipes.matrix_places import unit_of
-from pytest_aorta.plugin.recipes.parts import asked_of_plan, part_of
+from pytest_aorta.plugin.recipes.action_runs import action_run, asked_of_plan
+from pytest_aorta.plugin.recipes.matrix_units import unit_of
 from pytest_aorta.plugin.report_payload import PAYLOAD
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
@@ -34,7 +34,7 @@ _FAILED = ("workload_failed", "timeout")
 class RecipeTrialItem(TrialItem):
     """A trial of an action."""
 
-    part: Run
+    action_run: Run
     recipe: RecipeRun
     action: Action
     reproduced: bool
@@ -42,7 +42,7 @@ class RecipeTrialItem(TrialItem):
     @property
     def trial_run(self) -> Run:
         """The run of the action."""
-        return self.part
+        return self.action_run
 
     def setup(self) -> None:
         """As of any trial, when all that the action follows is complete.
@@ -55,7 +55,7 @@ class RecipeTrialItem(TrialItem):
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
         unit = unit_of(self.spec)
-        if self.recipe.looks[self.action.name](unit) == "open":
+        if self.recipe.trial_states[self.action.name](unit) == "open":
             too_many = self.recipe.started.has_too_many(self.action.name, unit)
             if too_many is not None:
                 raise NotNeeded(printable(too_many))
@@ -98,25 +98,25 @@ def trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> 
     Raises:
         RequestError: no plan can be made.
     """
-    part = part_of(parent.config, recipe, action)
-    recipe.looks[action.name] = _Look(part, action, recipe.recipe.index)
+    run = action_run(parent.config, recipe, action)
+    recipe.trial_states[action.name] = _TrialStates(run, action, recipe.recipe.index)
     sibling: RecipeTrialItem | None = None
-    for spec in part.plan.trials:
-        name = part.shown_name(spec)
-        sibling = item_of(RecipeTrialItem, parent, name, spec, part.plan.paths, sibling)
-        sibling.part, sibling.recipe, sibling.action, sibling.reproduced = part, recipe, action, False
+    for spec in run.plan.trials:
+        name = run.shown_name(spec)
+        sibling = item_of(RecipeTrialItem, parent, name, spec, run.plan.paths, sibling)
+        sibling.action_run, sibling.recipe, sibling.action, sibling.reproduced = run, recipe, action, False
         sibling.extra_keyword_matches.add(action.name)
         recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
         yield sibling
 
 
-class _Look:
+class _TrialStates:
     """What is on disk of the trials of an action."""
 
-    def __init__(self, part: Run, action: Action, index: Path) -> None:
-        self._part, self._action, self._index = part, action, index
-        self._results = part.results
-        self._plan = part.plan
+    def __init__(self, run: Run, action: Action, index: Path) -> None:
+        self._run, self._action, self._index = run, action, index
+        self._results = run.results
+        self._plan = run.plan
         self._digests: dict[str, str] = {}
         self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
 
@@ -140,11 +140,11 @@ class _Look:
         return "failed" if status in ("ok", *_FAILED) else "without_result"
 
     def _without_record(self, spec: TrialSpec) -> TrialState:
-        is_decided = spec.cell in self._decided_before or self._part.stopping.decided.reason(cell_of(spec)) is not None
+        is_decided = spec.cell in self._decided_before or self._run.stopping.decided.reason(cell_of(spec)) is not None
         return "not_needed" if is_decided else "open"
 
     @cached_property
     def _decided_before(self) -> Collection[str]:
         """The cells that an earlier run has decided, of the same request."""
         found = read_decided(self._index).get(self._action.name)
-        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._part.plan) else ()
+        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._run.plan) else ()

@@ -30,12 +30,12 @@ from pytest_aorta.ended_jobs import EndedJobs
 from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.compat import without_capture
 from pytest_aorta.plugin.recipes.command_item import CommandItem
-from pytest_aorta.plugin.recipes.matrix_places import MatrixPlaces, unit_of
+from pytest_aorta.plugin.recipes.matrix_units import MatrixUnits, unit_of
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun
 from pytest_aorta.plugin.recipes.recipe_trial_item import RecipeTrialItem
 from pytest_aorta.plugin.run import run_of
 from pytest_aorta.workflow.actions import Action
-from pytest_aorta.workflow.command_units import Places
+from pytest_aorta.workflow.command_units import Units
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.groups import check_whole, grouped
@@ -47,21 +47,21 @@ _PASSED_ON = ("registry-file", "slots", "own-cores", "devices", "preload", "grac
 
 
 @dataclass
-class _Part:
+class _SelectedAction:
     """An action with the units that were selected.
 
     Attributes:
         run: of the recipe.
         action: of it.
+        units: all that it has, also those that were not selected.
         items: by unit.
-        places: of the units.
         counts: units by what becomes of them.
         jobs: of those that may run.
     """
 
     run: RecipeRun
     action: Action
-    places: Places
+    units: Units
     items: dict[str, pytest.Item] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     jobs: list[PlannedJob] = field(default_factory=list)
@@ -92,9 +92,9 @@ class Submission:
             KeyboardInterrupt: it was interrupted; what was submitted by then is recorded.
         """
         try:
-            parts = self._parts()
-            for run in {id(part.run): part.run for part in parts}.values():
-                own = [part for part in parts if part.run is run]
+            actions = self._actions()
+            for run in {id(selected.run): selected.run for selected in actions}.values():
+                own = [selected for selected in actions if selected.run is run]
                 folder = run.recipe.index / JOBS
                 if not is_dry:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class Submission:
         except (RequestError, OSError) as error:
             raise pytest.UsageError(printable(str(error))) from None
 
-    def _run_recipe(self, run: RecipeRun, parts: Sequence[_Part], is_dry: bool, sure: bool) -> None:
+    def _run_recipe(self, run: RecipeRun, actions: Sequence[_SelectedAction], is_dry: bool, sure: bool) -> None:
         configuration = Configuration.of_project(run.recipe.root)
         cluster = configuration.cluster(self._cluster)
         target = Target(run.recipe, cluster, configuration.launchers_on(cluster.name))
@@ -117,37 +117,37 @@ class Submission:
                 self._say(f"warning: {problem}", yellow=True)
             submitted = submitted_units(known.jobs)
         left = self._limit
-        for part in parts:
-            groups = self._groups(part, submitted.get(part.action.name, {}))
-            part.jobs = [*self._planned(target, part, groups[: len(groups) if left is None else left])]
-            count = _tasks(part.jobs)
+        for selected in actions:
+            groups = self._groups(selected, submitted.get(selected.action.name, {}))
+            selected.jobs = [*self._planned(target, selected, groups[: len(groups) if left is None else left])]
+            count = _tasks(selected.jobs)
             if left is not None:
-                part.counts["left for another time"] += sum(map(len, groups[left:]))
+                selected.counts["left for another time"] += sum(map(len, groups[left:]))
                 left -= count
-        self._report(target, parts)
-        jobs = [job for part in parts for job in part.jobs]
+        self._report(target, actions)
+        jobs = [job for selected in actions for job in selected.jobs]
         if is_dry:
             self._show(jobs)
         elif jobs and (sure or self._is_confirmed(target, jobs)):
-            self._submit(target, parts)
+            self._submit(target, actions)
 
-    def _parts(self) -> list[_Part]:
+    def _actions(self) -> list[_SelectedAction]:
         """The selected items by recipe and action.
 
         Raises:
             RecipeError: an item is of no recipe.
         """
-        found: dict[tuple[Path, str, int], _Part] = {}
+        found: dict[tuple[Path, str, int], _SelectedAction] = {}
         for item in self._session.items:
             if isinstance(item, RecipeTrialItem):
                 key = (item.recipe.recipe.file, item.action.name, item.action.line)
                 if key not in found:
-                    places: Places = MatrixPlaces(item.action, item.part.plan, "trial")
-                    found[key] = _Part(item.recipe, item.action, places)
+                    units: Units = MatrixUnits(item.action, item.action_run.plan, "trial")
+                    found[key] = _SelectedAction(item.recipe, item.action, units)
                 found[key].items[unit_of(item.spec)] = item
             elif isinstance(item, CommandItem):
                 key = (item.run.recipe.file, item.unit.action.name, item.unit.action.line)
-                found.setdefault(key, _Part(item.run, item.unit.action, item.run.places(item.unit.action)))
+                found.setdefault(key, _SelectedAction(item.run, item.unit.action, item.run.units_of(item.unit.action)))
                 found[key].items.update(dict.fromkeys(item.unit.units, item))
             else:
                 raise RecipeError(
@@ -156,35 +156,37 @@ class Submission:
                 )
         return list(found.values())
 
-    def _groups(self, part: _Part, submitted: Mapping[str, str]) -> list[list[str]]:
+    def _groups(self, selected: _SelectedAction, submitted: Mapping[str, str]) -> list[list[str]]:
         """The units that may run and that no scheduler has, in the groups of their jobs."""
-        run, action, eligible = part.run, part.action, []
-        for unit in part.items:
+        run, action, eligible = selected.run, selected.action, []
+        for unit in selected.items:
             if unit in submitted:
-                part.counts["submitted already"] += 1
-            elif action.is_matrix and (state := run.looks[action.name](unit)) in ("completed", "failed"):
-                part.counts[state] += 1
+                selected.counts["submitted already"] += 1
+            elif action.is_matrix and (state := run.trial_states[action.name](unit)) in ("completed", "failed"):
+                selected.counts[state] += 1
             elif not action.is_matrix and run.is_complete(action, unit):
-                part.counts["completed"] += 1
+                selected.counts["completed"] += 1
             elif run.obstacle(action, unit) is not None:
-                part.counts["waiting"] += 1
+                selected.counts["waiting"] += 1
             else:
                 eligible.append(unit)
         group = action.table.group
-        groups = grouped(group, eligible, part.places.value_of)
-        check_whole(group, action.name, groups, part.places.names, part.places.value_of)
+        groups = grouped(group, eligible, selected.units.value_of)
+        check_whole(group, action.name, groups, selected.units.names, selected.units.value_of)
         return groups
 
-    def _planned(self, target: Target, part: _Part, groups: Sequence[Sequence[str]]) -> Iterator[PlannedJob]:
-        action, recipe = part.action, part.run.recipe
+    def _planned(
+        self, target: Target, selected: _SelectedAction, groups: Sequence[Sequence[str]]
+    ) -> Iterator[PlannedJob]:
+        action, recipe = selected.action, selected.run.recipe
         start = self._config.invocation_params.dir
 
         def commands(units: Sequence[str], folder: Path, task: int) -> list[str]:
             if action.is_matrix:
                 arguments = [*self._arguments(), "-o", f"cache_dir={folder}/cache-{task}"]
                 return [pytest_line(action, start, arguments, folder / f"items-{task}.txt")]
-            paths = [part.places.path_of(unit) for unit in units]
-            values = [part.places.value_of(unit) for unit in units]
+            paths = [selected.units.path_of(unit) for unit in units]
+            values = [selected.units.value_of(unit) for unit in units]
             lines = shell_commands(action.table.command or "", paths, values, recipe.workspace.path)
             return command_lines(target, action, lines, len(units))
 
@@ -194,7 +196,7 @@ class Submission:
             file = f"./{os.path.relpath(recipe.file, start)}"
             if not file.isprintable():
                 raise RecipeError(f"the path of the recipe, {file!r}, cannot be given to a job; rename it")
-            return {f"items-{task}.txt": "".join(f"{file}::{part.items[unit].name}\n" for unit in units)}
+            return {f"items-{task}.txt": "".join(f"{file}::{selected.items[unit].name}\n" for unit in units)}
 
         yield from plan_jobs(target, action, groups, commands, files)
 
@@ -211,16 +213,16 @@ class Submission:
             for value in given if isinstance(given, list) else [] if given is None else [given]:
                 yield each.flag if each.is_switch else f"{each.flag}={value}"
 
-    def _report(self, target: Target, parts: Sequence[_Part]) -> None:
+    def _report(self, target: Target, actions: Sequence[_SelectedAction]) -> None:
         """A line for each action."""
-        for part in parts:
-            jobs, action = _tasks(part.jobs), part.action
-            units = sum(len(task.units) for job in part.jobs for task in job.plan.tasks)
-            cost = sum((job.cost for job in part.jobs), Cost())
+        for selected in actions:
+            jobs, action = _tasks(selected.jobs), selected.action
+            units = sum(len(task.units) for job in selected.jobs for task in job.plan.tasks)
+            cost = sum((job.cost for job in selected.jobs), Cost())
             new = [f"{_counted(jobs, 'job')} ({units} {_units(action, units)}) on {target.cluster.name}, up to {cost}"]
-            others = [f"{count} {what}" for what, count in part.counts.items() if count]
+            others = [f"{count} {what}" for what, count in selected.counts.items() if count]
             self._say(f"{action.name}: {', '.join([*(new if jobs else ['no job']), *others])}")
-            for warning in dict.fromkeys(text for job in part.jobs for text in job.warnings):
+            for warning in dict.fromkeys(text for job in selected.jobs for text in job.warnings):
                 self._say(f"warning: {action.name}: {warning}", yellow=True)
 
     def _show(self, jobs: Sequence[PlannedJob]) -> None:
@@ -246,12 +248,12 @@ class Submission:
         self._say("nothing was submitted")
         return False
 
-    def _submit(self, target: Target, parts: Sequence[_Part]) -> None:
+    def _submit(self, target: Target, actions: Sequence[_SelectedAction]) -> None:
         done = 0
-        total = sum(len(part.jobs) for part in parts)
+        total = sum(len(selected.jobs) for selected in actions)
         with interrupts_noted() as interrupted, without_capture(self._config):
-            for part in parts:
-                for planned in part.jobs:
+            for selected in actions:
+                for planned in selected.jobs:
                     if interrupted():
                         self._say(f"interrupted: {done} of {total} submitted, which are recorded; the rest is not")
                         raise KeyboardInterrupt
@@ -270,7 +272,7 @@ class Submission:
                     self._say(f"{job.plan.cluster}/{job.states.number}  {planned.plan.name}")
                     for number, task in enumerate(planned.plan.tasks):
                         place = f"{job.plan.cluster}/{job.identity(number)}"
-                        for item in dict.fromkeys(part.items[unit] for unit in task.units):
+                        for item in dict.fromkeys(selected.items[unit] for unit in task.units):
                             self._log(item, place)
 
     def _log(self, item: pytest.Item, place: str) -> None:

@@ -118,10 +118,12 @@ class Summary:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
             text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
             terminal.write_line(f"{text} (for more trials: --aorta-trials)")
-        if self._run.selection.resume and (self._resumed or self._not_kept or self._run.action is None):
+        if self._run.selection.resume:
             total = sum(cell.trials for cell in self._cells.values())
-            option = " (--aorta-resume)" if self._run.action is None else ""
-            terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
+            is_asked_for = self._run.action is None  # a recipe resumes without being asked
+            if self._resumed or is_asked_for:
+                option = " (--aorta-resume)" if is_asked_for else ""
+                terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
             for why, number in self._not_kept.items():
                 terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
         for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):

@@ -165,7 +165,9 @@ def test_a_mistake_is_one_error_with_its_line(stage: Stage) -> None:
     make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nproduct = ["a"]', "a")
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*aorta.toml:4: unknown key action.0.product"])
+    result.stdout.fnmatch_lines(
+        ["*aorta.toml:4: action 'one': unknown key 'product'; did you mean 'products'[?] valid: *"]
+    )
 
 
 def test_launchers_begin_the_command(stage: Stage) -> None:

@@ -17,8 +17,8 @@ def unit_of(spec: TrialSpec) -> str:
     return f"{spec.cell}/{spec.trial_index}"
 
 
-class MatrixPlaces:
-    """Those of one action with a workload, as a follower sees them.
+class MatrixUnits:
+    """The units of one action with a workload, as a follower sees them.
 
     Args:
         action: with the workload; its results lie in the folder of its name.

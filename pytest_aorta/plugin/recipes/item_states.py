@@ -12,17 +12,17 @@ from typing import Literal
 
 import pytest
 
-#: Seconds between two looks at the items of other processes.
-_LOOK = 0.05
+#: Seconds between two readings of the states of items of other processes.
+_INTERVAL = 0.05
 
 #: Seconds in which no process runs an item, after which none will.
 _PATIENCE = 5.0
 
-Turn = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
+ItemState = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
 
 
-class Turns:
-    """Turns of items. With several processes each has a file, which is locked as long as the item runs.
+class ItemStates:
+    """How far items are. With several processes each has a file, which is locked as long as the item runs.
 
     So the kernel says when a process dies with an item.
 
@@ -32,7 +32,7 @@ class Turns:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._known: dict[str, Turn] = {}
+        self._known: dict[str, ItemState] = {}
         self._open: dict[str, int] = {}
         self._busy: int | None = None
         self._patience = _PATIENCE
@@ -53,15 +53,15 @@ class Turns:
             temporary.rename(path)  # with the lock: without one it would look as if the item were over
             self._open[nodeid] = fd
 
-    def end(self, nodeid: str, turn: Turn) -> None:
+    def end(self, nodeid: str, state: ItemState) -> None:
         """An item of this process is over."""
-        self._known[nodeid] = turn
+        self._known[nodeid] = state
         fd = self._open.pop(nodeid, None)
         if fd is not None:
-            os.write(fd, turn.encode())
+            os.write(fd, state.encode())
             os.close(fd)
 
-    def of(self, nodeid: str) -> Turn:
+    def of(self, nodeid: str) -> ItemState:
         """How far an item is; ``lost`` when its process has died."""
         if nodeid in self._known or self._folder is None:
             return self._known.get(nodeid, "to come")
@@ -97,13 +97,13 @@ class Turns:
         self.set_busy(False)
         try:
             give_up = time.monotonic() + self._patience
-            while (turn := self.of(nodeid)) in ("to come", "running"):
-                if turn == "running" or self._others_are_busy():
+            while (state := self.of(nodeid)) in ("to come", "running"):
+                if state == "running" or self._others_are_busy():
                     give_up = time.monotonic() + _PATIENCE
                 elif time.monotonic() > give_up:
                     self._patience = 0.0
                     return
-                time.sleep(_LOOK)
+                time.sleep(_INTERVAL)
         finally:
             self.set_busy(True)
 
@@ -125,25 +125,25 @@ class Turns:
 
     def _file(self, nodeid: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"turn-{hashlib.sha256(nodeid.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        return self._folder / f"item-{hashlib.sha256(nodeid.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-_ENDS: tuple[Turn, ...] = ("passed", "failed", "skipped")
+_ENDS: tuple[ItemState, ...] = ("passed", "failed", "skipped")
 
 
-class TurnHooks:
-    """Notes the turns of items by pytest's hooks, which are called whatever keeps an item from running.
+class ItemStateHooks:
+    """Notes the states of items by pytest's hooks, which are called whatever keeps an item from running.
 
     Attributes:
-        nodeids: of the items whose turns matter.
+        nodeids: of the items whose states matter.
         selected: node ids of all items of this run.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, states: ItemStates) -> None:
+        self.states = states
         self.nodeids: set[str] = set()
         self.selected: frozenset[str] = frozenset()
-        self._worst: dict[str, Turn] = {}
+        self._worst: dict[str, ItemState] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -152,14 +152,14 @@ class TurnHooks:
 
     def pytest_sessionfinish(self) -> None:
         """No item comes any more."""
-        self.turns.close()
+        self.states.close()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Its turn has come."""
-        self.turns.set_busy(True)
+        """It begins."""
+        self.states.set_busy(True)
         if nodeid in self.nodeids:
             self._worst[nodeid] = "passed"
-            self.turns.begin(nodeid)
+            self.states.begin(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """How one of its phases has ended."""
@@ -171,5 +171,5 @@ class TurnHooks:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """It is over."""
         if nodeid in self._worst:
-            self.turns.end(nodeid, self._worst.pop(nodeid))
-        self.turns.set_busy(False)
+            self.states.end(nodeid, self._worst.pop(nodeid))
+        self.states.set_busy(False)

@@ -29,23 +29,23 @@ from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.requests import request_digest
 from pytest_aorta.workspace.index.decided import DecidedCells, note_decided
 
-PARTS = pytest.StashKey[dict[tuple[Path, str], Run]]()
+ACTION_RUNS = pytest.StashKey[dict[tuple[Path, str], Run]]()
 
 
-def part_of(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     """The run of an action with a workload, made when it is first asked for.
 
     Raises:
         RequestError: no plan can be made of it.
     """
-    parts = config.stash.setdefault(PARTS, {})
+    runs = config.stash.setdefault(ACTION_RUNS, {})
     key = (recipe.recipe.file, action.name)
-    if key not in parts:
-        parts[key] = _new_part(config, recipe, action)
-    return parts[key]
+    if key not in runs:
+        runs[key] = _new_run(config, recipe, action)
+    return runs[key]
 
 
-def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+def _new_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     table = action.table
     base = run_of(config)
     given = base.selection
@@ -62,12 +62,12 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
         replays=(),
         report=None,
     )
-    part = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
-    part.registry = base.registry
-    part.action = identifier(action.name)
-    part.expects_failures = table.expect == "fail"
-    plan = part.plan
-    part.trials_by_name = cache(lambda: {part.shown_name(spec): spec for spec in plan.trials})
+    run = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
+    run.registry = base.registry
+    run.action = identifier(action.name)
+    run.expects_failures = table.expect == "fail"
+    plan = run.plan
+    run.recipe_trials = cache(lambda: {run.shown_name(spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
         completion = trial_completion(action.name, record)
@@ -78,9 +78,9 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
         with contextlib.suppress(OSError):  # as the journal: what cannot be written is found out again
             note_decided(recipe.recipe.index, action.name, DecidedCells(asked_of_plan(action, plan), cells))
 
-    part.on_record, part.on_decided = on_record, on_decided
+    run.on_record, run.on_decided = on_record, on_decided
     if table.baseline is None and not table.gate and not given.gates:
-        return part
+        return run
     cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
     place = f"{recipe.recipe.file}:{action.line}"
     if table.baseline is not None:
@@ -88,8 +88,8 @@ def _new_part(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     gates = [_gate(text, place) for text in table.gate]
     check_gates(gates, cells, f"{place}: gate")
     others = [gate for gate in given.gates if gate.cell is None or any(is_named(gate.cell, *cell) for cell in cells)]
-    part.selection = replace(selection, gates=(*gates, *others))
-    return part
+    run.selection = replace(selection, gates=(*gates, *others))
+    return run
 
 
 def asked_of_plan(action: Action, plan: Plan) -> str:
@@ -120,7 +120,7 @@ def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -
     return partial(shared_folder, f"{run}-{name}")
 
 
-def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:
+def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     """The run of the action whose trial an item is; also in a process that has not collected it.
 
     ``None`` where the item is none of a recipe's trials.
@@ -129,16 +129,16 @@ def part_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     if not base.endswith(".toml"):
         return None
     file, beginning = config.rootpath / base, name.partition("[")[0]
-    for (recipe_file, action_name), part in config.stash.get(PARTS, {}).items():
+    for (recipe_file, action_name), run in config.stash.get(ACTION_RUNS, {}).items():
         if recipe_file == file and identifier(action_name) == beginning:
-            return part
+            return run
     recipe = recipe_run_of(config, file)
     for action in recipe.recipe.actions:
         if action.is_matrix and identifier(action.name) == beginning:
-            return part_of(config, recipe, action)
+            return action_run(config, recipe, action)
     return None
 
 
-def parts(config: pytest.Config) -> list[Run]:
+def action_runs(config: pytest.Config) -> list[Run]:
     """All runs of actions in this process."""
-    return list(config.stash.get(PARTS, {}).values())
+    return list(config.stash.get(ACTION_RUNS, {}).values())
