@@ -19,7 +19,7 @@ from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.registry import Environment
 from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
-from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts
+from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.place_variables import FILES
 from pytest_aorta.trials.result import (
@@ -93,7 +93,7 @@ def build_record(
         started_at=started_at,
         host=socket.gethostname(),
         request_fingerprint=fingerprint(parts) if parts else None,
-        fingerprint_parts=recorded_parts(parts, seen.imported_later),
+        fingerprint_parts=recorded_parts(parts or requested_parts(spec), seen.imported_later),
         request=request or request_of(spec, Inherited.now(origin=spec.origin)),
         imposed=imposed,
         side_by_side=side_by_side,

@@ -83,7 +83,7 @@ class TaskRef:
             if task.record is None:
                 task.callbacks.append(callback)
             else:
-                self._dispatcher.call_back(self._node, callback)
+                self._dispatcher.callbacks.add(self._node, callback)
 
 
 class MapRef:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import expect, given, listed, seconds, whole_number
-from pytest_aorta.runtime.engine.dispatcher import RingFull
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.engine.task_ring import RingFull
 from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
 from pytest_aorta.runtime.graph.args import TaskArgs
 from pytest_aorta.runtime.graph.footprint import footprint_of

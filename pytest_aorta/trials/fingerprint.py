@@ -29,6 +29,9 @@ _ELSEWHERE = ("config", "mitigations", "trial")
 #: The part that is known only when a trial is over; the fingerprint is without it.
 IMPORTED_LATER = "imported_later"
 
+#: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
+REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "memory", "elastic")
+
 #: Of an environment: its variables are in the overlay, and where it is registered decides nothing.
 _NOT_COMPARED = ("env", "source_package")
 
@@ -125,6 +128,12 @@ def fingerprint_parts(
     return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
 
 
+def requested_parts(spec: TrialSpec) -> Parts:
+    """The parts that are known without the workload: those of ``REQUESTED``, as far as they are not empty."""
+    parts = fingerprint_parts(spec, Ingredients({}), 0)
+    return {name: parts[name] for name in REQUESTED if name in parts}
+
+
 def _without_secrets(name: str, value: str) -> str:
     """A variable's value, where it may be recorded of any environment, or else a digest of it."""
     known = next(iter(recorded_variables({name: value}).values()), REDACTED)
@@ -153,8 +162,8 @@ def recorded_parts(parts: Parts, imported_later: Mapping[str, str]) -> Parts:
 
 
 def parts_of(record: TrialResult) -> Parts:
-    """All parts of the request that a record is of; empty where it does not say."""
-    if not record.fingerprint_parts:
+    """All parts of the request that a record is of; empty where it does not say, or not all."""
+    if not record.fingerprint_parts or record.request_fingerprint is None:
         return {}
     elsewhere = (record.config, record.mitigations_applied, record.trial_index)
     return {**dict(zip(_ELSEWHERE, elsewhere, strict=True)), **record.fingerprint_parts}

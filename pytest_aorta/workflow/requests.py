@@ -13,12 +13,9 @@ from typing import Any
 
 from pytest_aorta.probe.plain import plain
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
-from pytest_aorta.trials.fingerprint import Ingredients, fingerprint_parts
+from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.cell_requests import Requests as Requests
-
-#: Parts of a trial's fingerprint that the request alone decides.
-_REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "memory", "elastic")
 
 #: Digits of a digest.
 _DIGITS = 16
@@ -26,9 +23,8 @@ _DIGITS = 16
 
 def request_digest(spec: TrialSpec) -> str:
     """The digest of a cell, from any of its trials."""
-    parts = fingerprint_parts(spec, Ingredients({}), 0)
     given = (spec.mitigations, to_plain(dict(spec.overrides)), spec.steps, spec.execution.nproc, spec.execution.seed)
-    return _digest(parts, *given)
+    return _digest(requested_parts(spec), *given)
 
 
 def recorded_digest(record: Mapping[str, Any]) -> str | None:
@@ -44,7 +40,7 @@ def recorded_digest(record: Mapping[str, Any]) -> str | None:
 def _digest(
     parts: Mapping[str, Any], mitigations: object, config: object, steps: object, nproc: object, seed: object
 ) -> str:
-    requested = {name: parts[name] for name in _REQUESTED if name in parts}
+    requested = {name: parts[name] for name in REQUESTED if name in parts}
     given = {"mitigations": mitigations, "config": config, "steps": steps, "nproc": nproc, "seed": seed}
     text = canonical_json(plain({**requested, **given}))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -24,7 +24,7 @@ def remote_launcher(describe: Callable[[], WorkerSpec], index: int) -> Launch:
         worker = describe()
         child, host = worker.children[index]
         assert host is not None
-        return HostConnection(
+        connection = HostConnection(
             host,
             _SERVICE,
             {
@@ -33,9 +33,10 @@ def remote_launcher(describe: Callable[[], WorkerSpec], index: int) -> Launch:
                 "torch": "torch" in sys.modules and not child.total_slots,
             },
             identity={**code_identity(package_files("pytest_aorta")), **worker.identity},
-            on_message=lambda message: endpoint.received(cast(Report, message)),
-            on_death=lambda error: endpoint.died(str(error)),
+            on_message=lambda message: endpoint.received(cast(Report, message), connection),
+            on_death=lambda error: endpoint.died(str(error), connection),
             startup_timeout=child.startup_timeout_s,
         )
+        return connection
 
     return launch

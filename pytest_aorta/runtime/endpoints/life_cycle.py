@@ -61,7 +61,9 @@ class SupervisedProcess(ABC):
         self.gone: TaskFailure | None = None
         self._dispatcher = dispatcher
         self._respawn = respawn
+        #: Of the last process that was started; whether that was given up before it was ready.
         self._link: Link | None = None
+        self._given_up = False
         self._changed = threading.Condition()
         self._state = ProcessState.STARTING
         #: Why the process that starts, or has just died, did not become ready.
@@ -88,7 +90,9 @@ class SupervisedProcess(ABC):
     def spawn(self) -> None:
         """Start the process; ``wait_ready`` waits for it. Raises ``StartupError``."""
         self._check_open()
-        self._link = link = self._launch()
+        link = self._launch()
+        with self._changed:
+            self._link, self._given_up, self._refused = link, False, None
         try:
             link.start()
         except OSError as error:
@@ -117,6 +121,10 @@ class SupervisedProcess(ABC):
     def _check_open(self) -> None:
         if self._state is ProcessState.CLOSED:
             raise StartupError(f"{self.name}: not wanted any more")
+
+    def _is_current(self, link: Link) -> bool:
+        """Whether what a process reports still counts: another one may start already in the place of one given up."""
+        return link is self._link and not self._given_up
 
     def _became_ready(self) -> None:
         with self._dispatcher.turn():
@@ -155,20 +163,32 @@ class SupervisedProcess(ABC):
 
     def _start_again(self) -> None:
         for _ in range(MAX_DEATHS):
-            self._refused = None
             try:
                 self.spawn()
                 self.wait_ready(time.monotonic() + RESTART)
                 return
             except Exception as error:
                 reason = TaskFailure(type(error).__name__, f"out of service: {error}")
-                if self._link is not None:
-                    self._link.kill(0)
+            if not self._give_up():
+                return
             if self._state in _FINAL:
                 break
         with self._dispatcher.turn():
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
+
+    def _give_up(self) -> bool:
+        """End a process that did not get ready; its death, which follows, says nothing about the next one.
+
+        False if it has become ready at the last moment, or was, and has died, and another thread starts the next one.
+        """
+        with self._dispatcher.turn():
+            if self.ready or self._successor is not threading.current_thread():
+                return False
+            self._given_up, link = True, self._link
+        if link is not None:
+            link.kill(0.0)
+        return True
 
     def close(self, grace: float) -> None:
         """End it in order; never raises."""

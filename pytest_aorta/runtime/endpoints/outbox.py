@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.memory.sender import GONE
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.event_loop import EventLoop
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
 
 #: Bytes that may wait for a process. An order is taken as long as fewer do; one alone may have more.
 MAX_WAITING = 64 * 2**20
+
+#: Seconds between two looks for room in a socket that cannot be watched.
+RETRY = 0.1
+
+#: What stands for a descriptor that cannot be sent, so that what follows is in order.
+NO_FD = b"f"
 
 
 class OutboxFull(OSError):
@@ -35,6 +44,8 @@ class Outbox:
         self._bytes = 0
         #: A duplicate of the channel's descriptor, which the loop watches for room; the channel's own, for reports.
         self._watched: int | None = None
+        #: Whether a timer stands for it, because no descriptor was left.
+        self._retrying = False
         self._closed = False
 
     @property
@@ -63,8 +74,13 @@ class Outbox:
         with self._lock:
             self._check()
             if self._waiting or not self._channel.try_send(fd):
-                self._waiting.append(os.dup(fd))  # the caller may close its own
-                self._watch()
+                try:
+                    self._waiting.append(os.dup(fd))  # the caller may close its own
+                except OSError:
+                    self._waiting.append(NO_FD)
+                    raise
+                finally:
+                    self._watch()
 
     def _check(self) -> None:
         if self._closed:
@@ -75,7 +91,13 @@ class Outbox:
     def _flush(self) -> None:
         while self._waiting:
             packet = self._waiting[0]
-            if not self._channel.try_send(packet):
+            try:
+                taken = self._channel.try_send(packet)
+            except OSError as error:
+                if not isinstance(packet, int) or error.errno in GONE:
+                    raise
+                taken = True  # the other end was sent ``NO_FD``, and reports it
+            if not taken:
                 self._watch()
                 return
             self._waiting.popleft()
@@ -88,6 +110,7 @@ class Outbox:
     def _writable(self) -> None:
         """On the loop: the socket takes more, or is closed."""
         with self._lock:
+            self._retrying = False
             if not self._closed:
                 try:
                     self._flush()
@@ -95,8 +118,14 @@ class Outbox:
                     self._drop()
 
     def _watch(self) -> None:
-        if self._watched is None:
+        if self._watched is not None or self._retrying:
+            return
+        try:
             self._watched = os.dup(self._channel.fileno())
+        except OSError:  # no descriptor left: look again soon
+            self._retrying = True
+            self._loop.call_at(time.monotonic() + RETRY, self._writable)
+        else:
             self._loop.watch(self._watched, self._writable, writable=True)
 
     def _unwatch(self) -> None:

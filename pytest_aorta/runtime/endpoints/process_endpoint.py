@@ -29,7 +29,7 @@ from pytest_aorta.runtime.endpoints.protocol import (
 )
 from pytest_aorta.runtime.engine.tasks import Job, Member, TaskKind
 from pytest_aorta.runtime.memory.results import decode_result
-from pytest_aorta.runtime.memory.sender import Sender
+from pytest_aorta.runtime.memory.sender import GONE, Sender
 from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
 from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
 from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
@@ -95,6 +95,8 @@ class ProcessEndpoint(SupervisedProcess):
         self._in_flight: dict[int, Dispatch] = {}
         #: Held while something is encoded and sent, so that what one message needs is not between those of another.
         self._sending = threading.Lock()
+        #: Whether memory is to be let go of by the thread that holds it.
+        self._release_waits = False
         self._answers: list[CallableReport] = []
 
     def _launch(self) -> Link:
@@ -127,6 +129,8 @@ class ProcessEndpoint(SupervisedProcess):
                         raise OSError(f"its process is gone: {error}") from error
                     raise
                 dispatch.sent = True
+                if self._release_waits and local is not None:
+                    self._let_go(local[1].release_dead)
                 return
         self._in_flight.pop(dispatch.id, None)
         self._dispatcher.ended(dispatch, dispatch.stopping)
@@ -136,7 +140,7 @@ class ProcessEndpoint(SupervisedProcess):
         with self._dispatcher.turn():
             if self._link is link and self.ready:
                 self._enter(ProcessState.LOST)
-        if isinstance(error, OutboxFull):
+        if isinstance(error, OutboxFull) or error.errno not in (None, *GONE):  # else it has died by itself
             link.kill(0.0)
 
     def _send_task(self, dispatch: Dispatch, link: Link, local: tuple[LocalLink, Sender] | None) -> None:
@@ -182,8 +186,10 @@ class ProcessEndpoint(SupervisedProcess):
 
     # Reports, on the thread of the link
 
-    def received(self, report: Report) -> None:
-        """The process has sent a report; never raises."""
+    def received(self, report: Report, link: Link) -> None:
+        """The process behind a link has sent a report; never raises."""
+        if not self._is_current(link):
+            return
         try:
             self._receive(report)
         except Exception as error:
@@ -252,16 +258,18 @@ class ProcessEndpoint(SupervisedProcess):
             payload = decode_result(payload, report["parts"])
         self._dispatcher.ended(dispatch, Completion(outcome, payload, seen))
 
-    def died(self, how: str) -> None:
-        """The process is gone."""
+    def died(self, how: str, link: Link) -> None:
+        """The process behind a link is gone."""
         failure = TaskFailure("ProcessDied", how)
         with self._dispatcher.turn():
+            if not self._is_current(link):
+                return
             replace = self._record_death(failure)
             lost, self._in_flight = self._in_flight, {}
             for dispatch in lost.values():
                 self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
-        if replace:
-            self._replace()
+            if replace:
+                self._replace()
 
     # Callables
 
@@ -282,7 +290,8 @@ class ProcessEndpoint(SupervisedProcess):
         link = self._link
         assert link is not None
         try:
-            link.send(order)
+            with self._sending:  # not between the parts of a task
+                link.send(order)
         except OSError as error:
             return TaskFailure("ProcessDied", str(error))
         patience = ANSWER
@@ -305,20 +314,30 @@ class ProcessEndpoint(SupervisedProcess):
 
     def run_ended(self) -> None:
         """Let go of the memory that the last run has shown it."""
-        with self._sending:  # another run's task may be about to be sent
-            if self._local is not None and self.ready and not self._in_flight:
-                try:
-                    self._local[1].forget()
-                except OSError:
-                    return  # its death is about to be reported
+        if not self._in_flight and self._sending.acquire(blocking=False):  # else another run's task uses it
+            try:
+                if self._local is not None and self.ready and not self._in_flight:
+                    self._let_go(self._local[1].forget)
+            finally:
+                self._sending.release()
 
     def release_dead(self) -> None:
-        """Let go of the memory whose last tensor is gone; within a turn."""
-        if self._local is not None and self.ready:
-            try:
-                self._local[1].release_dead()
-            except OSError:
-                return  # its death is about to be reported
+        """Let go of the memory whose last tensor is gone; within a turn, on the event loop."""
+        if not self._sending.acquire(blocking=False):
+            self._release_waits = True
+            return
+        try:
+            if self._local is not None and self.ready:
+                self._let_go(self._local[1].release_dead)
+        finally:
+            self._sending.release()
+
+    def _let_go(self, call: Callable[[], None]) -> None:
+        self._release_waits = False
+        try:
+            call()
+        except OSError:
+            return  # its death is about to be reported
 
     def forget_memory(self) -> None:
         """Once closed: stop following what becomes of the memory that was sent."""
@@ -326,7 +345,10 @@ class ProcessEndpoint(SupervisedProcess):
 
     def _job_order(self, number: int, job: Job) -> JobOrder:
         if job.on_start is not None:
-            job.on_start(self.name)
+            try:
+                job.on_start(self.name)
+            except OSError as error:  # not one of the channel
+                raise RuntimeError(f"on_start: {error!r}") from error
         prepare = job.preparation
         return {
             "op": "job",

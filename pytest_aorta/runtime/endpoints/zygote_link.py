@@ -72,7 +72,7 @@ class ZygoteLink:
     def _deliver(self, message: Message) -> None:
         if "op" not in message:
             return
-        self._endpoint.received(cast(Report, message))
+        self._endpoint.received(cast(Report, message), self)
 
     def _look(self) -> None:
         """Something has happened to the child. On a thread: finding out what may take as long as ending its family."""
@@ -117,7 +117,7 @@ class ZygoteLink:
         self._task.close()
         # On a thread, because it waits for the end of what still runs there.
         threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
-        self._endpoint.died(how)
+        self._endpoint.died(how, self)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send an order; raises ``OSError`` when the process no longer listens."""

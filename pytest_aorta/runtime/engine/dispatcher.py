@@ -11,24 +11,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.runtime.engine.callbacks import CallbackThread
+from pytest_aorta.common.bounded_waits import PIECE, pieces
 from pytest_aorta.runtime.engine.event_loop import EventLoop
 from pytest_aorta.runtime.engine.placement import Placement
-from pytest_aorta.runtime.engine.runs import GraphRun
+from pytest_aorta.runtime.engine.runs import GraphRun, independent
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.engine.task_callbacks import TaskCallbacks
 from pytest_aorta.runtime.engine.tasks import Dispatch, Endpoint, GraphTask, record_of
 from pytest_aorta.runtime.engine.turn import Turn
 from pytest_aorta.runtime.graph.args import Tag
 from pytest_aorta.runtime.graph.graph import Graph
 from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
+from pytest_aorta.runtime.memory.heap import COPIES
 from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, TaskRecord, failed
+from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
@@ -40,10 +40,6 @@ DEPTH = 2
 
 class WorkerClosed(RuntimeError):
     """The worker is closed or closing."""
-
-
-class RingFull(RuntimeError):
-    """All slots of a run's ring are taken by tasks that have not ended."""
 
 
 class Dispatcher:
@@ -64,16 +60,18 @@ class Dispatcher:
         self.lock = threading.Condition(self._mutex)
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
-        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
         self.sessions: list[GraphRun] = []
         self.closing = False
+        #: Memory of copies, of which no two tasks use the same bytes; runs that use some of it share nothing.
+        self._copies: set[Hashable] = set()
         self.release_slab: Callable[[Slab], None] = lambda slab: None
         #: Called without the lock when a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
         self._ids = itertools.count()
         self._turn = Turn(self._mutex, self._start_ready)
+        self.callbacks = TaskCallbacks(f"aorta-{name}-callbacks", self._turn, self.loop.notify)
 
     def turn(self) -> Turn:
         """The context manager within which changes are made."""
@@ -86,22 +84,11 @@ class Dispatcher:
             head = self.runs[0]
             self._start_ready_of(head.queues)
         if len(self.runs) > 1:
-            self._start_beside()
+            for run in independent(self.runs):
+                self._start_ready_of(run.queues)
         # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
         for run in tuple(self.sessions):
             self._start_ready_of(run.queues)
-
-    def _start_beside(self) -> None:
-        """Start tasks of later runs that are independent of all earlier ones, where those have none left to start."""
-        earlier: list[GraphRun] = []
-        for run in tuple(self.runs):
-            if earlier:
-                if any(other.queues for other in earlier):
-                    return  # with idle endpoints kept for them, or none at all
-                if all(run.may_overtake(other) for other in earlier):
-                    self._start_ready_of(run.queues)
-            if not run.ended.is_set():
-                earlier.append(run)
 
     def _start_ready_of(self, queues: ReadyQueues) -> None:
         while queues:
@@ -154,7 +141,7 @@ class Dispatcher:
         self._turn.defer(self.run_ended)
         run.ended.set()
         self.loop.notify()
-        self._note_end_of_callbacks(run)
+        self.callbacks.note_end(run)
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
@@ -216,36 +203,38 @@ class Dispatcher:
         """
         with self.turn():
             self._check_accepts(run)
-            if run.ring_size is not None and run.unsettled >= run.ring_size:
-                raise RingFull(
-                    f"the ring is full: {run.unsettled} tasks of this run have not ended; submit fewer at a time, or"
-                    " raise ring_size or ring_timeout of the worker"
-                )
-            run.unsettled += 1
+            run.ring.take()
             for footprint, _ in accesses:
-                run.note_use(footprint.backing, self.runs)
+                if footprint.backing not in self._copies:
+                    run.note_use(footprint.backing, self.runs)
             try:
                 node = self.graph.add(task, run, accesses, after, task.label)
             except BaseException:
-                run.unsettled -= 1
+                run.ring.give_back()
                 raise
             if task.record is None or not run.is_session:
                 run.nodes[node] = None
             return node
 
-    def wait_for_room(self, run: GraphRun, timeout: float | None) -> bool:
-        """Block until a slot of a run's ring is free, or until the worker is closed; whether within ``timeout``."""
-        with self.lock:
-            if self.closing or run.ring_size is None or run.unsettled < run.ring_size:
-                return True
-            room = run.room = run.room or threading.Event()
-        return self.loop.run_until(room, timeout) or self.closing
+    def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:
+        """Block until a slot of a run's ring is free, the run accepts no task any more, or ``timeout`` has passed."""
+        # In pieces: one free slot is enough, though it is not worth to be woken for.
+        for seconds in pieces(timeout):
+            with self.lock:
+                if run.closed or run.cancelled is not None or not run.ring.full:
+                    return
+                room = run.ring.awaited()
+            if self.loop.run_until(room, seconds):
+                return
 
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
-            run.note_use(footprint.backing, self.runs)
+            if slab.ring == COPIES:
+                self._copies.add(footprint.backing)
+            else:
+                run.note_use(footprint.backing, self.runs)
             return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
 
     @staticmethod
@@ -296,10 +285,7 @@ class Dispatcher:
             member.args = member.config = member.job = member.definition = member.completion = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = task.record
-        run.unsettled -= 1
-        if run.room is not None and run.unsettled <= run.low_water:
-            run.room.set()
-            run.room = None
+        if run.ring.give_back():
             self.loop.notify()
         if run.is_session:
             run.nodes.pop(node, None)
@@ -308,7 +294,7 @@ class Dispatcher:
             self.loop.notify()
         if task.callbacks:
             for callback in task.callbacks:
-                self.call_back(node, callback)
+                self.callbacks.add(node, callback)
             task.callbacks = []
         if run.closed:
             self._end_if_over(run)
@@ -409,40 +395,3 @@ class Dispatcher:
         completion = failed(error, traceback=traceback.format_exc())
         with self.turn():
             self._stop_one(dispatch, completion.at(what).at(dispatch.endpoint.name), what)
-
-    # Callbacks
-
-    def call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        """Call with the record of a task that has settled; within a turn, or with the lock."""
-        run: GraphRun = node.run
-        run.calling_back += 1
-        self.callbacks.add(partial(self._call_back, node, callback))
-
-    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        record, raised = node.payload.record, None
-        try:
-            callback(record)
-        except BaseException as error:
-            raised = error
-        run: GraphRun = node.run
-        with self.turn():
-            run.calling_back -= 1
-            if raised is not None and not run.is_session and not run.called_back.is_set():
-                run.callback_failure = run.callback_failure or _callback_record(record, raised)
-                raised = None
-            self._note_end_of_callbacks(run)
-        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
-            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(hook))
-
-    def _note_end_of_callbacks(self, run: GraphRun) -> None:
-        if run.ended.is_set() and not run.calling_back:
-            run.called_back.set()
-            self.loop.notify()
-
-
-def _callback_record(record: TaskRecord, error: BaseException) -> TaskRecord:
-    """The failure of a callback, as the record of its task."""
-    text = "".join(traceback.format_exception(error))
-    failure = failed(error, traceback=text).at(f"when_settled of task {record.id} ({record.label})").failure
-    return replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)

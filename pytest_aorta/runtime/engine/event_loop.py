@@ -134,7 +134,8 @@ class EventLoop:
                     self._borrow(done, give_up)
                 else:
                     with SIGINT_GUARD.allowed():
-                        wait_bounded(done.wait, None if give_up is None else _seconds_until(give_up))
+                        left = None if give_up is None else _seconds_until(give_up)
+                        wait_bounded(lambda seconds: done.wait(seconds) or self._closed, left)
             finally:
                 self._leave(borrows)
         finally:

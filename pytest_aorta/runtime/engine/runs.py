@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
+from pytest_aorta.runtime.engine.task_ring import TaskRing
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.graph.nodes import Node
@@ -22,12 +23,7 @@ class GraphRun:
     def __init__(
         self, *, fail_fast: bool = False, keeps: Any = None, is_session: bool = False, ring_size: int | None = None
     ) -> None:
-        #: The most tasks that have not ended; ``None`` for any number. Every run has its own ring: if two shared one,
-        #: the later one could fill it with tasks that cannot start before the earlier one has ended.
-        self.ring_size = ring_size
-        #: Set once the number has fallen so low that it is worth to wake a submitter.
-        self.room: threading.Event | None = None
-        self.low_water = 0 if ring_size is None else ring_size - max(1, ring_size // 8)
+        self.ring = TaskRing(ring_size)
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
@@ -41,7 +37,6 @@ class GraphRun:
         #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
         self.nodes: dict[Node, None] = {}
         self.records: dict[int, TaskRecord] = {}
-        self.unsettled = 0
         self.first_failure: TaskRecord | None = None
         #: Why it accepts no further task, if it was cancelled.
         self.cancelled: str | None = None
@@ -52,6 +47,11 @@ class GraphRun:
         self.calling_back = 0
         self.callback_failure: TaskRecord | None = None
         self.called_back = threading.Event()
+
+    @property
+    def unsettled(self) -> int:
+        """How many of its tasks have not ended."""
+        return self.ring.taken
 
     def note_use(self, memory: Hashable, others: Iterable[GraphRun]) -> None:
         """One of its tasks uses memory; ``others`` are the runs that are open."""
@@ -69,3 +69,19 @@ class GraphRun:
         one uses is known.
         """
         return earlier.closed and earlier.thread is not self.thread and earlier not in self.shares_with
+
+
+def independent(runs: Iterable[GraphRun]) -> Iterator[GraphRun]:
+    """Later runs that are independent of all earlier ones, as long as those have no task left to start.
+
+    Tasks may be started, and runs end, while this is iterated over.
+    """
+    earlier: list[GraphRun] = []
+    for run in tuple(runs):
+        if earlier:
+            if any(other.queues for other in earlier):
+                return  # with idle endpoints kept for them, or none at all
+            if all(run.may_overtake(other) for other in earlier):
+                yield run
+        if not run.ended.is_set():
+            earlier.append(run)

@@ -21,7 +21,7 @@ RINGS = 4
 
 #: The ring of copies, which live from the submission of a task to its end: memory that lives longer does not delay the
 #: return of theirs, nor they that of other memory.
-_COPIES = RINGS
+COPIES = RINGS
 
 
 class Heap:
@@ -55,7 +55,7 @@ class Heap:
         if 8 * tensor.nbytes > self._size:
             return None
         try:
-            slab = self.rings.allocate(_COPIES, tensor.nbytes, patience=0.0)
+            slab = self.rings.allocate(COPIES, tensor.nbytes, patience=0.0)
         except RuntimeError:
             return None
         try:

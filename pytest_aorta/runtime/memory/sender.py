@@ -33,7 +33,7 @@ MAX_DEAD = 2**24
 
 #: Errors of a socket whose other end is gone, or that is closed. Others (too many open files, no memory) concern only
 #: what was to be sent.
-_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBADF)
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBADF)
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Sender:
             self._send({"op": "map", "storage": number, "bytes": size})
             self._send_fd(fd)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise
             raise RuntimeError(f"shared memory of {size} bytes cannot be handed over: {error}") from error
         reference = weakref.ref(storage, lambda _: self._died(identity, size))

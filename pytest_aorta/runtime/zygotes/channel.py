@@ -92,7 +92,10 @@ class Channel:
             return False
         except OSError:
             if isinstance(packet, int):  # so that the other end waits for no descriptor, and what follows is in order
-                self._end.send(b"f", socket.MSG_DONTWAIT)
+                try:
+                    self._end.send(b"f", socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return False
             raise
         return True
 

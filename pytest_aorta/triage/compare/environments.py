@@ -118,7 +118,7 @@ def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
 def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Section, content, and whether all is known: what the trial was run from, with what, and how."""
     parts = _mapping(record.get("fingerprint_parts"))
-    if parts:
+    if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
         yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
         yield IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False  # what a trial that failed may not have done
     if "config" in record:

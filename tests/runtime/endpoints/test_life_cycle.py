@@ -13,6 +13,7 @@ from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
 from pytest_aorta.runtime.endpoints.protocol import Link, StartupError
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher
 from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.records import TaskFailure
 
 #: Seconds that a test waits for a thread; nothing is measured.
 PATIENCE = 10.0
@@ -61,19 +62,24 @@ class Bench:
     def start(self) -> None:
         """A process that is ready."""
         self.endpoint.spawn()
-        self.endpoint.received({"op": "ready"})
+        self.endpoint.received({"op": "ready"}, self.links[-1])
 
     def die(self) -> None:
         """The process dies; its successor, if there is one, is ready."""
         known = len(self.links)
-        self.endpoint.died("it died")
+        self.endpoint.died("it died", self.links[-1])
         if self.endpoint.gone is None:
-            give_up = time.monotonic() + PATIENCE
-            while len(self.links) == known or not self.links[-1].calls:
-                assert time.monotonic() < give_up
-                time.sleep(0.001)
-            self.endpoint.received({"op": "ready"})
+            self.wait_for_start(known + 1)
+            self.endpoint.received({"op": "ready"}, self.links[-1])
             self.endpoint.join(PATIENCE)
+
+    def wait_for_start(self, number: int) -> FakeLink:
+        """The link of that process, once it was started."""
+        give_up = time.monotonic() + PATIENCE
+        while len(self.links) < number or not self.links[number - 1].calls:
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+        return self.links[number - 1]
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_a_process_is_ready_when_it_says_so(bench: Bench) -> None:
     bench.endpoint.spawn()
     assert not bench.endpoint.ready
 
-    bench.endpoint.received({"op": "ready"})
+    bench.endpoint.received({"op": "ready"}, bench.links[-1])
 
     assert bench.endpoint.ready
     bench.endpoint.wait_ready(time.monotonic() + PATIENCE)
@@ -107,7 +113,7 @@ def test_a_process_that_cannot_be_reached_cannot_be_started(bench: Bench) -> Non
 def test_a_process_that_dies_while_it_starts_is_not_replaced(bench: Bench) -> None:
     bench.endpoint.spawn()
 
-    bench.endpoint.died("it died")
+    bench.endpoint.died("it died", bench.links[-1])
 
     with pytest.raises(StartupError, match="slot 0: it died"):
         bench.endpoint.wait_ready(time.monotonic() + PATIENCE)
@@ -137,6 +143,28 @@ def test_the_death_of_a_condemned_process_does_not_count(bench: Bench) -> None:
     assert bench.endpoint.ready
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_the_late_death_of_a_process_that_was_given_up_is_not_its_successors(bench: Bench, is_ready: bool) -> None:
+    bench.start()
+    bench.endpoint.died("it died", bench.links[0])
+    refuses = bench.wait_for_start(2)
+    bench.endpoint.received({"op": "failed", "failure": TaskFailure("Refused", "no slot").to_plain()}, refuses)
+    next_one = bench.wait_for_start(3)
+    assert refuses.calls == ["start", "kill 0"]
+
+    if is_ready:
+        bench.endpoint.received({"op": "ready"}, next_one)
+    bench.endpoint.died("it died", refuses)
+    bench.endpoint.received({"op": "ready"}, refuses)
+    assert bench.endpoint.ready is is_ready
+    bench.endpoint.received({"op": "ready"}, next_one)
+
+    bench.endpoint.join(PATIENCE)
+    assert bench.endpoint.ready
+    assert len(bench.links) == 3
+    assert next_one.calls == ["start"]
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_what_is_closed_stays_closed(bench: Bench, started: bool) -> None:
     if started:
@@ -145,8 +173,8 @@ def test_what_is_closed_stays_closed(bench: Bench, started: bool) -> None:
         bench.endpoint.spawn()
 
     bench.endpoint.close(2.0)
-    bench.endpoint.received({"op": "ready"})
-    bench.endpoint.died("it died")
+    bench.endpoint.received({"op": "ready"}, bench.links[-1])
+    bench.endpoint.died("it died", bench.links[-1])
 
     assert bench.state is ProcessState.CLOSED
     assert [link.calls for link in bench.links] == [["start", "close 2"]]

@@ -198,17 +198,22 @@ def test_a_callback_that_raises_stops_nothing(loop: EventLoop, bell: Bell, capfd
     assert "trouble of a callback" in capfd.readouterr().err
 
 
-def test_closing_ends_the_wait_of_the_polling_thread() -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_closing_ends_all_waits_whichever_thread_polls(threads: int) -> None:
     loop = EventLoop("test")
     bell = Bell(loop, lambda: None)
-    thread = threading.Thread(target=loop.run_until, args=(threading.Event(), None))
-    thread.start()
+    waiting = [
+        threading.Thread(target=loop.run_until, args=(threading.Event(), None), daemon=True) for _ in range(threads)
+    ]
+    for thread in waiting:
+        thread.start()
     time.sleep(0.05)
 
     loop.close()
 
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in waiting)
     bell.close()
 
 

@@ -78,6 +78,28 @@ def test_nothing_outlives_a_worker_below_that_is_killed(gates: Gates) -> None:
         assert run_next(top, own_pid).payload not in (pid, os.getpid())
 
 
+@pytest.mark.statement(38)
+def test_a_worker_below_comes_back_although_its_successor_cannot_start_at_once(tmp_path: Path) -> None:
+    licence, refused = tmp_path / "licence", tmp_path / "refused"
+    licence.touch()
+
+    def prepare() -> None:
+        if not licence.exists() and not refused.exists():
+            refused.touch()
+            raise RuntimeError("no licence")
+
+    with Worker(4, grace=0.1) as top:
+        top.add_worker(Worker(3, num_sub_workers=1, prepare=prepare, grace=0.1))
+        own_pid = top.register(lambda orch, args, config: os.getpid())
+        pid = run_next(top, own_pid).payload
+        licence.unlink()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(refused.exists, "the successor that cannot start")
+
+        wait_until(lambda: run_next(top, own_pid).ok, "the one that can")
+        assert run_next(top, own_pid).payload not in (pid, os.getpid())
+
+
 def test_a_script_that_forgets_to_close_ends_and_takes_all_with_it(tmp_path: Path) -> None:
     script = tmp_path / "forgets.py"
     script.write_text(

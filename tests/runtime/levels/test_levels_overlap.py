@@ -36,7 +36,8 @@ def gate_with(host: Host, gates: Gates, name: str, tensor: torch.Tensor | None =
     """A graph of one task at a gate that has a tensor as well."""
     args = gates.at(name)
     if tensor is not None:
-        args.add(tensor, Tag.INOUT)
+        private = not tensor.is_shared()  # type: ignore[no-untyped-call]
+        args.add(tensor, Tag.INPUT if private else Tag.INOUT)
     return lambda orch, _, config: orch.submit_sub(host.gate, args)
 
 
@@ -49,6 +50,16 @@ def test_runs_of_different_threads_that_share_nothing_work_at_the_same_time(host
     gates.open("b")
     gates.wait_until_began("c")  # although the first one has not ended
     assert not handles[0].done
+    gates.open()
+    for handle in handles:
+        handle.wait(PATIENCE)
+
+
+def test_copies_of_private_memory_are_no_memory_that_runs_share(host: Host, gates: Gates) -> None:
+    private = torch.zeros(4)
+    handles = [submit_elsewhere(host.worker, gate_with(host, gates, name, private)) for name in ("a", "b")]
+
+    gates.wait_until_began("a", "b")
     gates.open()
     for handle in handles:
         handle.wait(PATIENCE)

@@ -50,7 +50,7 @@ def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) 
         worker.init()
         building.start()
         gates.wait_until_began("a")
-        wait_until(lambda: worker._started.dispatcher.runs[0].room is not None, "a submission that waits")
+        wait_until(lambda: worker._started.dispatcher.runs[0].ring.room is not None, "a submission that waits")
         assert len(refs) == 3
         assert worker._started.dispatcher.runs[0].unsettled == 3
         gates.open("a")
@@ -135,6 +135,48 @@ def test_callbacks_may_submit_to_a_ring_of_one_slot() -> None:
 
         worker.run(build)
     assert all(ref.wait().ok for ref in refs)
+
+
+@pytest.mark.statement(46)
+def test_one_slot_is_enough_for_a_submission_however_large_the_ring_is(gates: Gates) -> None:
+    """Several are free before it is worth to wake a submitter, but the tasks in the others may need what it does."""
+    refs: list[TaskRef] = []
+    with Worker(3, num_sub_workers=1, ring_size=32) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs.extend(orch.submit_sub(gate, gates.at(str(number))) for number in range(33))
+            gates.open()  # for all but the first one
+
+        gates.open("0")
+        worker.submit(build).wait(PATIENCE)
+    assert [ref.wait().payload for ref in refs] == [str(number) for number in range(33)]
+
+
+@pytest.mark.statement(46)
+def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
+    refused: list[str] = []
+    with Worker(3, num_sub_workers=1, ring_size=1) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            orch.submit_sub(gate, gates.at("a"))
+            try:
+                orch.submit_sub(gate, gates.at("b"))
+            except RuntimeError as error:
+                refused.append(str(error))
+
+        worker.init()
+        building = threading.Thread(target=worker.submit, args=(build,))
+        building.start()
+        gates.wait_until_began("a")
+        [run] = worker._started.dispatcher.runs
+        wait_until(lambda: run.ring.room is not None, "a submission that waits")
+        worker._started.dispatcher.cancel_run(run, "enough", running=False)
+        building.join(PATIENCE)
+        assert refused == ["the run is cancelled: enough"]
+        assert not run.ended.is_set()  # its first task goes on
+        gates.open()
 
 
 @pytest.mark.parametrize("arguments", [{"ring_size": 0}, {"ring_timeout": -1}])

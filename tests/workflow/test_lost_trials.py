@@ -1,0 +1,66 @@
+"""A trial whose cell was never prepared: its record says what was asked for, and no more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.specs import SPEC
+
+from pytest_aorta.launch.record import lost_record
+from pytest_aorta.triage.compare.environments import Environments
+from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.fingerprint import parts_of
+from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.workflow.completions import trial_completion
+from pytest_aorta.workflow.requests import request_digest
+
+LOST: FailureData = {"phase": "launch", "kind": "signal", "message": "its xdist worker was killed"}
+
+SPECS = {
+    "plain": SPEC,
+    "variables": replace(SPEC, overlay={"OMP_NUM_THREADS": "1", "API_TOKEN": "hunter2"}),
+    "options": replace(SPEC, overrides={"lr": float("nan"), "sizes": (1, 2)}, steps=7),
+    "ranks": replace(SPEC, execution=replace(SPEC.execution, nproc=2, seed=3, launcher="torchrun")),
+}
+
+
+def written(record: TrialResult) -> dict[str, Any]:
+    """A record as it is read from its file."""
+    read: dict[str, Any] = json.loads(json.dumps(record.to_dict(), allow_nan=False))
+    return read
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_it_counts_for_the_cell_as_it_is_planned(name: str) -> None:
+    completion = trial_completion("action", written(lost_record(SPECS[name], LOST)))
+
+    assert completion is not None
+    assert (completion.exit_status, completion.request) == ("infrastructure_failed", request_digest(SPECS[name]))
+
+
+def test_it_does_not_count_once_something_else_is_asked_for() -> None:
+    completions = [trial_completion("action", written(lost_record(spec, LOST))) for spec in SPECS.values()]
+
+    assert len({completion.request for completion in completions if completion is not None}) == len(SPECS)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_it_has_no_fingerprint_and_says_nothing_of_the_files(spec: TrialSpec) -> None:
+    record = lost_record(spec, LOST)
+
+    assert record.request_fingerprint is None
+    assert parts_of(record) == {}
+    assert "hunter2" not in json.dumps(written(record))
+
+
+def test_beside_trials_that_ran_it_is_not_one_without_files() -> None:
+    environments = Environments()
+    environments.add(written(lost_record(SPEC, LOST)))
+    environments.add({"request_fingerprint": "f", "fingerprint_parts": {"sources": {"w.py": "digest"}}})
+
+    [counts] = [counts for fact, counts in environments.facts().items() if fact.name == "w.py"]
+    assert counts.total() == 1
