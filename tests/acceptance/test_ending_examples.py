@@ -57,6 +57,7 @@ def test_gates_decide(stage: Stage) -> None:
         assert line in done.outlines
 
 
+@pytest.mark.long
 def test_one_of_eight_variables_is_found(stage: Stage) -> None:
     (registry,) = re.findall(r"^```json\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
     stage.write_file("eight.json", registry)

@@ -132,6 +132,7 @@ def test_records_of_cells_tests_and_failures_are_replayed_from_another_folder(dr
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewhere: Stage) -> None:
     make_venv(draws.path / "venv", with_ours=True)
     draws.write(ranks=RANKS, train=SCRIPT)
@@ -163,6 +164,7 @@ def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewher
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_an_outer_launcher_are_replayed_as_such(draws: Stage, elsewhere: Stage) -> None:
     draws.write(ranks=RANKS)
     draws.torchrun(2, "ranks.py")

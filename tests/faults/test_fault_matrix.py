@@ -100,6 +100,7 @@ def test_every_fault_after_an_import_in_advance(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_hang_after_an_import_in_advance(stage: Stage) -> None:
     found = run(stage, "LazyFaulty", HANGS, "--aorta-slots", "3", "--aorta-timeout", "5")
     assert mistakes(found) == []

@@ -103,6 +103,7 @@ FAILS_FOR_HALF = """
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_failures_of_a_workload_that_fails_for_half_of_all_seeds_are_binomial(stage: Stage) -> None:
     """Pearson's chi-squared test of 20 runs of 10 trials; the seeds are fixed, so it has one outcome."""
     stage.write(fails=FAILS_FOR_HALF)

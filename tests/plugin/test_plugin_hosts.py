@@ -64,6 +64,7 @@ def test_several_slots_of_one_host(hosts: Stage, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     hosts.copy(FAULTY)
     hosts.write_registry(mitigations={"one": {"SEEN": "1"}})

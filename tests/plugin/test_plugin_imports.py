@@ -230,6 +230,7 @@ def test_a_rank_that_hangs_in_its_import_is_missing(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_of_an_outer_launcher_tells_rank_0_that_its_import_hung(stage: Stage) -> None:
     stage.write(ranks=RANKS)
     stage.torchrun(2, "ranks.py", "--aorta-timeout", "10")

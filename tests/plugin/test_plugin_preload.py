@@ -183,6 +183,7 @@ def test_torch_is_there_and_every_trial_has_seeds_of_its_own(stage: Stage) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_random_numbers_are_those_that_they_would_be_without(stage: Stage) -> None:
     stage.write(lazy=TORCH)
     options = ("--aorta-seed", "7", "--aorta-config", "optimizer=1")

@@ -149,6 +149,7 @@ def test_ranks_show_as_they_did(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_rank_of_a_launcher_shows_what_rank_0_has_written(stage: Stage) -> None:
     stage.write(
         ranks="""

@@ -69,6 +69,7 @@ def test_cells_take_turns_however_long_their_preparation_takes(beside: Stage) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_gemm_gives_the_same_files(stage: Stage) -> None:
     options = (*workloads("gemm"), "--aorta-trials", "64", "--aorta-steps", "1", "--aorta-config", "sizes=16x16x16")
     found = []

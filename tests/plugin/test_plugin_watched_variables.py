@@ -135,6 +135,7 @@ def test_a_trial_on_another_host_says_it_of_what_it_has_there(cells: Stage) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_tells_mitigations_that_act_from_those_that_do_not(stage: Stage) -> None:
     """With torch, and a value that is there already."""
     stage.write_registry(mitigations={"made_up": {"A_MADE_UP_VARIABLE": "1"}, "same": {"OMP_NUM_THREADS": "2"}})

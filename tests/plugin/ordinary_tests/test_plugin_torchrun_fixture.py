@@ -154,6 +154,7 @@ def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts
         pytest.param(("--aorta-isolation", "spawn"), marks=pytest.mark.long, id="spawn"),
     ],
 )
+@pytest.mark.long
 def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, workers: tuple[str, ...]) -> None:
     with_tests(scripts, FAULTS)
     # In parts: eight times torchrun takes minutes on a loaded machine.

@@ -65,6 +65,7 @@ def test_an_exception_looks_the_same_in_pytests_own_process(stage: Stage) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_does_not_matter_which_rank_fails(stage: Stage) -> None:
     found = texts(stage, "FailingRanks", 11, "--aorta-timeout", "25", "--aorta-slots", "2")
     in_torch = "mat1 and mat2 shapes cannot be multiplied (# and #) (failing_workloads.py:N in raises_in_torch)"
