@@ -113,9 +113,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """A wrong marker ends a run as a wrong option does."""
-    if session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
+    # The argument: sessions of ``pytester.getnode`` have no ``exitstatus``.
+    if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
         from pytest_aorta.plugin.refusals import has_refused_marker
 
         if has_refused_marker(session.config):
