@@ -50,6 +50,7 @@ def test_it_runs_for_so_long(stage: Stage) -> None:
     assert re.search(rf"^{rounds} rounds? in 3s", done.stdout.str(), re.MULTILINE)
 
 
+@pytest.mark.long
 def test_gates_decide(stage: Stage) -> None:
     done = stage.run(*WITH_GATES)
     assert done.ret == 0

@@ -145,6 +145,7 @@ def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_trial_goes_on_without_a_host_that_was_killed(sums: Stage) -> None:
     elastic = [text for each in ("nnodes=1:2", "max_restarts=3") for text in ("--aorta-elastic", each)]
     options = ("--aorta-host", "2*popen", "--aorta-nproc", "2", "--aorta-timeout", "50", *elastic)

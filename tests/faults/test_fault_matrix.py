@@ -93,6 +93,7 @@ def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_fault_after_an_import_in_advance(stage: Stage) -> None:
     found = run(stage, "LazyFaulty", OTHERS, "--aorta-timeout", "50", "--aorta-memory", "1G")
     assert mistakes(found) == []

@@ -219,6 +219,7 @@ class Ranks:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_in_its_import_is_missing(stage: Stage) -> None:
     stage.write(ranks=RANKS)
     result = stage.run("ranks.py", "--aorta-launcher", "torchrun", "--aorta-timeout", "20")

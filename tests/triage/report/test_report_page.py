@@ -154,6 +154,7 @@ def test_the_history_and_files_of_trials_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
     ends = "F" * 50
     for number in range(20):
