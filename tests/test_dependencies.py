@@ -70,6 +70,7 @@ def test_what_an_extra_brings_is_needed_in_one_place_only(extra: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_torch_that_is_there_is_left_alone(pytester: pytest.Pytester) -> None:
     """A stand-in for a ROCm build of torch, which no index here has: metadata are all that pip looks at."""
     folder = pytester.path

@@ -113,6 +113,7 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_comes_late_is_taken_in(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsForFour", "--aorta-nproc", "2")

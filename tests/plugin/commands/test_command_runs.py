@@ -180,6 +180,7 @@ def test_ranks_are_started_by_torchrun(ranks: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_any_rank_says_or_does_fails_the_trial(ranks: Stage) -> None:
     trial = run_ranks(ranks, "says", "--aorta-fail-on", "NaN")
     assert trial["exit_status"] == "workload_failed"

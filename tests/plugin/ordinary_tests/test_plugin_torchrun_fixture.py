@@ -183,6 +183,7 @@ def test_hang(aorta_torchrun):
     ids=["general", "own"],
 )
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: str, general: str) -> None:
     """The deadline counts from the start of torchrun, which alone takes more than 6 s on a loaded machine."""
     with_tests(scripts, HANG.format(own=own, limit=25))
