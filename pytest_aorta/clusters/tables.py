@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field
 
-from pytest_aorta.workflow.tables import OneOf, Table
+from pytest_aorta.workflow.tables import NonNegativeWhole, OneOf, PositiveWhole, Table
 
 _SIZE = re.compile(r"(\d+)([KMGT]?)B?")
 _MB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
@@ -56,17 +56,17 @@ class Partition(Table):
     """A partition: which jobs it takes, and what it needs to be said of them."""
 
     name: Line
-    maximum_cpus_per_job: NonNegativeInt | None = None
-    require_cpus_multiple_of: PositiveInt | None = None
-    warn_cpus_not_multiple_of: PositiveInt | None = None
+    maximum_cpus_per_job: NonNegativeWhole | None = None
+    require_cpus_multiple_of: PositiveWhole | None = None
+    warn_cpus_not_multiple_of: PositiveWhole | None = None
     memory_per_cpu: Size | None = None
-    cpus_per_node: PositiveInt | None = None
-    minimum_gpus_per_job: NonNegativeInt | None = None
-    maximum_gpus_per_job: NonNegativeInt | None = None
-    require_gpus_multiple_of: PositiveInt | None = None
-    warn_gpus_not_multiple_of: PositiveInt | None = None
+    cpus_per_node: PositiveWhole | None = None
+    minimum_gpus_per_job: NonNegativeWhole | None = None
+    maximum_gpus_per_job: NonNegativeWhole | None = None
+    require_gpus_multiple_of: PositiveWhole | None = None
+    warn_gpus_not_multiple_of: PositiveWhole | None = None
     memory_per_gpu: Size | None = None
-    gpus_per_node: PositiveInt | None = None
+    gpus_per_node: PositiveWhole | None = None
     prevent_auto_select: bool = False
     account_suffix: Line | None = None
 
@@ -82,8 +82,8 @@ class Cluster(Table):
     scheduler: Literal["bash", "slurm"]
     partition: tuple[Partition, ...] = ()
     submit_options: tuple[Line, ...] = ()
-    array_throttle: PositiveInt | None = None
-    maximum_array_size: PositiveInt = 1000
+    array_throttle: PositiveWhole | None = None
+    maximum_array_size: PositiveWhole = 1000
 
 
 class ClustersTable(Table):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from pydantic import PositiveInt
-
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.selectors import Pointer, Selector
-from pytest_aorta.workflow.tables import Table
+from pytest_aorta.workflow.tables import PositiveWhole, Table
 from pytest_aorta.workflow.values import Json, sort_keys, sorted_by
 
 #: A directory's name to its value.
@@ -23,7 +21,7 @@ class Group(Table):
     sort_by: tuple[Pointer, ...] = ()
     reverse_sort: bool = False
     split_by_sort_key: bool = False
-    maximum_size: PositiveInt | None = None
+    maximum_size: PositiveWhole | None = None
     submit_whole: bool = False
 
 

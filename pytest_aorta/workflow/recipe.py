@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from pytest_aorta.workflow.finding import FILE_NAMES as FILE_NAMES
 from pytest_aorta.workflow.groups import Group
 from pytest_aorta.workflow.resources import Resources
-from pytest_aorta.workflow.tables import Table
+from pytest_aorta.workflow.tables import NonNegativeNumber, Number, PositiveNumber, PositiveWhole, Table, WholeNumber
 
 
 class WorkspaceTable(Table):
@@ -33,9 +33,9 @@ class SubmitOptions(Table):
 class Distributed(Table):
     """Ranks of a workload's trials: the options ``--aorta-nproc``, ``--aorta-launcher`` and ``--aorta-elastic``."""
 
-    nproc: PositiveInt | None = None
+    nproc: PositiveWhole | None = None
     launcher: Literal["auto", "elastic", "torchrun", "external"] = "auto"
-    elastic: Mapping[str, str | int | float] = Field(default_factory=dict)
+    elastic: Mapping[str, str | WholeNumber | Number] = Field(default_factory=dict)
 
 
 class CommandTable(Table):
@@ -51,21 +51,21 @@ class MatrixTable(Table):
     """Keys of an action that is a matrix of trials; they mean what the options of the same names do."""
 
     workload: str | None = None
-    trials: PositiveInt = 1
+    trials: PositiveWhole = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[str | tuple[str, ...], ...] = ("none",)
     config: Mapping[str, Any] = Field(default_factory=dict)
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    steps: PositiveInt | None = None
-    timeout: PositiveFloat | None = None
-    stall_timeout: PositiveFloat | None = None
-    seed: int | None = None
+    steps: PositiveWhole | None = None
+    timeout: PositiveNumber | None = None
+    stall_timeout: PositiveNumber | None = None
+    seed: WholeNumber | None = None
     isolation: Literal["fork", "spawn", "none"] = "fork"
     collect: tuple[str, ...] = ()
     distributed: Distributed = Distributed()
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
-    margin: NonNegativeFloat | None = None
+    margin: NonNegativeNumber | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()
 

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Annotated
 
-from pydantic import PositiveInt
+from pydantic import BeforeValidator
 
-from pytest_aorta.workflow.tables import OneOf, Table
+from pytest_aorta.workflow.tables import OneOf, PositiveWhole, Table
 
 _HOUR = timedelta(hours=1)
+
+
+def _no_boolean(value: object) -> object:
+    """What pydantic is to read as a duration; it would take ``true`` for a second."""
+    if isinstance(value, bool):
+        raise ValueError('expected a duration such as "02:30:00"')
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_no_boolean)]
 
 
 class Processes(OneOf):
     """Number of processes, of a job or of each of its directories: one of the two."""
 
-    per_submission: PositiveInt | None = None
-    per_directory: PositiveInt | None = None
+    per_submission: PositiveWhole | None = None
+    per_directory: PositiveWhole | None = None
 
 
 class Walltime(OneOf):
     """Time limit of a job or for each of its directories, one of the two: "02:30:00", "1 day, 12:00:00"."""
 
-    per_submission: timedelta | None = None
-    per_directory: timedelta | None = None
+    per_submission: Duration | None = None
+    per_directory: Duration | None = None
 
 
 class Memory(OneOf):
     """Memory in MB, for each core or for each GPU: one of the two."""
 
-    per_cpu_mb: PositiveInt | None = None
-    per_gpu_mb: PositiveInt | None = None
+    per_cpu_mb: PositiveWhole | None = None
+    per_gpu_mb: PositiveWhole | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,8 @@ class Resources(Table):
     """What a job of an action asks for; keys that are left out are not asked for, or have Row's defaults."""
 
     processes: Processes | None = None
-    threads_per_process: PositiveInt | None = None
-    gpus_per_process: PositiveInt | None = None
+    threads_per_process: PositiveWhole | None = None
+    gpus_per_process: PositiveWhole | None = None
     memory: Memory | None = None
     walltime: Walltime | None = None
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.lines import Location, line_of
-from pytest_aorta.workflow.tables import Table
+from pytest_aorta.workflow.tables import PositiveNumber, PositiveWhole, Table
 
 
 class Confound(Table):
     """When a cell is slower than its baseline, and which that is."""
 
-    threshold: PositiveFloat = 1.15
+    threshold: PositiveNumber = 1.15
     baseline_cell: str | None = None
 
 
@@ -39,8 +39,8 @@ class SweepCell(Table):
     mitigations: tuple[str, ...] = Field(min_length=1)
     environment: str | InlineEnvironment
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    trials: PositiveInt | None = None
-    steps: PositiveInt | None = None
+    trials: PositiveWhole | None = None
+    steps: PositiveWhole | None = None
     workload_config: Mapping[str, Any] = Field(default_factory=dict)
     collect: Collect | None = None
 
@@ -50,8 +50,8 @@ class Sweep(Table):
 
     schema_version: Literal[1]
     workload: str
-    trials: PositiveInt
-    steps: PositiveInt
+    trials: PositiveWhole
+    steps: PositiveWhole
     cells: tuple[SweepCell, ...] = Field(min_length=1)
     mode: Literal["matrix"] = "matrix"
     ticket: str | None = None

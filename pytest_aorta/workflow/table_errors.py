@@ -176,6 +176,8 @@ def _shown(location: Location, value: object) -> str:
     is_secret = not {"extra_env", "config"}.isdisjoint(location)
     if is_secret or isinstance(value, dict) or (isinstance(value, list) and _has_table(value)):
         return f" is {_toml_type(value)}"
+    if isinstance(value, bool):
+        return f" = {str(value).lower()}"
     text = repr(value) if isinstance(value, (str, list)) else str(value)
     return f" = {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 _Table = TypeVar("_Table", bound="Table")
+
+# Strict: otherwise, pydantic takes ``true`` for 1, and a string for the number that it spells.
+WholeNumber = Annotated[int, Field(strict=True)]
+PositiveWhole = Annotated[int, Field(strict=True, gt=0)]
+NonNegativeWhole = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, Field(strict=True)]
+PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegativeNumber = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 class Table(BaseModel):

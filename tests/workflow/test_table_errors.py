@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import get_args
+
 import pytest
+from pydantic import BaseModel
 from support.recipes import ONE, recipe_of
 
 from pytest_aorta.workflow.errors import RecipeError
@@ -51,7 +56,7 @@ def test_a_slip_in_any_key_finds_the_key_that_was_meant(key: str) -> None:
         (MATRIX + "trials = 'many'\n", "4: action 'matrix': trials = 'many': expected a whole number"),
         (MATRIX + "steps = 1.5\n", "4: action 'matrix': steps = 1.5: expected a whole number"),
         (MATRIX + "margin = -0.5\n", "4: action 'matrix': margin = -0.5: expected a number of at least 0"),
-        (MATRIX + "trials = nan\n", "4: action 'matrix': trials = nan: expected a finite number"),
+        (MATRIX + "trials = nan\n", "4: action 'matrix': trials = nan: expected a whole number"),
         (MATRIX + "expect = 'maybe'\n", "4: action 'matrix': expect = 'maybe': expected 'pass' or 'fail'"),
         (MATRIX + "until_decided = 'yes, please'\n", "until_decided = 'yes, please': expected true or false"),
         (MATRIX + "seed = 1979-05-27\n", "4: action 'matrix': seed = 1979-05-27: expected a whole number"),
@@ -77,6 +82,56 @@ def test_a_message_has_the_action_the_key_and_what_is_valid(text: str, message: 
     found = message_of(text)
     assert found.startswith(message) if message[0].isdigit() else message in found
     assert "\n" not in found
+
+
+#: Every key of an action with a number, and what is valid.
+NUMBERS = {
+    "trials": "a whole number",
+    "steps": "a whole number",
+    "seed": "a whole number",
+    "timeout": "a number",
+    "stall_timeout": "a number",
+    "margin": "a number",
+    "distributed.nproc": "a whole number",
+    "distributed.elastic.monitor_interval": "a string or a whole number or a number",
+    "resources.processes.per_submission": "a whole number",
+    "resources.processes.per_directory": "a whole number",
+    "resources.threads_per_process": "a whole number",
+    "resources.gpus_per_process": "a whole number",
+    "resources.memory.per_cpu_mb": "a whole number",
+    "resources.memory.per_gpu_mb": "a whole number",
+    "resources.walltime.per_submission": 'a duration such as "02:30:00"',
+    "resources.walltime.per_directory": 'a duration such as "02:30:00"',
+    "group.maximum_size": "a whole number",
+}
+
+
+def numbers_of(table: type[BaseModel], name: str = "") -> Iterator[str]:
+    """The keys of a table, and of those within, that can have a number."""
+    for key, field in table.model_fields.items():
+        types, more = [field.annotation], f"{name}{key}"
+        while types:
+            one = types.pop()
+            if isinstance(one, type) and issubclass(one, BaseModel):
+                yield from numbers_of(one, f"{more}.")
+            elif one in (int, float, timedelta):
+                yield more
+            types += get_args(one)
+
+
+def test_no_number_can_be_true_or_false() -> None:
+    there = {key for key in numbers_of(ActionTable) if key != "distributed.elastic"}
+    assert there == NUMBERS.keys() - {"distributed.elastic.monitor_interval"}
+    for key, expected in NUMBERS.items():
+        for value in ("true", "false"):
+            assert message_of(f"{MATRIX}{key} = {value}\n") == (
+                f"4: action 'matrix': {key} = {value}: expected {expected}"
+            )
+
+
+def test_a_limit_of_time_is_finite() -> None:
+    for key in ("timeout", "stall_timeout"):
+        assert message_of(f"{MATRIX}{key} = inf\n").endswith(f"{key} = inf: expected a finite number")
 
 
 @pytest.mark.parametrize("table", ["extra_env", "config"])
