@@ -16,6 +16,7 @@ from pytest_aorta.clusters.built_in import CLUSTERS, LAUNCHERS
 from pytest_aorta.clusters.tables import Cluster, ClustersTable, Launcher
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.lines import key_lines, line_of
+from pytest_aorta.workflow.table_errors import describe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +29,8 @@ DEFAULT = "default"
 #: Launcher to cluster to what it says there.
 Launchers = Mapping[str, Mapping[str, Launcher]]
 
-_LAUNCHERS: TypeAdapter[dict[str, dict[str, Launcher]]] = TypeAdapter(dict[str, dict[str, Launcher]])
+#: Of ``launchers.toml``.
+_LaunchersTable = dict[str, dict[str, Launcher]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Configuration:
         """
         found: list[Cluster] = []
         for file, text in self._texts("clusters.toml", CLUSTERS):
-            found += _validated(TypeAdapter(ClustersTable), file, text).cluster
+            found += _validated(ClustersTable, file, text).cluster
         return tuple(found)
 
     @cached_property
@@ -67,7 +69,7 @@ class Configuration:
         """
         found: dict[str, dict[str, Launcher]] = {}
         for file, text in reversed(self._texts("launchers.toml", LAUNCHERS)):
-            for name, by_cluster in _validated(_LAUNCHERS, file, text).items():
+            for name, by_cluster in _validated(_LaunchersTable, file, text).items():
                 found[name] = {**found.get(name, {}), **by_cluster}
                 if DEFAULT not in found[name]:
                     missing = f"[{name}.{DEFAULT}]"
@@ -111,21 +113,13 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "pytest-aorta"
 
 
-def _validated(adapter: TypeAdapter[Any], file: Path, text: str) -> Any:
+def _validated(table: Any, file: Path, text: str) -> Any:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"is not valid TOML: {error}", file) from None
     try:
-        return adapter.validate_python(content)
+        return TypeAdapter(table).validate_python(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"]
-        if first["type"] == "extra_forbidden":
-            sentence = f"unknown key {key}"
-        elif first["type"] == "missing":
-            sentence = f"{key} is missing"
-        else:
-            sentence = f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
-        raise RecipeError(sentence, file, line_of(key_lines(text), first["loc"])) from None
+        location, sentence = describe(error, content, table)
+        raise RecipeError(sentence, file, line_of(key_lines(text), location)) from None

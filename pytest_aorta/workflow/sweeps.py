@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.lines import Location, line_of
+from pytest_aorta.workflow.table_errors import describe
 from pytest_aorta.workflow.tables import PositiveNumber, PositiveWhole, Table
 
 
@@ -91,8 +92,8 @@ def read_sweep(file: Path) -> Sweep:
     try:
         sweep = Sweep.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise RecipeError(_sentence(first["loc"], first["msg"]), file, line_of(lines, first["loc"])) from None
+        location, sentence = describe(error, content, Sweep)
+        raise RecipeError(sentence, file, line_of(lines, location)) from None
     _check_names(sweep, file, lines)
     return sweep
 
@@ -136,13 +137,6 @@ def _check_names(sweep: Sweep, file: Path, lines: Mapping[Location, int]) -> Non
                 file,
                 line_of(lines, ("cells", index, "environment")),
             )
-
-
-def _sentence(location: Sequence[str | int], message: str) -> str:
-    key = _path(location)
-    if message == "Extra inputs are not permitted":
-        return f"unknown key {key}"
-    return f"{key}: {message[:1].lower()}{message[1:]}" if key else message
 
 
 def _path(location: Sequence[str | int]) -> str:

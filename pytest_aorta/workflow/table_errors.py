@@ -1,4 +1,4 @@
-"""What is wrong with the tables of a recipe, in the words of TOML: where, what, and what would be valid."""
+"""What is wrong with the tables of a file, in the words of TOML: where, what, and what would be valid."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from pytest_aorta.workflow.lines import Location
 from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable, RecipeTable
@@ -39,37 +40,46 @@ _EXPECTED = {
     "finite_number": "a finite number",
     "greater_than": "a number above {gt:g}",
     "greater_than_equal": "a number of at least {ge:g}",
+    "less_than_equal": "a number of at most {le:g}",
     "literal_error": "{expected}",
+    "invalid_key": "a table whose keys are strings",
+    "too_short": "an array that is not empty",
+    "string_pattern_mismatch": "a string that matches {pattern}",
 }
 
 
-def describe(error: ValidationError, content: Mapping[str, Any]) -> tuple[Location, str]:
-    """The first error in a recipe: where it is, and a sentence.
+def describe(error: ValidationError, content: Any, root: Any = RecipeTable) -> tuple[Location, str]:
+    """The first error in a recipe, or in another file of tables: where it is, and a sentence.
 
     Args:
-        error: of ``RecipeTable``.
+        error: of ``root``.
         content: of the file.
+        root: the type of the whole file.
     """
     found = error.errors(include_url=False)
-    location, annotation = _known(found[0]["loc"])
+    if found[0]["type"] == "missing":  # what is there in its place says more
+        found.sort(key=lambda each: each["type"] != "extra_forbidden")
     kind, value = found[0]["type"], found[0]["input"]
-    if kind == "extra_forbidden":
-        *table, key = found[0]["loc"]
-        own, keys = _known(table)
-        return (*own, key), f"{_beginning(own, content)}{_unknown_key(str(key), _keys(keys, _at(content, own)))}"
-    if kind == "missing":  # an element of an array
-        location, annotation = _known(location[:-1])
+    if kind in ("extra_forbidden", "missing") and isinstance(found[0]["loc"][-1], str):
+        table, key = found[0]["loc"][:-1], str(found[0]["loc"][-1])
+        own, keys = _known(table, content, root)
+        valid = _keys(keys, _at(content, own))
+        sentence = _unknown_key(key, valid) if kind == "extra_forbidden" else f"key {key!r} is missing"
+        return (*own, key), f"{_beginning(own, content)}{sentence}"
+    location, annotation = _known(found[0]["loc"], content, root)
+    if found[0]["loc"][-1:] == ("[key]",):
+        return location, f"{_beginning(location, content)}key {value!r}: expected a string"
     beginning, path = _names(location, content)
+    if not location:  # all of the file
+        path = "the file"
     shown = _shown(location, value)
     if kind == "value_error":
         shown = "" if isinstance(value, dict) else shown
         return location, f"{beginning}{path}{shown}: {found[0]['msg'].removeprefix('Value error, ')}"
     expected: dict[str, None] = {}  # several, where several types are valid
     for each in found:
-        if each["loc"] == found[0]["loc"] or _known(each["loc"])[0] == location:
-            text = _expected(each["type"], each.get("ctx", {}), each["msg"], annotation)
-            is_within = kind != "missing" and len(each["loc"]) > len(location) + 1
-            expected.setdefault(f"an array in which each is {text}" if is_within else text)
+        if each["loc"] == found[0]["loc"] or _known(each["loc"], content, root)[0] == location:
+            expected.setdefault(_alternative(each, len(location), annotation))
     return location, f"{beginning}{path}{shown}: expected {' or '.join(expected)}"
 
 
@@ -77,6 +87,16 @@ def _unknown_key(key: str, valid: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(key.casefold(), valid, 1)
     question = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
+
+
+def _alternative(error: ErrorDetails, depth: int, annotation: Any) -> str:
+    """What an error at a depth of its location, or in one of the types that are valid there, says would be valid."""
+    kind, within = error["type"], error["loc"][depth + 1 :]
+    if within and isinstance(within[0], str):
+        tables = [each for each in _tables(annotation) if within[0] in _fields(each) or kind == "extra_forbidden"]
+        return f"a table with {', '.join(_keys(tables[0], None))}" if tables else "a table of tables"
+    text = _expected(kind, error.get("ctx", {}), error["msg"], annotation)
+    return f"an array in which each is {text}" if within and kind != "missing" else text
 
 
 def _expected(kind: str, context: Mapping[str, Any], message: str, annotation: Any) -> str:
@@ -120,14 +140,18 @@ def _at(content: Any, location: Location) -> Any:
     return content
 
 
-def _known(location: Sequence[str | int]) -> tuple[Location, Any]:
+def _known(location: Sequence[str | int], content: Any, root: Any) -> tuple[Location, Any]:
     """The beginning of a location of pydantic's that is one of the file, and the type of what is there.
 
     What follows is the name of a type, where several are valid.
     """
-    annotation: Any = RecipeTable
+    annotation: Any = root
     for position, step in enumerate(location):
         inner = next((one for each in _alternatives(annotation) for one in _within(each, step)), None)
+        try:
+            content = content[step]
+        except (LookupError, TypeError):
+            inner = None
         if inner is None:
             return tuple(location[:position]), annotation
         annotation = inner
@@ -173,11 +197,13 @@ def _keys(annotation: Any, content: Any) -> list[str]:
 
 def _shown(location: Location, value: object) -> str:
     """A bad value; of what may hold a secret, its type."""
-    is_secret = not {"extra_env", "config"}.isdisjoint(location)
+    is_secret = not {"extra_env", "config", "workload_config", "env"}.isdisjoint(location)
     if is_secret or isinstance(value, dict) or (isinstance(value, list) and _has_table(value)):
         return f" is {_toml_type(value)}"
     if isinstance(value, bool):
         return f" = {str(value).lower()}"
+    if value is None:
+        return " = null"
     text = repr(value) if isinstance(value, (str, list)) else str(value)
     return f" = {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
 
@@ -188,4 +214,5 @@ def _has_table(values: list[Any]) -> bool:
 
 def _toml_type(value: object) -> str:
     names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer", float: "a float"}
+    names[type(None)] = "null"
     return names.get(type(value), "a date or a time")

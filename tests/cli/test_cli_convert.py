@@ -92,16 +92,46 @@ def test_environments_with_the_same_mitigations_are_an_axis(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
-        ("save_logs: false", "save_log: false", 8, "unknown key save_log"),
-        ("    trials: 3", "    trial: 3", 25, "unknown key cells[2].trial"),
-        ("  threshold: 1.15", "  treshold: 1.15", 12, "unknown key confound.treshold"),
-        ("schema_version: 1", "schema_version: 2", 2, "schema_version: input should be 1"),
-        ("    trials: 3", "    trials: 0", 25, "cells[2].trials: input should be greater than 0"),
+        ("save_logs: false", "save_log: false", 8, "unknown key 'save_log'; did you mean 'save_logs'? valid: cells, "),
+        ("    trials: 3", "    trial: 3", 25, "cells[2]: unknown key 'trial'; did you mean 'trials'?"),
+        (
+            "  threshold: 1.15",
+            "  treshold: 1.15",
+            12,
+            "confound: unknown key 'treshold'; did you mean 'threshold'? ",
+        ),
+        ("schema_version: 1", "schema_version: 2", 2, "schema_version = 2: expected 1\n"),
+        ("    trials: 3", "    trials: 0", 25, "cells[2].trials = 0: expected a number above 0\n"),
         ("name: custom-env", "name: stack-local", 26, "two cells have the name 'stack-local'"),
         ("baseline_cell: baseline-local", "baseline_cell: base", 13, "confound.baseline_cell = 'base': there are base"),
         ("steps: 5", "steps: 5\nsteps: 6", 7, "steps is there twice"),
-        ("steps: 5", "mode: probe\nsteps: 5", 6, "mode: input should be 'matrix'"),
+        ("steps: 5", "mode: probe\nsteps: 5", 6, "mode = 'probe': expected 'matrix'\n"),
         ("local\n    trials", "{docker: i}\n    trials", 24, "cells[2].environment: an image has a name here"),
+        ("steps: 5", "steps: null", 6, "steps = null: expected a whole number\n"),
+        ("steps: 5\n", "", 1, "key 'steps' is missing\n"),
+        ("    trials: 3", "    trials: true", 25, "cells[2].trials = true: expected a whole number\n"),
+        (
+            "environment: local",
+            "environment: {image: i}",
+            17,
+            "cells[0].environment is a table: expected a string or ",
+        ),
+        (
+            "mitigations: [none]",
+            "mitigations: []",
+            16,
+            "cells[0].mitigations = []: expected an array that is not empty\n",
+        ),
+        ("mitigations: [none]", "mitigations: [1]", 16, "cells[0].mitigations[0] = 1: expected a string\n"),
+        ("collect: []", "collect: {a: 1}", 21, "cells[1].collect is a table: expected an array or a table"),
+        ("name: stack-local", "name: 's l'", 22, "cells[2].name = 's l': expected a string that matches ^["),
+        (
+            'GLOBAL_DEBUG_FLAG: "1"',
+            "GLOBAL_DEBUG_FLAG: 1",
+            10,
+            "extra_env.GLOBAL_DEBUG_FLAG is an integer: expected ",
+        ),
+        ('GLOBAL_DEBUG_FLAG: "1"', '1: "1"', 9, "extra_env: key 1: expected a string\n"),
         ("cells:", "cells: [", 14, "is not valid YAML"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -114,6 +144,14 @@ def test_what_is_wrong_is_named_with_file_and_line(folder: Path, old: str, new: 
     assert re.search(rf"Error: sweep.yaml:(\d+): {re.escape(message)}", result.stderr), result.stderr
     assert line <= int(result.stderr.split(":")[2]) <= line + (2 if "YAML" in message else 0)
     assert not (folder / "aorta.toml").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", "text"])
+def test_a_file_that_is_no_mapping_is_refused(folder: Path, text: str) -> None:
+    (folder / "sweep.yaml").write_text(text)
+    result = command("convert", "sweep.yaml")
+    assert result.exit_code == 2
+    assert re.search(r"Error: sweep.yaml:1: the file .*: expected a table\n$", result.stderr), result.stderr
 
 
 def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Path) -> None:
