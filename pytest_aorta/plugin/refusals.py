@@ -8,6 +8,7 @@ from typing import ParamSpec
 import pytest
 
 from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.workflow.finding import FILE_NAMES
 
 P = ParamSpec("P")
 
@@ -28,7 +29,13 @@ def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs)
 
 
 def has_refused_marker(config: pytest.Config) -> bool:
-    """Whether a marker of ours was an error of the collection, here or in a worker of xdist."""
+    """Whether a marker of ours, or a recipe, was an error of the collection, here or in a worker of xdist."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     errors = [] if terminal is None else terminal.stats.get("error", [])
-    return any(isinstance(report, pytest.CollectReport) and f": {MARKER}" in str(report.longrepr) for report in errors)
+    collected = [report for report in errors if isinstance(report, pytest.CollectReport)]
+    return any(_is_recipe(report.nodeid) or f": {MARKER}" in str(report.longrepr) for report in collected)
+
+
+def _is_recipe(nodeid: str) -> bool:
+    name = nodeid.rpartition("/")[2]
+    return name in FILE_NAMES or name.endswith(".aorta.toml")

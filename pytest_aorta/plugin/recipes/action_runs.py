@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.plan import Plan
+from pytest_aorta.plan import Plan, PlanError
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of, shared_folder
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.xdist_roles import test_run_everywhere
 from pytest_aorta.recipe_plans import selection_of
+from pytest_aorta.registry import RegistryError
 from pytest_aorta.triage.baselines import check_baseline, is_named
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.settings import TriageSettings
@@ -66,7 +67,10 @@ def _new_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     run.registry = base.registry
     run.action = identifier(action.name)
     run.expects_failures = table.expect == "fail"
-    plan = run.plan
+    try:
+        plan = run.plan
+    except (PlanError, RegistryError) as error:
+        raise RecipeError(f"action {action.name!r}: {error}", recipe.recipe.file, action.line) from None
     run.recipe_trials = cache(lambda: {run.shown_name(spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
