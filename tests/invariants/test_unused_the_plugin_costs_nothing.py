@@ -6,6 +6,7 @@ The counts stand for the time, which no busy machine can tell; ``python -m bench
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
     assert calls["discovery.may_have_workloads"] == len(files) + 3
     assert calls["discovery._facts"] == 3
+
+
+def test_calls_are_counted_in_those_sessions_only() -> None:
+    assert sys.getprofile() is not call_counter._count
 
 
 def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
