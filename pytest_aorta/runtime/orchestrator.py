@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.graph.args import Tag
     from pytest_aorta.runtime.graph.footprint import Footprint
     from pytest_aorta.runtime.graph.nodes import Node
-    from pytest_aorta.runtime.memory.callables import CallableHandle, Definition
+    from pytest_aorta.runtime.memory.callables import CallableHandle, Callables
     from pytest_aorta.runtime.memory.heap import Heap
     from pytest_aorta.runtime.memory.rings import Slab
-
-    #: The callable of a handle, and the ids of the workers that may run it; raises for workers that may not.
-    Resolve = Callable[[CallableHandle, Iterable[int]], tuple[Definition, frozenset[int] | None]]
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
 CHUNKS = 4
@@ -50,13 +47,14 @@ class Orchestrator:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, resolve: Resolve, ring_timeout: float | None = None
+        self, dispatcher: Dispatcher, run: GraphRun, heap: Heap, callables: Callables, ring_timeout: float | None = None
     ) -> None:
         self._dispatcher = dispatcher
         self._placement = dispatcher.placement
         self._run = run
         self._heap = heap
-        self._resolve = resolve
+        self._callables = callables
+        self._resolve = callables.resolve
         self._ring_timeout = ring_timeout
         self._scopes: list[list[Node]] = [[]]
         self._preparations: dict[str, TaskRef] = {}
@@ -309,20 +307,25 @@ class Orchestrator:
         """Add a task to the graph, when the ring has a slot for it."""
         give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         while True:
-            SIGINT_GUARD.hold()  # a task belongs to its scope, or does not exist
             try:
-                node = self._dispatcher.submit(self._run, task, accesses, producers)
-                if scoped:
-                    self._scopes[-1].append(node)
+                with self._dispatcher.turn():  # without SIGINT: a task belongs to its scope, or does not exist
+                    self._check_registered(task)
+                    node = self._dispatcher.submit(self._run, task, accesses, producers)
+                    if scoped:
+                        self._scopes[-1].append(node)
                 return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:
                     raise
-            finally:
-                SIGINT_GUARD.release()
             left = None if give_up is None else max(0.0, give_up - time.monotonic())
             self._dispatcher.wait_for_room(self._run, left)
             self._check_open()
+
+    def _check_registered(self, task: GraphTask) -> None:
+        """With the dispatcher's lock, in which a callable is unregistered: it may have been since it was resolved."""
+        definition = task.members[0].definition
+        if definition is not None and definition.digest not in self._callables.definitions:
+            raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
 
     def _check_open(self) -> None:
         if not self._scopes:

@@ -18,7 +18,7 @@ from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.orchestrator import Orchestrator
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.orchestrator import Resolve
+    from pytest_aorta.runtime.memory.callables import Callables
     from pytest_aorta.runtime.worker_spec import WorkerSpec
 
 
@@ -27,12 +27,12 @@ class StartedWorker:
 
     Args:
         describe: gives the worker's specification, with all that is registered at the moment.
-        resolve: finds the callable of a handle.
+        callables: that are registered, as they change.
     """
 
-    def __init__(self, describe: Callable[[], WorkerSpec], resolve: Resolve) -> None:
+    def __init__(self, describe: Callable[[], WorkerSpec], callables: Callables) -> None:
         self._spec = describe()
-        self._resolve = resolve
+        self._callables = callables
         self.dispatcher = Dispatcher(f"level {self._spec.level} worker", self._spec.level, self._spec.grace)
         self.heap = Heap(self._spec.heap_ring_size)
         self.child_processes = ChildProcesses(self.dispatcher, describe)
@@ -110,7 +110,7 @@ class StartedWorker:
             return self._session[1]
 
     def _orchestrator(self, run: GraphRun) -> Orchestrator:
-        return Orchestrator(self.dispatcher, run, self.heap, self._resolve, self._spec.ring_timeout)
+        return Orchestrator(self.dispatcher, run, self.heap, self._callables, self._spec.ring_timeout)
 
     def cancel_runs(self, why: str) -> None:
         """End the tasks of all runs but the session."""

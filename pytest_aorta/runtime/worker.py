@@ -216,12 +216,15 @@ class Worker:
             RuntimeError: it is the last one, and tasks of the callable have not ended.
         """
         with self._lifecycle:
-            if self._has_started and self.callables.is_last(handle):
-                unsettled = self._started.dispatcher.unsettled_with(handle.digest)
+            if not self._has_started:
+                self.callables.remove(handle)
+                return
+            with self._started.dispatcher.lock:  # a task is submitted before, or refused
+                unsettled = self.callables.is_last(handle) and self._started.dispatcher.unsettled_with(handle.digest)
                 if unsettled:
                     raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
-            digest = self.callables.remove(handle)
-            if digest is not None and self._has_started:
+                digest = self.callables.remove(handle)
+            if digest is not None:
                 self._started.child_processes.withdraw(digest)
 
     def accept(self, definition: Definition) -> None:
@@ -292,7 +295,7 @@ class Worker:
 
     def _start(self, give_up: float) -> None:
         # Nothing that its threads refer to refers to it: a worker that is dropped ends its processes.
-        self._started = started = StartedWorker(_weakly(self), self.callables.resolve)
+        self._started = started = StartedWorker(_weakly(self), self.callables)
         self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
         self._dropped.atexit = False  # its processes see the end of this one
         for child, _ in self.children:

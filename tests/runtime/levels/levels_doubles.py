@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher
 from pytest_aorta.runtime.engine.runs import GraphRun
 from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
-from pytest_aorta.runtime.memory.callables import Definition
+from pytest_aorta.runtime.memory.callables import Callables, Definition
 from pytest_aorta.runtime.memory.heap import Heap
 from pytest_aorta.runtime.records import Completion
 
@@ -44,6 +44,20 @@ class FakeEndpoint:
         self.stopped.append(f"{dispatch.node.label}: {why}")
 
 
+class _AnyCallables(Callables):
+    """Has every callable that is asked for."""
+
+    def __init__(self, eligible: Mapping[str, frozenset[int]]) -> None:
+        super().__init__("bench")
+        self._eligible = eligible
+
+    def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
+        assert isinstance(handle, CallableHandle)
+        definition = Definition("import", handle.name, handle.name)
+        self.accept(definition)
+        return definition, self._eligible.get(handle.name)
+
+
 class DispatcherBench:
     """A dispatcher with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
 
@@ -56,10 +70,7 @@ class DispatcherBench:
             self.dispatcher.placement.add(endpoint)
         self.run = self.dispatcher.open_run(GraphRun())
         self.eligible: dict[str, frozenset[int]] = {}
-        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), self._resolve)
-
-    def _resolve(self, handle: CallableHandle, workers: Any) -> tuple[Definition, frozenset[int] | None]:
-        return Definition("import", handle.name, handle.name), self.eligible.get(handle.name)
+        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), _AnyCallables(self.eligible))
 
     def submit(self, name: str, worker: int | None = None, **more: Any) -> TaskRef:
         """A task for one worker of the next level, or for any."""

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from levels_stage import own_leases as own_leases
 from levels_stage import worker as worker
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskRef, Worker
 
 # Who may run one
 
@@ -198,6 +199,43 @@ def test_a_handle_says_what_it_is(worker: Worker) -> None:
     assert isinstance(handle, CallableHandle)
     assert handle.name == "echo"
     worker.unregister(handle)
+
+
+def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker: Worker) -> None:
+    """Its handle was found valid already; a process below would not know the callable any more."""
+    nothing, echo = worker.register(levels_tasks.nothing), worker.register(levels_tasks.echo)
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        def dropped() -> Iterator[TaskRef]:  # read after the handle was resolved
+            worker.unregister(nothing)
+            yield from ()
+
+        with pytest.raises(ValueError, match="nothing was unregistered while a task of it was submitted"):
+            orch.submit_sub(nothing, after=dropped())
+
+    handle = worker.submit(build)
+    handle.wait(PATIENCE)
+    assert list(handle.records) == []
+    assert run_sub(worker, echo).ok
+    worker.unregister(echo)
+
+
+def test_no_task_is_submitted_between_the_check_for_tasks_and_the_drop(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = worker.register(levels_tasks.nothing)
+    worker.init()
+    lock, remove, taken = worker._started.dispatcher.lock, worker.callables.remove, []
+
+    def watched(handle: CallableHandle) -> str | None:
+        other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return remove(handle)
+
+    monkeypatch.setattr(worker.callables, "remove", watched)
+    worker.unregister(nothing)
+    assert taken == [False]
 
 
 def test_a_callable_that_tasks_wait_for_is_not_dropped(worker: Worker, gates: Gates) -> None:
