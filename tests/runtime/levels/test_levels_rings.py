@@ -146,10 +146,17 @@ def test_one_slot_is_enough_for_a_submission_however_large_the_ring_is(gates: Ga
 
         def build(orch: Orchestrator, args: Any, config: Any) -> None:
             refs.extend(orch.submit_sub(gate, gates.at(str(number))) for number in range(33))
-            gates.open()  # for all but the first one
 
+        building = threading.Thread(target=worker.run, args=(build,))
+        worker.init()
+        building.start()
+        gates.wait_until_began("0")
+        wait_until(lambda: worker._started.dispatcher.runs[0].ring.room is not None, "a submission that waits")
+        assert len(refs) == 32
         gates.open("0")
-        worker.submit(build).wait(PATIENCE)
+        wait_until(lambda: len(refs) == 33, "the submission that one free slot is enough for")
+        gates.open()
+        building.join(PATIENCE)
     assert [ref.wait().payload for ref in refs] == [str(number) for number in range(33)]
 
 
