@@ -57,7 +57,8 @@ def reconcile(
         is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone,
             whose answer may be on its way.
     """
-    if not read_jobs(index, only_open=True):
+    # A process that was killed may have noted the end of the last job, and not that the scheduler has none any more.
+    if not read_jobs(index, only_open=True) and not read_submitted(index):
         return Reconciled((), ())
     clusters = Configuration.of_project(root, environ).clusters
     problems: list[str] = []
