@@ -47,12 +47,19 @@ def note_decided(folder: Path, action: str, found: DecidedCells) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    known = read_decided(folder)
-    before = known.get(action, DecidedCells(""))
-    cells = {**(before.cells if before.asked == found.asked else {}), **found.cells}
-    if (before.asked, dict(before.cells)) == (found.asked, cells) or not (cells or before.cells):
+    if not _changed(read_decided(folder), action, found):  # mostly, and then nothing is made or locked
         return
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        known = {**read_decided(folder), action: DecidedCells(found.asked, cells)}
-        write_json(folder / _FILE, {name: vars(each) for name, each in known.items()})
+        known = read_decided(folder)
+        if changed := _changed(known, action, found):
+            decided = {**known, action: changed}
+            write_json(folder / _FILE, {name: vars(each) for name, each in decided.items()})
+
+
+def _changed(known: Decided, action: str, found: DecidedCells) -> DecidedCells | None:
+    """What is known of an action with what was found; ``None`` where that is nothing new."""
+    before = known.get(action, DecidedCells(""))
+    cells = {**(before.cells if before.asked == found.asked else {}), **found.cells}
+    is_same = (before.asked, dict(before.cells)) == (found.asked, cells)
+    return None if is_same or not (cells or before.cells) else DecidedCells(found.asked, cells)
