@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pytest_aorta.plugin.recipes.shell import run_shell
 from pytest_aorta.plugin.run import run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
+from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.environment import action_variables
 from pytest_aorta.workflow.groups import check_whole
@@ -107,5 +107,5 @@ class CommandItem(pytest.Item):
 def _ended(status: int) -> str:
     """How a shell has ended."""
     if status < 0:
-        return f"the command ended with {signal.Signals(-status).name}"
+        return f"the command ended with {signal_name(-status)}"
     return f"the command ended with exit status {status}"

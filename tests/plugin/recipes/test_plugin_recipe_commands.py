@@ -244,7 +244,8 @@ def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_command_that_a_signal_ends_says_which(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "kill -SEGV $$ {directory}"', "a")
-    stage.run_here("aorta.toml").stdout.fnmatch_lines([f"the command ended with {signal.SIGSEGV.name}"])
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
+def test_a_command_that_a_signal_ends_says_which(stage: Stage, number: int, name: str) -> None:
+    make(stage, f'[[action]]\nname = "one"\ncommand = "kill -{int(number)} $$ {{directory}}"', "a")
+    stage.run_here("aorta.toml").stdout.fnmatch_lines([f"the command ended with {name}"])
     assert os.path.isdir(stage.path / "workspace")
