@@ -54,13 +54,14 @@ def test_among_testpaths(stage: Stage) -> None:
     assert collected(stage) == ["sub/workflow.toml"]
 
 
-def test_where_another_plugin_collects_the_files_of_a_folder(stage: Stage) -> None:
+@pytest.mark.parametrize("base", ["Directory", "Dir"])
+def test_where_another_plugin_collects_the_files_of_a_folder(stage: Stage, base: str) -> None:
     stage.write_file(
         "conftest.py",
-        """
+        f"""
         import pytest
 
-        class Listed(pytest.Directory):
+        class Listed(pytest.{base}):
             def collect(self):
                 for name in (self.path / "list.txt").read_text().split():
                     yield from self.ihook.pytest_collect_file(file_path=self.path / name, parent=self)
