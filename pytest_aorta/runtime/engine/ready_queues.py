@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
@@ -25,50 +25,59 @@ _READY = State.READY
 class Sorted(Generic[Key]):
     """Tasks in an order, with a queue for every key: those of one key can run at the same places.
 
-    Whether one can start, or none ever will, is asked once for each key, of which there are few.
+    Whether one can start, or none ever will, is asked once for each key, of which there are few. Nearly all tasks come
+    in order, and are last in their queue.
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[Key, list[tuple[Any, Node]]] = {}
+        self._queues: dict[Key, deque[Node]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._heaps)
+        return bool(self._queues)
 
     def kinds(self) -> list[Key]:
         """The keys of the tasks that are here, and perhaps of some that have been cancelled."""
-        return list(self._heaps)
+        return list(self._queues)
 
     def push(self, key: Key, order: Any, node: Node) -> None:
         """Add a task; no two have the same order."""
-        heap = self._heaps.get(key)
-        if heap is None:
-            heap = self._heaps[key] = []
-        heapq.heappush(heap, (order, node))
+        node.payload.order = order
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = deque()
+        if not queue or _order_of(queue[-1]) < order:
+            queue.append(node)
+        else:
+            bisect.insort(queue, node, key=_order_of)
 
     def first(self, fits: Callable[[Key], bool] = lambda key: True) -> tuple[Key, Node] | None:
         """The first of the tasks whose keys fit; it stays."""
-        best: tuple[Any, Node] | None = None
-        for key in list(self._heaps):
-            heap = self._heaps[key]
-            while heap and heap[0][1].state is not _READY:  # cancelled meanwhile
-                heapq.heappop(heap)
-            if not heap:
-                del self._heaps[key]
-            elif (best is None or heap[0][0] < best[0]) and fits(key):
-                best, chosen = heap[0], key
-        return None if best is None else (chosen, best[1])
+        best: tuple[Key, Node] | None = None
+        for key in list(self._queues):
+            queue = self._queues[key]
+            while queue and queue[0].state is not _READY:  # cancelled meanwhile
+                queue.popleft()
+            if not queue:
+                del self._queues[key]
+            elif (best is None or _order_of(queue[0]) < _order_of(best[1])) and fits(key):
+                best = key, queue[0]
+        return best
 
     def pop(self, key: Key) -> Node:
         """Take the first task of a key."""
-        heap = self._heaps[key]
-        _, node = heapq.heappop(heap)
-        if not heap:
-            del self._heaps[key]
+        queue = self._queues[key]
+        node = queue.popleft()
+        if not queue:
+            del self._queues[key]
         return node
 
     def drain(self, key: Key) -> Iterator[Node]:
         """Take all tasks of a key, in order."""
-        return (node for _, node in sorted(self._heaps.pop(key), key=lambda entry: entry[0]) if node.state is _READY)
+        return (node for node in self._queues.pop(key) if node.state is _READY)
+
+
+def _order_of(node: Node) -> Any:
+    return node.payload.order
 
 
 class ReadyQueues:

@@ -75,9 +75,7 @@ class Graph:
             if bad is not None:
                 self._fail(node, *_reason(bad))
             else:
-                for producer in wanted:
-                    if producer.state is not _CONSUMED:
-                        self._attach(node, producer)
+                self._attach(node, [producer for producer in wanted if producer.state is not _CONSUMED])
                 if node.fan_in:
                     node.state = State.PENDING
                 else:
@@ -139,7 +137,7 @@ class Graph:
         node.state = State.COMPLETED
         self._changes.append((Change.SETTLED, node))
         self.map.completed(node)
-        for consumer in node.consumers:
+        for consumer in node.consumers or ():
             consumer.fan_in -= 1
             if not consumer.fan_in:
                 self._make_ready(consumer)
@@ -186,18 +184,26 @@ class Graph:
         node.holds = 0
         self._report()
 
-    def _attach(self, node: Node, producer: Node) -> None:
-        node.producers[producer] = None
-        producer.consumers[node] = None
-        producer.holds += 1
-        node.fan_in += producer.state is not State.COMPLETED
+    @staticmethod
+    def _attach(node: Node, producers: list[Node]) -> None:
+        node.producers = tuple(producers)
+        for producer in producers:
+            if producer.consumers is None:
+                producer.consumers = {node: None}
+            else:
+                producer.consumers[node] = None
+            producer.holds += 1
+            node.fan_in += producer.state is not State.COMPLETED
 
     def _detach(self, node: Node) -> None:
         """Drop the holds on the producers."""
-        for producer in node.producers:
+        producers, node.producers = node.producers, ()
+        for producer in producers:
+            assert producer.consumers is not None
             del producer.consumers[node]
+            if not producer.consumers:
+                producer.consumers = None
             self._drop(producer)
-        node.producers.clear()
 
     def _make_ready(self, node: Node) -> None:
         node.state = _READY
@@ -212,7 +218,7 @@ class Graph:
             node.state = State.FAILED
             node.error = error
             self._changes.append((Change.SETTLED, node))
-            for consumer in node.consumers:
+            for consumer in node.consumers or ():
                 if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
                     consumer.state = State.FAILED
                     consumer.poisoned_by = root or node

@@ -77,9 +77,9 @@ def tile(rows: tuple[int, int] = (0, ROWS), columns: tuple[int, int] = (0, COLUM
 def bytes_of(footprint: Footprint) -> set[int]:
     """Every byte, by counting."""
     return {
-        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.strides, strict=True)) + byte
-        for index in product(*map(range, footprint.shape))
-        for byte in range(footprint.itemsize)
+        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.layout.strides, strict=True)) + byte
+        for index in product(*map(range, footprint.layout.shape))
+        for byte in range(footprint.layout.itemsize)
     }
 
 
