@@ -280,10 +280,13 @@ class Orchestrator:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
+        producers = self._producers(after) if after != () else []
+        if task.args is None and not task.group:  # what there are most of
+            return TaskRef(self._dispatcher, self._add(task, [], producers, scoped))
         memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
         try:
             accesses = self._accesses(task, memory)
-            node = self._add(task, accesses, self._producers(after), scoped)
+            node = self._add(task, accesses, producers, scoped)
             self._scopes[-1].extend(memory.output_nodes)
         except BaseException:
             memory.copy_nodes += memory.output_nodes

@@ -201,7 +201,7 @@ class Dispatcher:
             RingFull: the run has as many tasks that have not ended as its ring has slots.
             RuntimeError: the run is closed or cancelled.
         """
-        with self.turn():
+        with self._turn:
             self._check_accepts(run)
             run.ring.take()
             for footprint, _ in accesses:
@@ -343,7 +343,7 @@ class Dispatcher:
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
-        with self.turn():
+        with self._turn:
             self._end(dispatch, completion)
 
     def _end(self, dispatch: Dispatch, completion: Completion) -> None:

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_aorta.runtime.engine.tasks import GraphTask, TaskKind
 from pytest_aorta.runtime.graph.nodes import State
@@ -22,58 +22,49 @@ Eligible = frozenset[int] | None
 _READY = State.READY
 
 
-class Sorted(Generic[Key]):
+class Sorted(dict[Key, "deque[Node]"]):
     """Tasks in an order, with a queue for every key: those of one key can run at the same places.
 
-    Whether one can start, or none ever will, is asked once for each key, of which there are few. Nearly all tasks come
-    in order, and are last in their queue.
+    Whether one can start, or none ever will, is asked once for each key, of which there are few. The keys are those of
+    the tasks that are here, and perhaps of some that have been cancelled. Nearly all tasks come in order, and are last
+    in their queue.
     """
-
-    def __init__(self) -> None:
-        self._queues: dict[Key, deque[Node]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def kinds(self) -> list[Key]:
-        """The keys of the tasks that are here, and perhaps of some that have been cancelled."""
-        return list(self._queues)
 
     def push(self, key: Key, order: Any, node: Node) -> None:
         """Add a task; no two have the same order."""
         node.payload.order = order
-        queue = self._queues.get(key)
+        queue = self.get(key)
         if queue is None:
-            queue = self._queues[key] = deque()
+            queue = self[key] = deque()
         if not queue or _order_of(queue[-1]) < order:
             queue.append(node)
         else:
             bisect.insort(queue, node, key=_order_of)
 
-    def first(self, fits: Callable[[Key], bool] = lambda key: True) -> tuple[Key, Node] | None:
+    def first(self, fits: Callable[[Key], bool] | None = None) -> tuple[Key, Node] | None:
         """The first of the tasks whose keys fit; it stays."""
         best: tuple[Key, Node] | None = None
-        for key in list(self._queues):
-            queue = self._queues[key]
+        for key in list(self):
+            queue = self[key]
             while queue and queue[0].state is not _READY:  # cancelled meanwhile
                 queue.popleft()
             if not queue:
-                del self._queues[key]
-            elif (best is None or _order_of(queue[0]) < _order_of(best[1])) and fits(key):
+                del self[key]
+            elif (best is None or _order_of(queue[0]) < _order_of(best[1])) and (fits is None or fits(key)):
                 best = key, queue[0]
         return best
 
-    def pop(self, key: Key) -> Node:
+    def take(self, key: Key) -> Node:
         """Take the first task of a key."""
-        queue = self._queues[key]
+        queue = self[key]
         node = queue.popleft()
         if not queue:
-            del self._queues[key]
+            del self[key]
         return node
 
     def drain(self, key: Key) -> Iterator[Node]:
         """Take all tasks of a key, in order."""
-        return (node for node in self._queues.pop(key) if node.state is _READY)
+        return (node for node in self.pop(key) if node.state is _READY)
 
 
 def _order_of(node: Node) -> Any:
@@ -102,10 +93,11 @@ class ReadyQueues:
     def push(self, node: Node) -> None:
         """Add a task that has become ready."""
         task: GraphTask = node.payload
-        first = task.members[0]
         if task.kind is TaskKind.SUB:
-            self.sub.push(len(task.members), next(self._order), node)
-        elif task.kind is TaskKind.JOB:
+            self.sub.push(len(task.group) or 1, next(self._order), node)
+            return
+        first = task.members[0]
+        if task.kind is TaskKind.JOB:
             self.job.push(first.eligible, (not task.urgent, node.id), node)  # urgent ones come first
         elif len(task.members) > 1:
             self.groups.append(node)

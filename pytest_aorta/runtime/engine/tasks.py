@@ -108,7 +108,7 @@ class GraphTask(Member):
     @property
     def label(self) -> str:
         """A name for records and messages."""
-        first = self.members[0]
+        first = self.group[0] if self.group else self
         if first.definition is not None:
             return first.definition.name
         assert first.job is not None
@@ -166,10 +166,10 @@ def record_of(node: Node) -> TaskRecord:
     """The record of a task that has an outcome."""
     task: GraphTask = node.payload
     assert task.outcome is not None
-    if len(task.members) == 1:
-        return _member_record(node, task.members[0], task.outcome, task.failure)
+    if len(task.group) < 2:
+        return _member_record(node, task.group[0] if task.group else task, task.outcome, task.failure)
     members = []
-    for member in task.members:
+    for member in task.group:
         completion = member.completion or Completion(Outcome.SKIPPED)
         members.append(_member_record(node, member, completion.outcome, completion.failure))
     return TaskRecord(

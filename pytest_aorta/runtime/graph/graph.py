@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from pytest_aorta.runtime.graph.args import Tag
@@ -54,7 +54,7 @@ class Graph:
         payload: Any,
         run: Hashable,
         accesses: Iterable[tuple[Footprint, Tag]],
-        after: Iterable[Node] = (),
+        after: Sequence[Node] = (),
         label: str = "",
     ) -> Node:
         """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
@@ -63,7 +63,7 @@ class Graph:
         raises, ``on_ready`` and ``on_settled`` included, the graph is as it was.
         """
         accesses = list(accesses)
-        wanted = self._wanted(run, accesses, after)
+        wanted = self._wanted(run, accesses, after) if accesses or after else {}
         bad = next((other for other in wanted if other.failed), None) if wanted else None
         node = Node(next(self._ids), run, label, payload=payload)
         replaced: list[Entry] = []
@@ -71,11 +71,13 @@ class Graph:
         self.live += 1
         try:
             # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
-            self._put(node, accesses, replaced)
+            if accesses:
+                self._put(node, accesses, replaced)
             if bad is not None:
                 self._fail(node, *_reason(bad))
             else:
-                self._attach(node, [producer for producer in wanted if producer.state is not _CONSUMED])
+                if wanted:
+                    self._attach(node, [producer for producer in wanted if producer.state is not _CONSUMED])
                 if node.fan_in:
                     node.state = State.PENDING
                 else:
@@ -228,7 +230,8 @@ class Graph:
 
     def _release(self, node: Node) -> None:
         """Drop the holds of a node that has settled: on its producers, and on itself."""
-        self._detach(node)
+        if node.producers:
+            self._detach(node)
         self._drop(node)
 
     def _drop(self, node: Node) -> None:
