@@ -55,7 +55,8 @@ def declared(extra: str | None = None) -> set[str]:
 
 def needed(files: re.Pattern[str]) -> set[str]:
     """Modules of other distributions that files import."""
-    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names}
+    # The latter is the standard library's from 3.11 on.
+    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
     return {module.removeprefix("_") for module, path in imported() if files.match(path) and module not in own}
 
 

@@ -31,7 +31,7 @@ trials = TRIALS
 """
 
 COUNT = """
-import collections, json, os, sys
+import collections, json, os, pathlib, sys  # in 3.10, a class of pathlib takes os.stat over, as a method
 counts = collections.Counter()
 def count(event, arguments):
     if event in ("open", "os.listdir", "os.scandir", "os.rename", "os.remove"):

