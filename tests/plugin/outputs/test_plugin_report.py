@@ -95,14 +95,19 @@ def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(
     assert set(stage.statuses().values()) == {"ok"}
 
 
-def test_a_report_that_fails_says_which_command_writes_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_fails_says_which_command_writes_it(stage: Stage) -> None:
     stage.write(vanishing=VANISHING)
+    stage.write(
+        conftest="""
+        from pytest_aorta.triage import report
 
-    def fails(*arguments: object, **keywords: object) -> None:
-        raise RuntimeError("no ink")
+        def fails(*arguments, **keywords):
+            raise RuntimeError("no ink")
 
-    monkeypatch.setattr("pytest_aorta.triage.report.write_report", fails)
-    result = stage.run_here("vanishing.py", "--aorta-report", "r 1.html")
+        report.write_report = fails
+        """
+    )
+    result = stage.run("vanishing.py", "--aorta-report", "r 1.html")
     again = f"pytest-aorta report {stage.results} -o '{stage.path}/r 1.html'"
     result.stdout.fnmatch_lines([f"not written: *RuntimeError: no ink; try again with: {again}"])
 
