@@ -156,8 +156,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        from pytest_aorta.plugin.items.nearly_workloads import lacking_lines
+    if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
+        from pytest_aorta.plugin.items.nearly_workloads import lines_of_empty_run
 
-        for line in lacking_lines(config):
+        for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)
