@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +13,7 @@ from pytest_aorta.runtime.engine.runs import GraphRun
 from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
 from pytest_aorta.runtime.memory.callables import Callables, Definition
 from pytest_aorta.runtime.memory.heap import Heap
-from pytest_aorta.runtime.records import Completion
+from pytest_aorta.runtime.records import SUCCEEDED, Completion
 
 
 class FakeEndpoint:
@@ -53,7 +54,7 @@ class _AnyCallables(Callables):
 
     def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
         assert isinstance(handle, CallableHandle)
-        definition = Definition("import", handle.name, handle.name)
+        definition = _definition(handle.name)
         self.accept(definition)
         return definition, self._eligible.get(handle.name)
 
@@ -80,14 +81,17 @@ class DispatcherBench:
         """A group on these workers."""
         return self.orch.submit_next_level_group(_handle(name), [None] * len(workers), workers=workers, **more)
 
-    def submit_sub(self, name: str, size: int = 1, **more: Any) -> TaskRef:
+    def submit_sub(self, name: str, size: int | None = None, **more: Any) -> TaskRef:
         """A SUB task, or a group of them."""
+        if size is None:
+            return self.orch.submit_sub(_handle(name), **more)
         return self.orch.submit_sub_group(_handle(name), [None] * size, **more)
 
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
-        failure = None if outcome is Outcome.SUCCESS else TaskFailure("Broken", why)
-        self.dispatcher.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
+        succeeded = outcome is Outcome.SUCCESS
+        completion = SUCCEEDED if succeeded else Completion(outcome, None, TaskFailure("Broken", why))
+        self.dispatcher.ended(endpoint.running.pop(0), completion)
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
@@ -101,6 +105,11 @@ class DispatcherBench:
 
     def close(self) -> None:
         self.dispatcher.loop.close()
+
+
+@functools.cache
+def _definition(name: str) -> Definition:
+    return Definition("import", name, name)
 
 
 def _handle(name: str) -> CallableHandle:
