@@ -339,7 +339,7 @@ class Orchestrator:
 
     def _check_registered(self, task: GraphTask) -> None:
         """With the dispatcher's lock, in which a callable is unregistered: it may have been since it was resolved."""
-        definition = task.members[0].definition
+        definition = (task.group[0] if task.group else task).definition
         if definition is not None and definition.digest not in self._callables.definitions:
             raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
 
