@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_aorta.plan import Selection, trials_of
-from pytest_aorta.registry import Registry
+from pytest_aorta.plan import PlanError, Selection, trials_of
+from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.names import identifier
@@ -60,15 +60,18 @@ def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, Cel
     """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported.
 
     Raises:
-        RecipeError, RegistryError, PlanError: an action asks for what is not there, or cannot be.
+        RecipeError: an action asks for what is not there, or cannot be.
     """
     return {action.name: _requests_of(action, recipe, registry) for action in recipe.actions if action.is_matrix}
 
 
 def _requests_of(action: Action, recipe: Recipe, registry: Registry) -> dict[str, CellRequest]:
     selection = replace(selection_of(action, recipe, Selection()), trials=1)
-    entries = [registry.workload(name) for name in selection.workloads]
-    return {spec.cell: _request_of(spec) for (spec,) in trials_of(entries, selection, registry)}
+    try:
+        entries = [registry.workload(name) for name in selection.workloads]
+        return {spec.cell: _request_of(spec) for (spec,) in trials_of(entries, selection, registry)}
+    except (PlanError, RegistryError) as error:
+        raise RecipeError(f"action {action.name!r}: {error}", recipe.file, action.line) from None
 
 
 def cell_value(spec: TrialSpec) -> dict[str, Json]:

@@ -222,3 +222,11 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
     )
     assert command("show", "directories", "--eligible").stderr.startswith("Error: states are those of an action")
     assert command("show", "directories", "--value", "v").stderr.startswith("Error: --value 'v' is not a JSON pointer")
+
+
+def test_an_unknown_name_is_named_with_its_action_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = '[[action]]\nname = "one"\nworkload = "gemm"\n[[action]]\nname = "two"\nworkload = "gemn"\n'
+    monkeypatch.chdir(project(tmp_path / "project", recipe))
+    result = command("status")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {tmp_path}/project/aorta.toml:4: action 'two': unknown workload 'gemn'; ")
