@@ -312,12 +312,8 @@ class Dispatcher:
 
     def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
         task: GraphTask = node.payload
-        task.running = tuple(
-            [
-                Dispatch(next(self._ids), node, member, endpoint)
-                for member, endpoint in zip(task.members, endpoints, strict=True)
-            ]
-        )
+        pairs = zip(task.members, endpoints, strict=True)
+        task.running = tuple([Dispatch(next(self._ids), node, member, endpoint) for member, endpoint in pairs])
         for dispatch in task.running:
             dispatch.endpoint.busy += 1
             dispatch.endpoint.assign(dispatch)

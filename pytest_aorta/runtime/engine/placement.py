@@ -131,4 +131,4 @@ def _eligible(endpoints: Iterable[Endpoint], eligible: Eligible) -> list[Endpoin
 
 
 def _is_idle(endpoint: Endpoint) -> bool:
-    return endpoint.gone is None and endpoint.ready and endpoint.busy < endpoint.capacity
+    return endpoint.busy < endpoint.capacity and endpoint.gone is None and endpoint.ready
