@@ -54,8 +54,8 @@ def reconcile(
         root: folder of the recipe.
         settle: for tasks that have ended.
         environ: by which clusters are recognised.
-        is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone,
-            whose answer may be on its way.
+        is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone:
+            the process that submits them may still wait for the answer of ``sbatch``.
     """
     if not read_jobs(index, only_open=True):
         return Reconciled((), ())

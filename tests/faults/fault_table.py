@@ -20,7 +20,7 @@ class Fault:
     Attributes:
         name: of the function.
         means: what the row of the table says.
-        kind: of the failure; ``None`` when there is none to be told of.
+        kind: of the failure; ``None`` when the trial does not fail.
         signal: of the failure.
         phases: where it makes sense.
         note: what the entry in ``failure_details`` says that it leaves.
