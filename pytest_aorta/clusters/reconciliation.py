@@ -26,7 +26,7 @@ UNKNOWN = "UNKNOWN"
 
 
 #: Seconds that the number of a job may take from the scheduler to the disk.
-_ON_ITS_WAY = 300.0
+_NUMBER_WITHIN = 300.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def reconcile(
         jobs = read_jobs(index, only_open=True)
         here = [job for job in jobs if job.plan.scheduler == "slurm" and _answers_here(job, clusters, environ)]
         try:
-            latest = time.time() if is_submitting else time.time() - _ON_ITS_WAY
+            latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
             known = _confirmed([job for job in here if job.plan.created <= latest])
             here = [known.get(job.folder, job) for job in here]
             states = _states([job.states.number for job in here if job.states.number is not None])
