@@ -1,6 +1,6 @@
 """Empty tasks on warm processes: ``dispatch_tasks.py SYSTEM latency|throughput NUMBER`` prints seconds as JSON.
 
-Every system is measured in a fresh process of its own, so that nobody's idle servers take another one's cores.
+Every system is measured in a fresh process of its own, so that idle servers of one do not take the cores of another.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def in_a_fork(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     os.close(write)
     os.waitpid(pid, 0)
     with os.fdopen(read) as pipe:
-        told: dict[str, float] = json.loads(pipe.read())
-    return told
+        found: dict[str, float] = json.loads(pipe.read())
+    return found
 
 
 def both() -> tuple[float, float]:

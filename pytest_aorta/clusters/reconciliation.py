@@ -26,7 +26,7 @@ UNKNOWN = "UNKNOWN"
 
 
 #: Seconds that the number of a job may take from the scheduler to the disk.
-_ON_ITS_WAY = 300.0
+_NUMBER_WITHIN = 300.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def reconcile(
         root: folder of the recipe.
         settle: for tasks that have ended.
         environ: by which clusters are recognised.
-        is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone,
-            whose answer may be on its way.
+        is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone:
+            the process that submits them may still wait for the answer of ``sbatch``.
     """
     # A process that was killed may have noted the end of the last job, and not that the scheduler has none any more.
     if not read_jobs(index, only_open=True) and not read_submitted(index):
@@ -66,7 +66,7 @@ def reconcile(
         jobs = read_jobs(index, only_open=True)
         here = [job for job in jobs if job.plan.scheduler == "slurm" and _answers_here(job, clusters, environ)]
         try:
-            latest = time.time() if is_submitting else time.time() - _ON_ITS_WAY
+            latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
             known = _confirmed([job for job in here if job.plan.created <= latest])
             here = [known.get(job.folder, job) for job in here]
             states = _states([job.states.number for job in here if job.states.number is not None])

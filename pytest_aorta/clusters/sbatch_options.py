@@ -12,7 +12,7 @@ from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.recipe import SubmitOptions
 
-#: Seconds before its time limit at which a job is told to end; less for short ones. SLURM may be a minute early.
+#: Seconds before its time limit at which a job is asked to end; less for short ones. SLURM may be a minute early.
 _NOTICE = 120
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")

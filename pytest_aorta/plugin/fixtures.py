@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_aorta.plugin.ordinary_tests.marked_tests import MarkedTrial, RunTrial
+    from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial
+    from pytest_aorta.plugin.ordinary_tests.marked_tests import MarkedTrial
     from pytest_aorta.plugin.ordinary_tests.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.snapshot import EnvSnapshot
 
@@ -25,7 +26,7 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
     The trial's failure is in the result, not an exception. Every call leaves a trial file.
     """
     from pytest_aorta.plugin.late_hooks import register_hooks
-    from pytest_aorta.plugin.ordinary_tests.marked_tests import RunTrial
+    from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
     return RunTrial(request.node, aorta_extra_env)

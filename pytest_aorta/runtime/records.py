@@ -87,12 +87,12 @@ class TaskRecord:
     members: tuple[TaskRecord, ...] = ()
 
     def __repr__(self) -> str:
-        told = "" if self.failure is None else f", {_cut(self.failure.message)!r}"
+        details = "" if self.failure is None else f", {_cut(self.failure.message)!r}"
         if self.payload is not None:
-            told += f", payload={_cut(repr(self.payload))}"
+            details += f", payload={_cut(repr(self.payload))}"
         where = "" if self.worker is None else f" on {self.worker}"
         took = "" if self.seconds is None else f" in {self.seconds:.3g} s"
-        return f"<TaskRecord {self.id} {self.label}: {self.outcome.value}{where}{took}{told}>"
+        return f"<TaskRecord {self.id} {self.label}: {self.outcome.value}{where}{took}{details}>"
 
     @property
     def ok(self) -> bool:

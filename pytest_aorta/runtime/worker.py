@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, seconds, whole_number, worker_ids
+from pytest_aorta.runtime.dropped_worker import end_when_dropped, weak_spec
 from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.endpoints.protocol import StartupError
 from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
 from pytest_aorta.runtime.started_worker import StartedWorker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
@@ -120,7 +120,7 @@ class Worker:
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
         self._process: int | None = None
-        self._dropped: weakref.finalize[..., Worker] | None = None
+        self._dropped: weakref.finalize[..., object] | None = None
 
     def __repr__(self) -> str:
         spec = self._arguments
@@ -130,8 +130,8 @@ class Worker:
             "slots": spec.slots,
             "workers": len(self.children),
         }
-        told = "".join(f" {name}={value}" for name, value in has.items() if value)
-        return f"<Worker level={spec.level}{told}: {self._state.name}>"
+        described = "".join(f" {name}={value}" for name, value in has.items() if value)
+        return f"<Worker level={spec.level}{described}: {self._state.name}>"
 
     def spec(self, above: CallableTable | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
@@ -295,9 +295,8 @@ class Worker:
 
     def _start(self, give_up: float) -> None:
         # Nothing that its threads refer to refers to it: a worker that is dropped ends its processes.
-        self._started = started = StartedWorker(_weakly(self), self.callables)
-        self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
-        self._dropped.atexit = False  # its processes see the end of this one
+        self._started = started = StartedWorker(weak_spec(self.spec), self.callables)
+        self._dropped = end_when_dropped(self, started, CLOSE_GRACE)
         for child, _ in self.children:
             child._state = WorkerState.DELEGATED
         try:
@@ -398,22 +397,3 @@ class Worker:
         """The run for jobs that stays open for as long as the worker; it delays no other run."""
         self.init()
         return self._started.session
-
-
-def _weakly(worker: Worker) -> Callable[[], WorkerSpec]:
-    """``worker.spec``, without keeping the worker alive."""
-    reference = weakref.ref(worker)
-
-    def describe() -> WorkerSpec:
-        found = reference()
-        if found is None:
-            raise StartupError("its worker is not wanted any more")
-        return found.spec()
-
-    return describe
-
-
-def _end_dropped(started: StartedWorker, process: int) -> None:
-    """The garbage collector has found a worker that was not closed; forks of its process have copies of it."""
-    if os.getpid() == process:
-        started.abandon(CLOSE_GRACE)

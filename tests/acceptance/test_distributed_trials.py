@@ -1,4 +1,4 @@
-"""Trials of several ranks, in which rank 1 breaks something: the same record, whoever starts the ranks.
+"""Trials of several ranks, in which rank 1 breaks something: the same record whatever starts the ranks.
 
 ``elastic`` is what ``--aorta-launcher auto`` is outside of a launcher, ``external`` what it is under torchrun.
 """

@@ -10,16 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.projects import MATRIX, command, project
+from support.projects import MATRIX, ONE, command, project
 from support.records import record
 from support.stage import Stage
 
-COMMANDS = """
-[[action]]
-name = "one"
-command = "touch workspace/{directory}/one"
-products = ["one"]
-
+BOTH = """
 [[action]]
 name = "both"
 command = "touch {directories}"
@@ -56,7 +51,7 @@ def folder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     stage.register(tiny="work:Tiny")
     monkeypatch.syspath_prepend(stage.path)
-    monkeypatch.chdir(project(stage.path, MATRIX.replace("steps = 2\n", "") + COMMANDS, 3))
+    monkeypatch.chdir(project(stage.path, MATRIX.replace("steps = 2\n", "") + ONE + BOTH, 3))
     return stage.path
 
 

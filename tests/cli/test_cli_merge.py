@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.projects import command, project, short_status
+from support.projects import ONE, VALUES, command, project, short_status
 from support.records import record
 
 CELLS = {"none": ["none"], "omp_1": ["omp_1"]}
@@ -183,22 +183,11 @@ def test_a_merge_that_was_killed_before_the_matrix(here: Path, monkeypatch: pyte
     assert not list((here / "all").glob(".*"))
 
 
-RECIPE = """
-[workspace]
-value_file = "v.json"
-
-[[action]]
-name = "one"
-command = "touch workspace/{directory}/one"
-products = ["one"]
-"""
-
-
 def test_workspaces_of_a_recipe_and_their_index(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, done in (("one", "dir0"), ("two", "dir1")):
-        folder = project(here / name, RECIPE, 3)
+        folder = project(here / name, VALUES + ONE, 3)
         (folder / "workspace" / done / "one").write_text(name)
-    project(here / "whole", RECIPE)
+    project(here / "whole", VALUES + ONE)
     result = command("merge", "one", "two/workspace", "whole")
     assert (result.exit_code, result.stderr) == (0, "")
     assert tree(here / "whole/workspace") == {**tree(here / "one/workspace"), **tree(here / "two/workspace")}

@@ -20,7 +20,7 @@ class Fault:
     Attributes:
         name: of the function.
         means: what the row of the table says.
-        kind: of the failure; ``None`` when there is none to be told of.
+        kind: of the failure; ``None`` when the trial does not fail.
         signal: of the failure.
         phases: where it makes sense.
         note: what the entry in ``failure_details`` says that it leaves.
@@ -87,7 +87,7 @@ FAULTS = (
     Fault("stopped", "SIGSTOP", "timeout"),
     Fault("thread_that_never_ends", "a thread that never ends", None, ranks=False),
     Fault("child_in_its_own_session", "a daemon is left behind", None, note="was left running, and ended"),
-    Fault("fork_bomb", "300 processes are left behind", None, note="more was left running, and ended", ranks=False),
+    Fault("fork_bomb", "300 processes are left behind", None, note="more were left running, and ended", ranks=False),
     Fault("floods_stdout", "more output than `--aorta-log-limit`", None, note="bytes were cut"),
     Fault("closes_stdout", "stdout and stderr closed", None),
     Fault("returns_50_mb", "a result of 50 MB", None, phases=("run",), note="left out", ranks=False),

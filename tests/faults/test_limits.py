@@ -9,7 +9,7 @@ from support.stage import Stage
 
 HERE = Path(__file__).parent
 
-#: Reports progress forever, or for a while; says so with a file when it is told to end.
+#: Reports progress forever, or for a while; says so with a file when it is asked to end.
 WORKS = """
 import signal
 import time

@@ -172,7 +172,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def test_no_combination_is_without_a_record(
     phase: Phase, returncode: int | None, timed_out: bool, lost: bool, passed: bool | None
 ) -> None:
-    """Also of those that cannot be reached, for what cannot happen is what is to be told reliably."""
+    """Also those that should not be possible: if one occurs, its record is needed most."""
     seen = Observed(phase=phase, returncode=returncode, timed_out=timed_out)
     if passed is not None:
         seen.result = {"passed": passed}

@@ -1,4 +1,4 @@
-"""``--aorta-devices``: a trial has devices of its own for as long as it runs, whoever else runs trials on this host.
+"""``--aorta-devices``: a trial has devices of its own for as long as it runs, also beside other runs on this host.
 
 No machine that runs these tests need have a GPU: the ids are names only, and what is shown is who holds which.
 """

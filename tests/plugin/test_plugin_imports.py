@@ -1,4 +1,4 @@
-"""Imports: a deadline holds for them, a hang shows where it was, and their time is told."""
+"""Imports: a deadline holds for them, a hang shows where it was, and their time is recorded."""
 
 from __future__ import annotations
 

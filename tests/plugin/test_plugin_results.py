@@ -244,7 +244,7 @@ def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) ->
     result = echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: */results/echo/trial_1.json: *"])
-    # Nobody may take a run for complete that is not.
+    # The exit status must not say that a run is complete which is not.
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 import pytest
+from support.projects import ONE, TWO
 from support.stage import Stage
 
 PLAIN = """
@@ -27,7 +28,8 @@ MATRIX = (
     "omp_1",
 )
 
-RECIPE = """
+RECIPE = (
+    """
 [[action]]
 name = "matrix"
 workload = "plain"
@@ -40,18 +42,10 @@ each = "trial"
 command = "touch workspace/{directory}/small"
 products = ["small"]
 previous_actions = ["matrix"]
-
-[[action]]
-name = "one"
-command = "touch workspace/{directory}/one"
-products = ["one"]
-
-[[action]]
-name = "two"
-command = "touch workspace/{directory}/two"
-products = ["two"]
-previous_actions = ["one"]
 """
+    + ONE
+    + TWO
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A name that does not exist ends a run before its first trial with exit status 4, whoever asks for the trials."""
+"""A name that does not exist ends a run before its first trial with exit status 4, however the trials are requested."""
 
 from __future__ import annotations
 

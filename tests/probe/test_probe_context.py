@@ -1,4 +1,4 @@
-"""Containers, control groups and virtual environments, told from their files."""
+"""Containers, control groups and virtual environments, recognised by their files."""
 
 from __future__ import annotations
 

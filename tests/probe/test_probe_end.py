@@ -124,7 +124,7 @@ class Forbidden:
 
 
 def devices_of_a_double(monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -> object:
-    """The devices that are told of a double of torch.cuda with one device, in the place of the real one."""
+    """The devices that are recorded with a double of torch.cuda, which has one, in the place of the real one."""
     stats = {"allocated_bytes.all.peak": 1024, "reserved_bytes.all.peak": 2048, "num_ooms": 1, "num_alloc_retries": 0}
     cuda = SimpleNamespace(
         is_initialized=lambda: initialised,

@@ -88,7 +88,7 @@ def test_the_first_cache_of_this_machine_is_the_one_that_libc_knows() -> None:
     answer = subprocess.run(["getconf", "LEVEL1_DCACHE_SIZE"], capture_output=True, text=True, check=False).stdout
     found = cpu_caches()
     if found is None or not answer.strip().isdigit() or int(answer) == 0:
-        pytest.skip("not told by kernel and libc")
+        pytest.skip("the kernel or libc does not report it")
     assert found["L1d"]["size_bytes"] == int(answer)
 
 

@@ -1,4 +1,4 @@
-"""What is told about torch: the real CPU build in a process of its own, and doubles of the GPU builds."""
+"""What is recorded about torch: the real CPU build in a process of its own, and doubles of the GPU builds."""
 
 from __future__ import annotations
 

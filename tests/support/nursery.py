@@ -164,14 +164,9 @@ def nursery_at(path: Path) -> Iterator[Nursery]:
     assert left == []
 
 
-@contextlib.contextmanager
-def pool_of(limit: int) -> Iterator[ZygotePool]:
+def pool_of(limit: int) -> contextlib.closing[ZygotePool]:
     """A pool that is closed at the end."""
-    pool = ZygotePool(limit)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    return contextlib.closing(ZygotePool(limit))
 
 
 @pytest.fixture

@@ -10,21 +10,35 @@ from click.testing import CliRunner, Result
 
 from pytest_aorta.cli.main import main
 
-#: Three commands on directories with values: one, then two, and three for none of them.
-COMMANDS = """
+#: Directories have values, in this file.
+VALUES = """
 [workspace]
 value_file = "v.json"
+"""
 
+#: A command on each directory.
+ONE = """
 [[action]]
 name = "one"
 command = "touch workspace/{directory}/one"
 products = ["one"]
+"""
 
+#: A command on each directory, after ``ONE``.
+TWO = """
 [[action]]
 name = "two"
 command = "touch workspace/{directory}/two"
 products = ["two"]
 previous_actions = ["one"]
+"""
+
+#: Three commands on directories with values: one, then two, and three for none of them.
+COMMANDS = (
+    VALUES
+    + ONE
+    + TWO
+    + """\
 resources = {gpus_per_process = 2, walltime = {per_submission = "03:00:00"}}
 group = {maximum_size = 4}
 
@@ -35,6 +49,7 @@ products = ["three"]
 [[action.group.include]]
 condition = ["/v", "<", 0]
 """
+)
 
 #: Two cells of three trials, and a command on each cell, and on each trial.
 MATRIX = """

@@ -33,6 +33,17 @@ class Waits:
         self.phase("cleanup")
 """
 
+#: Fails where its option says so, unless the variable ``FIXED`` is set.
+SHAKY = """
+import os
+
+class Shaky:
+    default_config = {"bad": 1}
+    def __init__(self, config): self.bad = int(config["bad"])
+    def setup(self): pass
+    def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
+"""
+
 #: What workloads of ranks have in common. Their classes follow it.
 GLOO = """
 import os

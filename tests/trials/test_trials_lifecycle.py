@@ -1,4 +1,4 @@
-"""A trial's life in its own process, told as events, whatever the workload raises or returns."""
+"""A trial's life in its own process, reported as events, whatever the workload raises or returns."""
 
 from __future__ import annotations
 

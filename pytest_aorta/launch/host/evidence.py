@@ -6,6 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
+from pytest_aorta.common.first_names import first_names
 from pytest_aorta.launch.child.event_log import pids_of_ranks
 from pytest_aorta.launch.child.rank_evidence import attempt_evidence, collectives_file, keep_evidence
 from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
@@ -114,8 +115,8 @@ class Evidence:
         least, most = elastic.nnodes
         come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
         absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
-        named = [*absent[:_NAMED], *([f"{len(absent) - _NAMED} more"] if len(absent) > _NAMED else [])]
-        lost = f" ({', '.join(named)} did not come)" if absent else " (one that had come has gone)" if come else ""
+        named = ", ".join(first_names(absent, _NAMED))
+        lost = f" ({named} did not come)" if absent else " (one that had come has gone)" if come else ""
         return (
             f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}{lost}: run the same pytest on each "
             f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "

@@ -15,12 +15,14 @@ _NAMED = 10
 def leftover_notes(ended: TaskEnd) -> list[str]:
     """One for each process that has outlived its trial; of many, the first, and how many more there are."""
     notes = []
-    kinds = (("was left running, and ended", ended["swept"]), ("could not be ended", ended["unkillable"]))
-    for what, left in kinds:
-        names = left[:_NAMED]
-        if len(left) > _NAMED:
-            names.append(f"{len(left) - _NAMED} more")
-        notes += [f"{name} {what}" for name in names]
+    for left, one, many in (
+        (ended["swept"], "was left running, and ended", "were left running, and ended"),
+        (ended["unkillable"], "could not be ended", "could not be ended"),
+    ):
+        notes += [f"{name} {one}" for name in left[:_NAMED]]
+        more = len(left) - _NAMED
+        if more > 0:
+            notes.append(f"{more} more {one if more == 1 else many}")
     return notes
 
 

@@ -13,7 +13,7 @@ from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overl
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
-from pytest_aorta.plugin.ordinary_tests.marked_tests import in_a_process
+from pytest_aorta.plugin.ordinary_tests.aorta_run import in_a_process
 from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
 from pytest_aorta.plugin.run import Run, run_of, warn
 from pytest_aorta.plugin.sigterm import reason_of

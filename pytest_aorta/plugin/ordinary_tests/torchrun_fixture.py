@@ -16,14 +16,14 @@ from pytest_aorta import option_values as valid
 from pytest_aorta.launch.child.script import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.ordinary_tests.aorta_run import in_a_process, shortened
 from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
-from pytest_aorta.plugin.ordinary_tests.marked_tests import in_a_process, shortened
 from pytest_aorta.plugin.ordinary_tests.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 if TYPE_CHECKING:
-    from pytest_aorta.plugin.ordinary_tests.marked_tests import RunTrial
+    from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial
 
 #: What a script's argument may be.
 Argument = str | os.PathLike[str] | int | float

@@ -36,8 +36,8 @@ HERE = "none"
 #: Seconds between two readings of the trial file of another process.
 _INTERVAL = 0.05
 
-#: Seconds that a record may take from a worker to the disk.
-_ON_ITS_WAY = 30.0
+#: Seconds that a record may take from an xdist worker to the disk.
+_WRITTEN_WITHIN = 30.0
 
 #: Of a trial: ended as expected, ended otherwise, ended without a result, not to be run because its cell is decided, or
 #: with no record of this request.
@@ -191,9 +191,9 @@ class RecipeRun:
         )
 
     def _state(self, action: Action, unit: str) -> TrialState:
-        """Of a trial. Under xdist, the record of one that has just ended is on its way to the process that writes."""
+        """Of a trial. Under xdist, the controller may not have written the record of one that has just ended."""
         state_of = self.trial_states[action.name]
-        give_up = time.monotonic() + _ON_ITS_WAY
+        give_up = time.monotonic() + _WRITTEN_WITHIN
         nodeid = self.items[action.name][unit]
         if (
             self._item_states.states.is_shared

@@ -43,9 +43,9 @@ class DeviceLeases:
             )
         except LeaseCancelled:
             held = leases.holders() or dict.fromkeys(leases.devices, "other processes")
-            told = ", ".join(f"device {device} by {holder}" for device, holder in held.items())
+            holders = ", ".join(f"device {device} by {holder}" for device, holder in held.items())
             raise StartupError(
-                f"device_ids {devices_text(devices)} are not free: {told}; a device belongs to one worker at a time"
+                f"device_ids {devices_text(devices)} are not free: {holders}; a device belongs to one worker at a time"
             ) from None
         except (LeaseError, OSError, ValueError) as error:
             raise StartupError(f"device_ids {devices_text(devices)}: {error}") from error

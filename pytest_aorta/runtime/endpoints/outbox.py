@@ -1,6 +1,6 @@
-"""What is on its way to a process: sent at once as far as its socket takes it, by the event loop once it takes more.
+"""Messages to a process: sent at once as far as its socket has room, the rest by the event loop when it has room again.
 
-A process that is stopped, or busy with something else, does not read. Whoever sends must not wait for that.
+A process that is stopped, or busy with something else, does not read; sending to it must not block.
 """
 
 from __future__ import annotations

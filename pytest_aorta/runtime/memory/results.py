@@ -1,4 +1,4 @@
-"""What a task returns, on its way into its record: JSON, with bytes and small tensors beside it."""
+"""What a task returns, encoded for its record: JSON, with bytes and small tensors beside it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_aorta.common.first_names import first_names
 from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.checks.host_conditions import CONDITIONS, Condition, busy_since, main_host, started
@@ -181,7 +182,5 @@ def _change_point(values: Sequence[float]) -> int:
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = list(names[:_NAMED])
-    if len(names) > _NAMED:
-        shown.append(f"{len(names) - _NAMED} more")
+    shown = first_names(names, _NAMED)
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta._version import __version__
+from pytest_aorta.common.first_names import first_names
 from pytest_aorta.triage.conclusion import conclusions
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
 from pytest_aorta.triage.failures.signatures import Signature
@@ -120,8 +121,7 @@ def _facts(material: Material, shown: str) -> list[tuple[str, str]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join([*map(one_line, names[:_MOST_NAMES]), *([f"{more} more"] if more > 0 else [])])
+    return ", ".join(map(one_line, first_names(names, _MOST_NAMES)))
 
 
 def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""An agent that fails is told in its words, with the option that mends it."""
+"""The failure of an agent is reported in its own words, with the option that mends it."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ def test_what_has_outlived_the_trial_is_named() -> None:
 def test_of_many_processes_the_first_are_named() -> None:
     ten = [f"sleep (pid {number})" for number in range(10)]
     assert leftover_notes(ended(ten, [])) == [f"{name} was left running, and ended" for name in ten]
+    assert leftover_notes(ended([*ten, "a"], []))[10:] == ["1 more was left running, and ended"]
+    assert leftover_notes(ended([*ten, "a", "b"], []))[10:] == ["2 more were left running, and ended"]
     assert leftover_notes(ended([], [*ten, "a", "b"]))[10:] == ["2 more could not be ended"]
 
 

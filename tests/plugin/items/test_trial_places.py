@@ -12,7 +12,7 @@ import pytest
 from support import ide_reporter
 from support.stage import Stage
 
-#: Two workloads, of which one stands in another class; their lines are told by comments.
+#: Two workloads, of which one stands in another class; comments mark their lines.
 WORKLOADS = """
     import os
 

@@ -22,7 +22,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 
 class Times:
-    """A clock that stands still but for what it is told, and for what each write takes."""
+    """A clock that stands still but for the steps it is given, and for what each write takes."""
 
     def __init__(self, costs: list[float]) -> None:
         self.now = 0.0

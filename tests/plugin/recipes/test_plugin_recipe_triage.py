@@ -10,17 +10,7 @@ import pytest
 import scipy.special  # noqa: F401  (as numpy)
 from support.projects import command, short_status
 from support.stage import Stage, counts
-
-#: Fails unless the mitigation ``fix`` is there.
-SOURCE = """
-import os
-
-class Shaky:
-    default_config = {"bad": 1}
-    def __init__(self, config): self.bad = int(config["bad"])
-    def setup(self): pass
-    def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
-"""
+from support.workloads import SHAKY
 
 RECIPE = """
 [[action]]
@@ -41,7 +31,7 @@ previous_actions = ["matrix"]
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(work=SOURCE)
+    stage.write(work=SHAKY)
     stage.register(shaky="work:Shaky")
     stage.write_registry(mitigations={"fix": {"FIXED": "1"}, "other": {"OTHER": "1"}})
     monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
@@ -192,7 +182,7 @@ def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message
 @pytest.mark.slow
 def test_a_duration_ends_a_matrix_after_a_whole_round(stage: Stage) -> None:
     matrix(stage)
-    (stage.path / "work.py").write_text(SOURCE.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
+    (stage.path / "work.py").write_text(SHAKY.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
     with Path("work.py").open("a") as file:
         file.write("import time\n")
     result = stage.run_here("aorta.toml", "--aorta-duration", "0.2s")

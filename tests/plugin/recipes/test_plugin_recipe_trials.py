@@ -6,19 +6,9 @@ import json
 
 import pytest
 from support.stage import Stage
+from support.workloads import SHAKY
 
 from pytest_aorta.workspace.index.cache import read_index
-
-#: Fails where its option says so, unless a mitigation is there.
-SOURCE = """
-import os
-
-class Shaky:
-    default_config = {"bad": 1}
-    def __init__(self, config): self.bad = int(config["bad"])
-    def setup(self): pass
-    def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
-"""
 
 RECIPE = """
 [[action]]
@@ -47,7 +37,7 @@ previous_actions = ["matrix"]
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(work=SOURCE)
+    stage.write(work=SHAKY)
     stage.register(shaky="work:Shaky")
     stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
     monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", "registry.json")

@@ -219,7 +219,7 @@ def test_a_job_that_the_scheduler_does_not_have_is_submitted_again(stage: Stage,
     scheduler.does("nothing")
     assert submit(stage).ret == pytest.ExitCode.USAGE_ERROR
     [folder] = (stage.path / ".aorta/jobs").iterdir()
-    assert jobs() == [["UNCONFIRMED", ""]]  # its answer may be on its way
+    assert jobs() == [["UNCONFIRMED", ""]]  # sbatch may have accepted it, and its answer be lost
     scheduler.does("ok")
     submit(stage).stdout.fnmatch_lines(["one: 2 jobs (4 directories)*"])
     assert len(scheduler.jobs) == 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import threading
 from collections.abc import Iterator
 
 import pytest
+from support.processes import no_more_files
 
 from pytest_aorta.runtime.endpoints.outbox import Outbox
 from pytest_aorta.runtime.engine.event_loop import EventLoop
@@ -52,19 +51,6 @@ def bench() -> Iterator[Bench]:
     bench.channel.close()
     bench.theirs.close()
     bench.loop.close()
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
-    """No descriptor can be opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_waits_arrives_in_order_and_descriptors_are_closed_once(bench: Bench) -> None:

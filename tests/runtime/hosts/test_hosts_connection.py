@@ -240,7 +240,7 @@ def test_a_file_that_the_host_lacks_is_named(bench: HostBench, tmp_path: Path) -
 
 
 def fails(bench: HostBench, service: str, expected: str, **options: object) -> HostError:
-    """A host that does not start, for a reason that is told, and of which nothing is left."""
+    """A host that does not start, with a reason in the error, and of which no process is left."""
     host = bench.host(service, **options)  # type: ignore[arg-type]
     with pytest.raises(HostError, match=expected) as caught:
         host.link.start()

@@ -85,7 +85,7 @@ def test_memory_that_is_not_needed_is_unmapped_everywhere_while_the_run_is_open(
 
 def test_of_a_task_that_is_over_only_the_record_is_kept(worker: Worker) -> None:
     if worker.children:
-        pytest.skip("the same at every level")
+        pytest.skip("counts objects of this process; those of the worker below are in a process of its own")
     handle = worker.register(levels_tasks.nothing)
     kinds = (Node, GraphTask, Member)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.processes import no_more_files
 from tensor_stage import Pipe, new_memory
 
 from pytest_aorta.runtime import Tag, TaskArgs
@@ -30,19 +29,6 @@ def written(*tensors: torch.Tensor) -> TaskArgs:
     for tensor in tensors:
         args.add(tensor, Tag.INOUT)
     return args
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
-    """No descriptor can be opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_memory_is_sent_once_and_seen_by_both_sides(pipe: Pipe) -> None:

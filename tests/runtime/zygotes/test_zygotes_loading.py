@@ -1,4 +1,4 @@
-"""What a zygote, or a task with an interpreter of its own, loads first: its time is limited, and told."""
+"""What a zygote, or a task with an interpreter of its own, loads first: its time is limited, and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments are told apart in plain words, the most important first, and volatile facts not at all."""
+"""Differences of environments are named in plain words, the most important first; volatile facts are left out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,228 @@
+"""The fixture ``aorta_run``: an ordinary test starts trials, each in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from pytest_aorta import option_values as valid
+from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
+from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
+from pytest_aorta.plugin.run import run_of, warn, without_exit_status
+from pytest_aorta.plugin.sigterm import reason_of
+from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.trials.conversion import canonical_json, to_plain
+from pytest_aorta.trials.execution import Execution
+from pytest_aorta.workspace.paths import paths_in_test
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.paths import TrialPaths
+
+#: Longest text of the options in the table.
+_COLUMN = 60
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Environments and mitigation sets of a marked test."""
+
+    environments: tuple[str, ...] = ()
+    mitigations: tuple[tuple[str, ...], ...] = ()
+
+    def variables(self, registry: Registry) -> set[str]:
+        """Names of the variables that any cell sets."""
+        bundles = [registry.environment(name).env for name in self.environments]
+        bundles += [registry.mitigation(name).env for names in self.mitigations for name in names]
+        return {name for bundle in bundles for name in bundle}
+
+
+class RunTrial:
+    """Callable that runs one trial of a workload."""
+
+    def __init__(self, item: pytest.Item, extra_env: Mapping[str, str]) -> None:
+        #: The test that starts the trials.
+        self.item = item
+        #: Of the test, where its trials are in several cells.
+        self.axes = Axes()
+        self._extra_env = extra_env
+        #: How many trials of each cell it has started; a test may do so on several threads.
+        self._counts: dict[str, Iterator[int]] = {}
+        #: What the trials of a marked test have in common, where its node id says more.
+        self.test = item.nodeid
+        item.stash[PAYLOAD] = ReportPayload()
+        item.user_properties = without_exit_status(item)
+        self.occurrence = self.run.occurrences.next(item)
+
+    def __call__(
+        self,
+        workload: str | type[Any],
+        *,
+        steps: int | None = None,
+        environment: str = "local",
+        mitigations: Sequence[str] = ("none",),
+        config: Mapping[str, Any] | None = None,
+        extra_env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        index: int = 0,
+        **unknown: NoReturn,
+    ) -> TrialResult:
+        """Run one trial in a separate process and wait for its end.
+
+        Args:
+            workload: registered name, or a workload class of this or any other file.
+            steps: number of steps, for workloads that have this option.
+            environment: registered name.
+            mitigations: registered names, later ones win.
+            config: options of the workload.
+            extra_env: variables on top of the mitigations'.
+            timeout: deadline in seconds.
+            index: recorded as the trial's index.
+
+        Raises:
+            RequestError: an argument that cannot be, or what would prevent every such trial; of an unknown name it is
+                a ``RegistryError``.
+        """
+        __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_run", self.__call__, unknown)
+        run = self.run
+        steps = valid.taken(valid.optional(valid.positive_int), steps, "steps")
+        timeout = valid.taken(valid.optional(valid.seconds), timeout, "timeout")
+        config = valid.taken(valid.options, config or {}, "config")
+        check_variables("the extra variables", extra_env or {})
+        selection = replace(
+            run.selection,
+            trials=1,
+            environments=(valid.taken(valid.name, environment, "environment"),),
+            mitigations=(valid.taken(valid.names, mitigations, "mitigations"),),
+            extra_env={**run.selection.extra_env, **(extra_env or {})},
+            steps=steps if steps is not None else run.selection.steps,
+            config=config,
+            execution=in_a_process(run.selection.execution),
+            limits=run.selection.limits if timeout is None else replace(run.selection.limits, timeout=timeout),
+        )
+        entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
+        index = valid.taken(valid.whole, index, "index")
+        spec = trials_of([entry], selection, run.registry)[0][0]
+        watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
+        spec = replace(spec, trial_index=index, watched=tuple(watched))
+        return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
+
+    def __repr__(self) -> str:
+        return "aorta_run"  # in assertions: what pytest shows of aorta_run(...)
+
+    @property
+    def run(self) -> Run:
+        """The run that the test is part of."""
+        return run_of(self.item.config)
+
+    def carry_out(
+        self,
+        spec: TrialSpec,
+        options: str,
+        extra_env: Mapping[str, str],
+        *,
+        timeout: float | None = None,
+        anew: bool = False,
+    ) -> tuple[TrialResult, TrialPaths]:
+        """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
+
+        Args:
+            spec: what to run.
+            options: as the test has given them, for the table.
+            extra_env: variables that the test has given.
+            timeout: deadline in seconds that comes before all others.
+            anew: whether to run it although ``--aorta-resume`` has a result.
+        """
+        __tracebackhide__ = True  # pytest would show the variables
+        run = self.run
+        check_variables("the fixture aorta_extra_env", self._extra_env)
+        deadline = timeout or deadline_of(self.item, spec)
+        try:
+            run.runner.check(spec, deadline)
+        except RequestError as error:
+            raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
+        paths = self._next_paths(spec)
+        row = RowKey(self.test, options, _digest_of(spec, extra_env))
+        if anew:
+            spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
+            running: RunningTrial = run.runner.start(spec, paths, deadline)
+        else:
+            # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
+            key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.axes.mitigations else None
+            running = run.launch(self.item, spec, paths, self._extra_env, key, again=self.occurrence.again)
+        try:
+            record = running.finish()
+        except BaseException as error:  # Ctrl-C, or a time limit for the whole test
+            why = reason_of(error)
+            if isinstance(error, KeyboardInterrupt):
+                run.interrupt(why)
+            running.interrupt(why)
+            run.keep(self.item, paths, running.finish(), running.resumed, row)
+            raise
+        run.keep(self.item, paths, record, running.resumed, row)
+        warn(self.item, [*running.take_warnings(), *record.warnings])
+        return record, paths
+
+    def _next_paths(self, spec: TrialSpec) -> TrialPaths:
+        first = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, 0)
+        number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
+        paths = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
+        return paths.repeated(self.occurrence.number)
+
+
+def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:
+    """Options of a trial in the table: values of variables may be secrets, and are left out."""
+    found = [] if steps is None else [f"steps={steps}"]
+    found += [f"{key}={value}" for key, value in config.items()]
+    return shortened(", ".join([*found, *extra_env]))
+
+
+def shortened(text: str) -> str:
+    """For a column of the table."""
+    text = " ".join(printable(text).split())
+    return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
+
+
+def _digest_of(spec: TrialSpec, extra_env: Mapping[str, str]) -> str:
+    """Of what decides a trial's outcome, as far as a test can choose it, besides environment and mitigations."""
+    parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(extra_env), repr(spec.execution)]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
+
+
+def in_a_process(execution: Execution) -> Execution:
+    """Options of a trial that a test starts: always in a separate process."""
+    return replace(execution, isolation="fork") if execution.isolation == "none" else execution
+
+
+def entry_of(cls: type[Any]) -> WorkloadEntry:
+    """A workload class as a registry entry; it is loaded from its file again in the trial's process.
+
+    Raises:
+        RequestError: it is no class, or defined inside a function, where no other process can find it.
+    """
+    if not isinstance(cls, type):
+        raise RequestError(f"workload: {valid.shown(cls)} is not valid; expected a name, or a class")
+    if "<locals>" in cls.__qualname__:
+        raise RequestError(f"{cls.__qualname__} is defined inside a function; define it at the top of a module")
+    file = inspect.getsourcefile(cls)
+    name = getattr(cls, "name", None)
+    return WorkloadEntry(
+        name=name if isinstance(name, str) else cls.__name__,
+        target=f"{file}:{cls.__qualname__}",
+        source_package=f"file:{file}",
+    )
