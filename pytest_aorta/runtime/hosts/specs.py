@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import execnet
 
@@ -68,6 +68,24 @@ def expand_specs(texts: Iterable[str]) -> list[str]:
         if name is not None:
             ids[name] = text
     return specs
+
+
+def expand_without_secrets(texts: Sequence[str]) -> list[str]:
+    """``expand_specs`` of what a user has given; no message has the value of a variable, which may be a secret.
+
+    Raises:
+        ValueError: as ``expand_specs``, or one of them stands for 10,000 hosts or more.
+    """
+    for text in texts:
+        count = text.partition("*")[0]
+        if count.isdecimal() and len(count) > 4:
+            raise ValueError(f"{count} hosts are not valid; expected at most 9999")
+    try:
+        return expand_specs(texts)
+    except ValueError:
+        pass
+    expand_specs([without_values(text) for text in texts])  # for the message
+    raise ValueError("not valid")
 
 
 def _problem(text: str) -> str | None:
