@@ -1,7 +1,7 @@
 """A worker with processes below it: ``leaf_start.py KIND [torch]`` prints what its start takes and what lives then.
 
-As JSON: ``start`` in seconds; the number of ``leaves``, and of all ``processes`` below; in bytes, ``pss`` and ``rss`` of
-all of them together, and ``leaf_pss`` and ``leaf_rss``, which are those of one leaf.
+As JSON: ``start`` in seconds; the number of ``leaves``, and of all ``processes`` below; in bytes, ``pss`` and ``rss``
+of all of them together, and ``leaf_pss`` and ``leaf_rss``, which are those of one leaf.
 """
 
 from __future__ import annotations
