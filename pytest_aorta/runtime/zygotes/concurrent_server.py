@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,29 +40,19 @@ class RunningTask:
         pid: of the child.
         fate: to the parent: orders to kill come from there, the report of its end goes there.
         deaf: whether the parent has closed its end.
-        end: exit status and resources, once the child was reaped.
-        left: its orphans that have not ended, known from then on.
-        swept: names of all that it has left.
         kill_at: moment of ``time.monotonic()`` from which on it, or what it has left, is killed.
-        give_up: moment at which what was killed is not waited for any more.
+        asked: the child and its descendants, as far as they were asked to end and have until then to do so.
+        end: exit status and resources, once the child was reaped.
+        swept: names of what it has left, by pid.
     """
 
     pid: int
     fate: Channel
     deaf: bool = False
-    end: tuple[int, struct_rusage] | None = None
-    left: set[int] = field(default_factory=set)
-    swept: list[str] = field(default_factory=list)
     kill_at: float = math.inf
-    give_up: float = math.inf
-
-    def members(self) -> list[int]:
-        """All processes that have to go before its end is reported."""
-        return process_tree.tree([self.pid] if self.end is None else self.left)
-
-    def next_look(self) -> float:
-        """Moment at which there is something to do without an event."""
-        return self.kill_at if self.give_up == math.inf else time.monotonic() + LOOK
+    asked: set[int] = field(default_factory=set)
+    end: tuple[int, struct_rusage] | None = None
+    swept: dict[int, str] = field(default_factory=dict)
 
 
 class ConcurrentServer(ForkServer):
@@ -79,18 +69,16 @@ class ConcurrentServer(ForkServer):
     ) -> None:
         super().__init__(control, prepared, run, parent=parent, owner=owner)
         self.tasks: dict[int, RunningTask] = {}
-        #: Those whose child was reaped, in that order.
-        self.ended: list[RunningTask] = []
+        #: Processes that are being killed, with the moment of their first SIGKILL.
+        self.killed: dict[int, float] = {}
         #: Processes that outlived SIGKILL; they are not waited for any more.
         self.stuck: set[int] = set()
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""
         tasks = list(self.tasks.values())
-        moment = min((task.next_look() for task in tasks), default=math.inf)
-        timeout = None if moment == math.inf else max(0.0, moment - time.monotonic())
         fates = [task.fate for task in tasks if not task.deaf]
-        ready = wait([self.control, self.wake_read, *self.owners(), *fates], timeout)
+        ready = wait([self.control, self.wake_read, *self.owners(), *fates], self.timeout())
         if self.owner in ready:
             return False
         if self.wake_read in ready:
@@ -104,6 +92,13 @@ class ConcurrentServer(ForkServer):
                 return False
             self.fork_task()
         return True
+
+    def timeout(self) -> float | None:
+        """Seconds after which there is something to do without an event."""
+        if self.killed:
+            return LOOK
+        moment = min((task.kill_at for task in self.tasks.values()), default=math.inf)
+        return None if moment == math.inf else max(0.0, moment - time.monotonic())
 
     # The beginning of a task
 
@@ -147,9 +142,9 @@ class ConcurrentServer(ForkServer):
         task.deaf = order is None
         grace = 0.0 if order is None else order["grace"]
         if grace > 0 and task.kill_at == math.inf:
-            members = task.members()
-            process_tree.send_signal(members, signal.SIGTERM)
-            process_tree.send_signal(members, signal.SIGCONT)  # a stopped process would not see SIGTERM
+            task.asked = set(process_tree.tree([task.pid]))
+            process_tree.send_signal(task.asked, signal.SIGTERM)
+            process_tree.send_signal(task.asked, signal.SIGCONT)  # a stopped process would not see SIGTERM
         task.kill_at = min(task.kill_at, time.monotonic() + grace)
 
     def reap(self) -> None:
@@ -165,52 +160,56 @@ class ConcurrentServer(ForkServer):
             task = self.tasks.get(pid)
             if task is not None:
                 task.end = os.waitstatus_to_exitcode(status), usage
-                self.ended.append(task)
                 if task.kill_at == math.inf:  # by itself; otherwise, what it has left has the rest of the grace
                     task.kill_at = time.monotonic()
 
     def tend(self) -> None:
-        """Collect what has ended, kill what is due, and report tasks of which nothing is left."""
+        """Collect what has ended, kill what is due, and report tasks of which nothing is left.
+
+        Which of two tasks that end at the same time has left an orphan is not known: both reports wait for its end. Nor
+        does it have a grace then, unless it was asked to end with one of them.
+        """
         self.reap()
-        self.claim()
-        for task in list(self.tasks.values()):
-            now = time.monotonic()
-            if task.end is None and now < task.kill_at:
+        now = time.monotonic()
+        tasks = list(self.tasks.values())
+        ended = [task for task in tasks if task.end is not None]
+        orphans = self.orphans() if ended else set()
+        loose = orphans.difference(*(task.asked for task in tasks if now < task.kill_at))
+        left = process_tree.tree(loose)
+        due = process_tree.tree(task.pid for task in tasks if task.end is None and now >= task.kill_at)
+        if any(now >= task.kill_at for task in ended):
+            due += left
+        process_tree.send_signal(due, signal.SIGKILL)
+        self.killed = {pid: self.killed.get(pid, now) for pid in due}
+        outlived = {pid for pid, first in self.killed.items() if now > first + LIMIT}
+        self.stuck |= outlived
+        for task in tasks:
+            if task.end is None:
+                if task.pid in outlived:
+                    self.report_end(task, outlived)
                 continue
-            members = task.members()
-            if not members or now > task.give_up:
-                self.report_end(task, members)
-            elif now >= task.kill_at:
-                task.give_up = min(task.give_up, now + LIMIT)
-                process_tree.send_signal(members, signal.SIGKILL)
+            its = left if now >= task.kill_at else [*left, *(orphans & task.asked)]
+            task.swept.update((pid, process_tree.describe(pid)) for pid in its if pid not in task.swept)
+            if outlived.issuperset(its):
+                self.report_end(task, outlived.intersection(its))
 
-    def claim(self) -> None:
-        """Find out who has left the orphans behind that have come: of several, the one that has ended last."""
-        if not self.ended:
-            return
+    def orphans(self) -> set[int]:
+        """What has fallen to this process: a child that lives adopts its own."""
         living = {task.pid for task in self.tasks.values() if task.end is None}
-        orphans = set(process_tree.children_of_self()) - living - self.stuck
-        for task in self.ended:
-            task.left &= orphans
-        new = orphans.difference(*(task.left for task in self.ended))
-        self.ended[-1].left |= new
-        self.ended[-1].swept += [process_tree.describe(pid) for pid in process_tree.tree(new)]
+        return set(process_tree.children_of_self()) - living - self.stuck
 
-    def report_end(self, task: RunningTask, alive: list[int]) -> None:
+    def report_end(self, task: RunningTask, alive: Iterable[int]) -> None:
         """A task is over; what is still ``alive`` will not be waited for."""
         returncode, usage = task.end or (None, None)
         report: TaskEnd = {
             "type": "ended",
             "returncode": returncode,
             "max_rss_bytes": None if usage is None else usage.ru_maxrss * 1024,
-            "swept": task.swept,
+            "swept": list(task.swept.values()),
             "unkillable": [process_tree.describe_state(pid) for pid in alive],
             "at": time.time(),
         }
-        self.stuck.update(alive)
         del self.tasks[task.pid]
-        if task in self.ended:
-            self.ended.remove(task)
         _report(task.fate, report)
         task.fate.close()
 

@@ -8,61 +8,19 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from support.nursery import Nursery, deadline, message_of, nursery_at
+from concurrent_stage import SOURCE, begin, concurrent, end_of, let_go
+from support.nursery import Nursery, message_of, nursery_at
 from support.nursery import pool as pool
 from support.nursery import threads as threads
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygotes.concurrent_task import start_task
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
 from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-
-#: Leaves orphans behind as it is asked to, tells their pids, and runs until it is told to end, or ends at once.
-SOURCE = """
-    import os, signal, subprocess, sys, time
-    open("imports", "a").write("x")
-
-    def prepare(argument):
-        return {"pid": os.getpid()}
-
-    def orphan(how):
-        read, write = os.pipe()
-        if os.fork() == 0:
-            os.setsid()
-            if how == "bare":
-                sleeper = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
-                os.write(write, str(sleeper.pid).encode())
-            elif os.fork() == 0:
-                os.setsid()
-                if how == "tidy":
-                    def tidy(*_):
-                        time.sleep(0.3)
-                        open("tidied", "w").close()
-                        os._exit(0)
-                    signal.signal(signal.SIGTERM, tidy)
-                elif how == "stubborn":
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                os.write(write, str(os.getpid()).encode())
-                while True:
-                    time.sleep(600)
-            os._exit(0)
-        os.wait()
-        return int(os.read(read, 20))
-
-    def run(payload, channel):
-        if payload.get("stubborn"):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        channel.send({"value": [orphan(how) for how in payload.get("orphans", ())]})
-        if payload.get("stays", True):
-            channel.receive()
-"""
 
 TESTS = str(Path(__file__).parents[2])
 
@@ -70,33 +28,6 @@ TESTS = str(Path(__file__).parents[2])
 @pytest.fixture
 def zygote(nursery: Nursery) -> Zygote:
     return concurrent(nursery)
-
-
-def concurrent(nursery: Nursery, before: str = "") -> Zygote:
-    zygote = nursery.start(before + SOURCE, concurrent=True)
-    zygote.wait_ready()
-    return zygote
-
-
-def begin(zygote: Zygote, **payload: Any) -> tuple[Task, list[int]]:
-    """A task, and the orphans that it has made."""
-    task = start_task(zygote, payload)
-    return task, message_of(task)
-
-
-def end_of(task: Task) -> TaskEnd:
-    """How it ended."""
-    while task.next_message(deadline()) is not None:
-        pass
-    task.close()
-    assert task.ended is not None
-    return task.ended
-
-
-def let_go(task: Task) -> None:
-    """Have it end by itself."""
-    task.send({})
-    assert end_of(task)["returncode"] == 0
 
 
 # Side by side.
