@@ -186,7 +186,7 @@ class ConcurrentServer(ForkServer):
         for task in tasks:
             if task.end is None:
                 if task.pid in outlived:
-                    self.report_end(task, outlived)
+                    self.report_end(task, outlived.intersection(process_tree.tree([task.pid])))
                 continue
             its = left if now >= task.kill_at else [*left, *(orphans & task.asked)]
             task.swept.update((pid, process_tree.describe(pid)) for pid in its if pid not in task.swept)

@@ -20,7 +20,7 @@ FORK_TIMEOUT = 60.0
 def start_task(
     zygote: Zygote, payload: Any, *, cores: Sequence[int] | None = None, descriptors: Sequence[int] = ()
 ) -> Task:
-    """Fork a child of a zygote that is ``concurrent``, and hand it a task; from any thread.
+    """Fork a child of a zygote that is ``concurrent``, and hand it a task; from any thread. It gives no stacks.
 
     Args:
         zygote: it is ready.
