@@ -15,7 +15,7 @@ from benchmarks.processes import Workplace
 from benchmarks.quiet import Quiet
 
 #: Tasks of one measurement, one after the other, and all at once.
-ONES, MANY = 2000, 10_000
+ONES, MANY, VERY_MANY = 2000, 10_000, 100_000
 
 #: The same for systems that take a hundred times as long.
 _SLOW_ONES = 300
@@ -34,7 +34,7 @@ _TITLES = {
 }
 
 _MANY_TITLES = {
-    "task": "one run of 10000 tasks",
+    "task": "one run of all tasks",
     "executor": "ProcessPoolExecutor: submit each, then result() of each",
     "pool": "multiprocessing.Pool: apply_async each, then get() of each",
     "task_map": "a run of one orch.map, which sends tasks in chunks",
@@ -42,6 +42,9 @@ _MANY_TITLES = {
     "ray": "Ray: remote() each, then get of all",
     "dask": "Dask distributed: submit each, then gather all",
 }
+
+#: Those that are asked for so many.
+_AT_MOST_MANY = ("task_map", "pool_map", "ray", "dask")
 
 _OTHERS = ("ray", "dask")
 _MODULES = {"ray": "ray", "dask": "distributed"}
@@ -62,12 +65,14 @@ def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[st
             print(f"{_TITLES[name].partition(':')[0]}: not installed for {peers}")
     report: dict[str, Any] = {}
     latency = Dispatches(place, "latency", peers, {k: v for k, v in _TITLES.items() if k not in _OTHERS or k in there})
-    many = Dispatches(
-        place, "throughput", peers, {k: v for k, v in _MANY_TITLES.items() if k not in _OTHERS or k in there}
-    )
+    titles = {k: v for k, v in _MANY_TITLES.items() if k not in _OTHERS or k in there}
+    many = Dispatches(place, "throughput", peers, titles)
+    fewer = {k: v for k, v in titles.items() if k not in _AT_MOST_MANY}
+    very_many = Dispatches(place, "throughput", peers, fewer, VERY_MANY)
     for title, dispatches, expected in (
-        ("one after the other, per task", latency, {("task", "executor"): 0.7}),
-        ("10000 at once, per task", many, {("task_map", "pool_map"): 2.0}),
+        ("one after the other, per task", latency, {("task", "executor"): 0.5}),
+        (f"{MANY} at once, per task", many, {("task", "executor"): 0.7, ("task_map", "pool_map"): 2.0}),
+        (f"{VERY_MANY} at once, per task", very_many, {("task", "executor"): 0.7}),
     ):
         print(f"\n-- {title}", flush=True)
         comparisons = _comparisons(dispatches.titles, expected)
@@ -75,7 +80,7 @@ def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[st
         for _ in range(rounds):
             taken.add()
         print("\n".join(taken.lines(comparisons)))
-        report[dispatches.what] = taken.plain(comparisons)
+        report[dispatches.name] = taken.plain(comparisons)
         if dispatches.what == "latency":
             print("", *dispatches.tails(), sep="\n")
             report["p99"] = dispatches.p99()
@@ -99,10 +104,12 @@ def _comparisons(titles: dict[str, str], expected: dict[tuple[str, str], float])
 
 
 class Dispatches:
-    """Measurements of one kind: ``what`` is ``latency`` or ``throughput``."""
+    """Measurements of one kind: ``what`` is ``latency`` or ``throughput``, the latter of ``many`` tasks at once."""
 
-    def __init__(self, place: Workplace, what: str, peers: Path, titles: dict[str, str]) -> None:
+    def __init__(self, place: Workplace, what: str, peers: Path, titles: dict[str, str], many: int = MANY) -> None:
         self.what = what
+        self.name = what if many == MANY else f"{what} of {many}"
+        self._many = many
         self.titles = titles
         self._place = place
         self._peers = peers
@@ -114,7 +121,7 @@ class Dispatches:
 
     def _run(self, name: str) -> Sequence[float]:
         python = str(self._peers) if name in _OTHERS else sys.executable
-        number = MANY if self.what == "throughput" else _SLOW_ONES if name in _OTHERS else ONES
+        number = self._many if self.what == "throughput" else _SLOW_ONES if name in _OTHERS else ONES
         durations: list[float] = json.loads(self._place.run(python, _SCRIPT, name, self.what, str(number)))
         self._durations[name].append(durations)
         return durations

@@ -1,7 +1,8 @@
 """What the plugin costs a suite that does not use it, and what it costs to collect many trials.
 
 CPU time, in pairs whose order alternates: what others do on the machine disturbs it less than wall time. Beside it the
-calls of functions, which are the same in every run.
+calls of functions, which are the same in every run. The plugin is loaded as its users have it, by its entry point, and
+left out with ``-p no:aorta``: then both look for entry points once. No other plugin is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 from benchmarks.compare import Spread, duration, table
@@ -23,7 +25,8 @@ _STARTS = 7
 #: Trials, and as many parametrized tests.
 _MANY = 10_000
 
-_OURS = ("-p", "pytest_aorta.plugin.hooks")
+#: What leaves the plugin out.
+_WITHOUT = ("-p", "no:aorta")
 
 #: The most that is expected: seconds at the start, and parts of the time without the plugin.
 _START, _SHARE, _COLLECT = 0.005, 0.01, 1.0
@@ -69,16 +72,18 @@ class Suites:
     def trials(self, **environ: str) -> Parts:
         """10,000 trials."""
         options = ("--aorta-workload", "gemm", "--aorta-trials", str(_MANY))
-        return self._parts("--collect-only", *_OURS, *options, **environ)
+        return self._parts("--collect-only", *options, **environ)
 
     def parametrized(self, **environ: str) -> Parts:
         """10,000 parametrized tests."""
-        return self._parts("--collect-only", "test_many.py", *_OURS, **environ)
+        return self._parts("--collect-only", "test_many.py", **environ)
 
     def _parts(self, *arguments: str, **environ: str) -> Parts:
         output = self._place.folder / "output.json"
-        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "session_clock", *arguments)
-        self._place.run(*command, BENCHMARK_OUTPUT=str(output), **environ)
+        others = (f"-pno:{found.name}" for found in entry_points(group="pytest11") if found.name != "aorta")
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others, "-p", "session_clock")
+        settings = {"BENCHMARK_OUTPUT": str(output), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", **environ}
+        self._place.run(*command, *arguments, **settings)
         parts: Parts = json.loads(output.read_text())
         return parts
 
@@ -87,9 +92,9 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """Measure and print; all numbers, in CPU seconds and in calls."""
     suites = Suites(place)
     subjects = {
-        "start": (suites.start, lambda **environ: suites.start(*_OURS, **environ)),
-        "folder": (suites.folder, lambda **environ: suites.folder(*_OURS, **environ)),
-        "files": (suites.files, lambda **environ: suites.files(*_OURS, **environ)),
+        "start": (lambda **environ: suites.start(*_WITHOUT, **environ), suites.start),
+        "folder": (lambda **environ: suites.folder(*_WITHOUT, **environ), suites.folder),
+        "files": (lambda **environ: suites.files(*_WITHOUT, **environ), suites.files),
         "many": (suites.parametrized, suites.trials),
     }
     for subject in (side for pair in subjects.values() for side in pair):

@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pytest_aorta._version import __version__ as __version__
-
 if TYPE_CHECKING:
+    from pytest_aorta._version import __version__ as __version__
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
     from pytest_aorta.common.request_error import RequestError as RequestError
@@ -38,11 +37,12 @@ _HOMES = {
     "TrialResult": "trials.result",
     "Workload": "trials.workload",
     "WorkloadResult": "trials.workload",
+    "__version__": "_version",
     "collect_env": "probe.collect",
     "run_trials": "api",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from support.fake_distributions import write_distribution
 from support.pip_environments import copy_of_this_project, environ_without_this_run
 
@@ -53,7 +55,8 @@ def declared(extra: str | None = None) -> set[str]:
 
 def needed(files: re.Pattern[str]) -> set[str]:
     """Modules of other distributions that files import."""
-    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names}
+    # The latter is the standard library's from 3.11 on.
+    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
     return {module.removeprefix("_") for module, path in imported() if files.match(path) and module not in own}
 
 
@@ -67,6 +70,21 @@ def test_what_an_extra_brings_is_needed_in_one_place_only(extra: str) -> None:
     place = BY_EXTRA[extra]
     assert needed(re.compile(f"(?!{place})")) & declared(extra) == set()
     assert declared(extra) <= needed(re.compile(place))
+
+
+def test_what_the_oldest_python_cannot_install_is_not_pinned_for_it() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    unmarked = [line.partition("==")[0] for line in lines if ";" not in line]
+    too_new = {}
+    for name in unmarked:
+        try:
+            needed_python = importlib.metadata.metadata(name)["Requires-Python"]
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of an extra that is not installed
+        if needed_python and not SpecifierSet(needed_python).contains("3.10"):
+            too_new[name] = needed_python
+    assert len(unmarked) > 20
+    assert too_new == {}
 
 
 @pytest.mark.slow

@@ -87,20 +87,21 @@ class Command(Workload):
         """Start it.
 
         Raises:
-            CommandNotFound: there is no such program.
+            CommandNotFound: there is no such program, or no such script.
             OSError: it cannot be started.
         """
         words = words_of(self.config.command)
-        program = program_not_found(words[0], os.environ.get("PATH", os.defpath))
-        if program is not None:
-            raise CommandNotFound(program)
+        start = fill_in(words, os.environ)
+        problem = program_not_found(start, os.environ.get("PATH", os.defpath))
+        if problem is not None:
+            raise CommandNotFound(problem)
         config = self.config
         self._findings = OutputFindings(
             OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
         )
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
-        self._process = CommandProcess(fill_in(words, os.environ), self._variables())
+        self._process = CommandProcess(start, self._variables())
 
     def _variables(self) -> dict[str, str]:
         variables = dict(os.environ)

@@ -92,7 +92,8 @@ def _row(entry: dict[str, Any]) -> Sequence[str]:
         parts.append("entered")
     parts += [f"{name}={value}" for name, value in entry.get("variables", {}).items()]
     read_by = entry.get("read_by")
-    return entry["name"], entry["source"], " ".join(parts), f"read by {read_by}" if read_by else ""
+    nothing = "the Python of pytest" if entry.get("kind") == "local" else "no variables" if "variables" in entry else ""
+    return entry["name"], entry["source"], " ".join(parts) or nothing, f"read by {read_by}" if read_by else ""
 
 
 def _option(entry: dict[str, Any]) -> list[str]:

@@ -186,7 +186,8 @@ def _matrices(query: _Query) -> list[Action]:
     assert query.action is not None
     found = [each for each in query.project.actions(query.action) if each.is_matrix]
     if not found:
-        raise RequestError(f"{query.action!r} matches no action with a workload; for commands: show directories")
+        there_is = "the recipe has" if query.action == "*" else f"{query.action!r} matches"
+        raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
     return found
 
 

@@ -6,7 +6,25 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.late_hooks import REPORTS, register_hooks
+from pytest_aorta.plugin.late_hooks import REPORTS, TRIALS, register_hooks
+from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, place_under_each
+
+
+def watch_reports(config: pytest.Config) -> None:
+    """Look at reports in a controller that knows of no trial."""
+    if is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
+        config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
+
+
+def introduce(node: Any) -> None:
+    """Tell a worker the name of the run in the history, the same to all, where nothing else does."""
+    if not node.config.pluginmanager.has_plugin(TRIALS):
+        from pytest_aorta.workspace.history import stamp
+
+        node.workerinput["aorta"] = {
+            "stamp": node.config.stash.setdefault(STAMP, stamp()),
+            "each": place_under_each(node),
+        }
 
 
 class ControllerHooks:

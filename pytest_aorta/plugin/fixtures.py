@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.plugin.late_hooks import register_hooks
-
 if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests.marked_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.ordinary_tests.torchrun_fixture import RunTorchrun
@@ -26,6 +24,7 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
 
     The trial's failure is in the result, not an exception. Every call leaves a trial file.
     """
+    from pytest_aorta.plugin.late_hooks import register_hooks
     from pytest_aorta.plugin.ordinary_tests.marked_tests import RunTrial
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.import_target import module_file
-from pytest_aorta.plugin.items.discovery import from_root, has_tests, has_workloads, may_have_workloads
+from pytest_aorta.plugin.items.discovery import from_root, has_tests, has_workloads
+from pytest_aorta.plugin.late_hooks import register_hooks
 
 
 class GivenFiles:
@@ -35,23 +36,14 @@ class GivenFiles:
         return found
 
 
-def given_files(config: pytest.Config) -> set[Path]:
-    """The files with workloads among the arguments, which are made such that pytest finds them."""
+def register_files(config: pytest.Config) -> None:
+    """Collect the workloads of the files with some among the arguments, which are made such that pytest finds them."""
     here = str(config.invocation_params.dir)
     config.args = from_root(config.args, config.invocation_params.dir, config.rootpath)
-    files = (_file(argument.partition("::")[0], here, pyargs=config.option.pyargs) for argument in config.args)
-    return {
-        Path(file) for file in files if file is not None and _may_have_workloads(file) and has_workloads(Path(file))
-    }
-
-
-def _may_have_workloads(file: str) -> bool:
-    """Of most files, this is all that is done: there may be hundreds, and none with a workload."""
-    try:
-        with open(file, "rb") as opened:
-            return may_have_workloads(opened.read())
-    except (OSError, ValueError):
-        return False
+    given = (_file(argument.partition("::")[0], here, pyargs=config.option.pyargs) for argument in config.args)
+    if files := {Path(file) for file in given if file is not None and has_workloads(Path(file))}:
+        config.pluginmanager.register(GivenFiles(files), "aorta_files")
+        register_hooks(config)
 
 
 def _file(argument: str, here: str, *, pyargs: bool) -> str | None:

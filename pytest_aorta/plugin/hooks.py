@@ -2,12 +2,13 @@
 
 All others are in ``trial_hooks`` and ``report_hooks``, which are imported and registered when there is an option, a
 workload file, or a test that starts trials. So nothing heavy is imported here, and no test that runs calls any of it.
+Nor are small modules: pytest loads those of plugins with a loader of its own, which takes 0.2 ms for each.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,9 +19,13 @@ from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
     aorta_torchrun,
     aorta_trial,
 )
-from pytest_aorta.plugin.late_hooks import TRIALS, register_hooks
-from pytest_aorta.plugin.options import add_options, is_mentioned
-from pytest_aorta.plugin.xdist_roles import STAMP, is_controller, is_worker, place_under_each
+from pytest_aorta.plugin.option_declarations import add_options, is_mentioned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Folders in which recipes were looked for.
+_LISTED: pytest.StashKey[set[Path]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,12 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
-    if getattr(config.option, "lf", False) and not is_worker(config):
+    if getattr(config.option, "lf", False):
         from pytest_aorta.plugin.last_failed import recall
 
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
+        from pytest_aorta.plugin.late_hooks import register_hooks
         from pytest_aorta.plugin.submission_hooks import register_submission
 
         register_submission(config)
@@ -49,59 +55,84 @@ def pytest_configure(config: pytest.Config) -> None:
         register_hooks(config)
         if not config.option.help:
             select(config)
-    elif is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
-        from pytest_aorta.plugin.controller_hooks import ControllerHooks
+    elif any(getattr(config.option, name, None) for name in ("numprocesses", "tx")):  # of xdist
+        from pytest_aorta.plugin.controller_hooks import watch_reports
 
-        config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
+        watch_reports(config)
 
 
 def _look_at_files(config: pytest.Config) -> None:
     """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
-    if any(".toml" in argument for argument in config.args):
-        register_hooks(config)
-    if any(".py" in argument for argument in config.args) or config.option.pyargs:
-        from pytest_aorta.plugin.given_files import GivenFiles, given_files
+    arguments = " ".join(config.args)
+    if ".toml" in arguments:
+        from pytest_aorta.plugin.late_hooks import register_hooks
 
-        if files := given_files(config):
-            config.pluginmanager.register(GivenFiles(files), "aorta_files")
-            register_hooks(config)
+        register_hooks(config)
+    if ".py" in arguments or config.option.pyargs:
+        from pytest_aorta.plugin.given_texts import may_be_given
+
+        if may_be_given(config):
+            from pytest_aorta.plugin.given_files import register_files
+
+            register_files(config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
-    if not node.config.pluginmanager.has_plugin(TRIALS):
-        from pytest_aorta.workspace.history import stamp
+    from pytest_aorta.plugin.controller_hooks import introduce
 
-        node.workerinput["aorta"] = {
-            "stamp": node.config.stash.setdefault(STAMP, stamp()),
-            "each": place_under_each(node),
-        }
+    introduce(node)
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Recipes: ``aorta.toml`` and ``*.aorta.toml``, and Row's ``workflow.toml`` where it is given itself."""
-    name = file_path.name
-    if not name.endswith(".toml"):  # most are through here
-        return None
-    is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
-    if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
-        return None
-    from pytest_aorta.plugin.recipes.recipe_file import RecipeFile
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Look for recipes, once in each folder and not at each of its files: of these there may be thousands."""
+    if isinstance(collector, pytest.Session) and ".toml" in " ".join(collector.config.args):
+        _register_recipes(collector.config)
+    if not isinstance(collector, pytest.Directory):
+        return
+    listed = collector.config.stash.setdefault(_LISTED, set())
+    if collector.path in listed:  # pytest lists a folder again for each of its files that is an argument
+        return
+    listed.add(collector.path)
+    if _may_have_recipes(collector):
+        _register_recipes(collector.config)
 
-    register_hooks(parent.config, late=True)
-    collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)
-    return collector
+
+def _may_have_recipes(folder: pytest.Directory) -> bool:
+    """Whether a recipe may be among the files that a folder has collected."""
+    if type(folder) not in (pytest.Dir, pytest.Package):  # those of other plugins collect what they like
+        return True
+    try:
+        names = os.listdir(folder.path)
+    except OSError:
+        return False
+    if "workflow.toml" in names and folder.session.isinitpath(folder.path / "workflow.toml"):
+        return True
+    return "aorta.toml\n" in "\n".join([*names, ""])  # of a name's end, faster than one comparison for each
+
+
+def _register_recipes(config: pytest.Config) -> None:
+    """Have the names of files compared with those of recipes."""
+    from pytest_aorta.plugin import recipe_hooks
+
+    if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
+        config.pluginmanager.register(recipe_hooks, recipe_hooks.NAME)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
-    starts_trials = "aorta_run" in metafunc.fixturenames
     # Called for every test function that is collected: most are through here.
-    if not starts_trials and not metafunc.definition.own_markers:
-        return
+    if "aorta_run" in metafunc.fixturenames or metafunc.definition.own_markers:
+        _generate_trials(metafunc)
+
+
+def _generate_trials(metafunc: pytest.Metafunc) -> None:
+    """Of a test that may have to do with trials."""
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
-    if starts_trials or is_marked:
+    if is_marked or "aorta_run" in metafunc.fixturenames:
+        from pytest_aorta.plugin.late_hooks import register_hooks
+
         register_hooks(metafunc.config, late=True)
     takes_trial = "aorta_trial" in metafunc.fixturenames
     if takes_trial or is_marked:
@@ -125,8 +156,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        from pytest_aorta.plugin.items.nearly_workloads import lacking_lines
+    if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
+        from pytest_aorta.plugin.items.nearly_workloads import lines_of_empty_run
 
-        for line in lacking_lines(config):
+        for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)

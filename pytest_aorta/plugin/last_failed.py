@@ -9,6 +9,7 @@ import pytest
 from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.options import RECALLED
+from pytest_aorta.plugin.xdist_roles import is_worker
 
 #: Where pytest's cache has the options of the last run with trials.
 _OPTIONS = "aorta/options"
@@ -36,7 +37,7 @@ def recall(config: pytest.Config) -> None:
         pytest.UsageError: they had variables, whose values are not kept.
     """
     cache = getattr(config, "cache", None)
-    if cache is None or config.args_source is pytest.Config.ArgsSource.ARGS or _typed(config):
+    if cache is None or is_worker(config) or config.args_source is pytest.Config.ArgsSource.ARGS or _typed(config):
         return
     failed = {nodeid.partition("::")[0] for nodeid in cache.get("cache/lastfailed", {})}
     files = [config.rootpath / path for path in sorted(failed) if path.endswith(".py")]

@@ -18,6 +18,7 @@ import pytest
 from pytest_aorta import option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_table import OPTIONS, Option
+from pytest_aorta.plugin.option_declarations import ini_value
 from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
@@ -26,45 +27,6 @@ if TYPE_CHECKING:
 
 class OptionError(RequestError):
     """A value that an option cannot take; the message names value, source and what would be valid."""
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Declare all options and their ini twins."""
-    group = parser.getgroup("aorta", "trials of workloads (pytest-aorta)")
-    for option in OPTIONS:
-        if option.bare:
-            group.addoption(
-                option.flag,
-                dest=option.ini,
-                nargs="?",
-                const=option.bare,
-                default=None,
-                metavar=option.metavar,
-                help=option.help_text,
-            )
-        elif option.is_switch:
-            group.addoption(option.flag, dest=option.ini, action="store_const", const="true", help=option.help_text)
-        else:
-            group.addoption(
-                option.flag,
-                dest=option.ini,
-                action="append" if option.repeat else "store",
-                default=None,
-                metavar=option.metavar,
-                help=option.help_text,
-            )
-        kind = "linelist" if option.repeat else "string"
-        parser.addini(option.ini, f"same as {option.flag}", type=kind, default=None)  # type: ignore[arg-type]
-
-
-def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether any option has a value from anywhere."""
-    return any(
-        getattr(config.option, option.ini, None) is not None
-        or environ.get(option.variable)
-        or _ini_value(config, option.ini)
-        for option in OPTIONS
-    )
 
 
 #: Whether options are those of an earlier run, whose paths are those of this one.
@@ -231,7 +193,7 @@ def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> 
         given = [part for part in re.split(option.separator, text) if part.strip()] if option.repeat else text
         source = f"the environment variable {option.variable}"
     if given is None:
-        given = _ini_value(config, option.ini) or None
+        given = ini_value(config, option.ini) or None
         source = f"{option.ini} in {config.inipath}"
     if given is None or given == []:
         return None
@@ -240,18 +202,6 @@ def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> 
         raise OptionError(f"{source}: {given!r} is not valid; expected a text, a number, true or false")
     parsed = tuple(_parse(option, text, source) for text in texts)
     return parsed if option.repeat else parsed[0]
-
-
-def _ini_value(config: pytest.Config, name: str) -> Any:
-    """Of a declared ini option."""
-    import pytest  # is there, but not needed to declare options
-
-    try:
-        return config.getini(name)
-    except (TypeError, pytest.UsageError):  # native TOML; which of them depends on the version of pytest
-        from pytest_aorta.plugin.compat import native_ini_value
-
-        return native_ini_value(config, name)
 
 
 def _parse(option: Option, text: str, source: str) -> Any:

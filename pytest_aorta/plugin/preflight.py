@@ -15,7 +15,7 @@ from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file
 from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.items.trial_item import TrialItem
-from pytest_aorta.plugin.options import is_mentioned
+from pytest_aorta.plugin.option_declarations import is_mentioned
 from pytest_aorta.plugin.outputs.report_option import check_report
 from pytest_aorta.plugin.refusals import refuse
 from pytest_aorta.plugin.run import Run, run_of

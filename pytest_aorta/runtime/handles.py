@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_function, check_timeout
 from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
+from pytest_aorta.runtime.engine.tasks import record_of, settled_record
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class TaskRef:
         self.outputs = outputs
 
     def __repr__(self) -> str:
-        outcome = self.state.value if self.record is None else self.record.outcome.value
+        record = self.record
+        outcome = self.state.value if record is None else record.outcome.value
         return f"<TaskRef {self.id} {self._node.label}: {outcome}>"
 
     @property
@@ -45,8 +47,7 @@ class TaskRef:
     @property
     def record(self) -> TaskRecord | None:
         """How it ended; ``None`` while it has not settled."""
-        task: GraphTask = self._node.payload
-        return task.record
+        return settled_record(self._node)
 
     def wait(self, timeout: float | None = None) -> TaskRecord:
         """Block until it has settled. A failure is in the record, not an exception.
@@ -57,15 +58,15 @@ class TaskRef:
         """
         check_timeout(timeout)
         task: GraphTask = self._node.payload
+        settled = None
         with self._dispatcher.lock:
-            if task.record is None and task.settled is None:
-                task.settled = threading.Event()
-        if task.settled is not None and not self._dispatcher.loop.run_until(task.settled, timeout):
+            if not task.has_settled:
+                settled = task.settled = task.settled or threading.Event()
+        if settled is not None and not self._dispatcher.loop.run_until(settled, timeout):
             if timeout is None:
                 raise WorkerClosed(f"{self._dispatcher.name} is closed")
             raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
-        assert task.record is not None
-        return task.record
+        return record_of(self._node)
 
     def cancel(self, why: str = "cancelled") -> None:
         """Do not start it; when it runs, end it."""
@@ -80,7 +81,8 @@ class TaskRef:
         check_function("callback", callback, "callback(record)")
         task: GraphTask = self._node.payload
         with self._dispatcher.lock:
-            if task.record is None:
+            if not task.has_settled:
+                task.callbacks = task.callbacks or []
                 task.callbacks.append(callback)
             else:
                 self._dispatcher.callbacks.add(self._node, callback)
@@ -162,7 +164,7 @@ class RunHandle:
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
         with self._dispatcher.lock:
-            found = {node.id: node.payload.record for node in self._run.nodes if node.payload.record is not None}
+            found = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
             found.update(self._run.records)
         return [found[number] for number in sorted(found)]
 

@@ -74,7 +74,9 @@ class Orchestrator:
         timeout: float | None = None,
     ) -> TaskRef:
         """Run a callable as ``fn(args)`` on any idle SUB worker."""
-        return self.submit_sub_group(handle, [args], after=after, timeout=timeout)
+        definition, _ = self._resolve(handle, ())
+        self._placement.check_size(TaskKind.SUB, 1)
+        return self._submit(GraphTask(definition, args, kind=TaskKind.SUB, timeout=timeout), after)
 
     def submit_sub_group(
         self,
@@ -88,7 +90,8 @@ class Orchestrator:
         definition, _ = self._resolve(handle, ())
         args_list = listed("args_list", args_list, _MEMBERS)
         self._placement.check_size(TaskKind.SUB, len(args_list))
-        return self._submit(GraphTask(TaskKind.SUB, [Member(definition, args) for args in args_list], timeout), after)
+        members = tuple([Member(definition, args) for args in args_list])
+        return self._submit(GraphTask(kind=TaskKind.SUB, group=members, timeout=timeout), after)
 
     def map(
         self,
@@ -120,8 +123,9 @@ class Orchestrator:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
         tasks = []
         for first in range(0, len(found), chunksize):
-            member = Member(definition, config=found[first : first + chunksize], first_item=first)
-            tasks.append(self._submit(GraphTask(TaskKind.SUB, [member], timeout), before))
+            chunk = found[first : first + chunksize]
+            task = GraphTask(definition, config=chunk, first_item=first, kind=TaskKind.SUB, timeout=timeout)
+            tasks.append(self._submit(task, before))
         return MapRef(tasks)
 
     def submit_next_level(
@@ -149,8 +153,17 @@ class Orchestrator:
         named = [self._placement.check_id(TaskKind.NEXT_LEVEL, id) for id in (affinity, worker) if id is not None]
         definition, eligible = self._resolve(handle, named)
         self._placement.check_size(TaskKind.NEXT_LEVEL, 1)
-        member = Member(definition, args, config, worker=worker, affinity=affinity, eligible=eligible)
-        return self._submit(GraphTask(TaskKind.NEXT_LEVEL, [member], timeout), after)
+        task = GraphTask(
+            definition,
+            args,
+            config,
+            worker=worker,
+            affinity=affinity,
+            eligible=eligible,
+            kind=TaskKind.NEXT_LEVEL,
+            timeout=timeout,
+        )
+        return self._submit(task, after)
 
     def submit_next_level_group(
         self,
@@ -174,8 +187,10 @@ class Orchestrator:
             raise ValueError(f"a worker is named twice: {ids}")
         definition, _ = self._resolve(handle, ids)
         self._placement.check_size(TaskKind.NEXT_LEVEL, len(ids))
-        members = [Member(definition, args, config, worker=worker) for args, worker in zip(args_list, ids, strict=True)]
-        return self._submit(GraphTask(TaskKind.NEXT_LEVEL, members, timeout), after)
+        members = tuple(
+            Member(definition, args, config, worker=worker) for args, worker in zip(args_list, ids, strict=True)
+        )
+        return self._submit(GraphTask(kind=TaskKind.NEXT_LEVEL, group=members, timeout=timeout), after)
 
     def submit_job(
         self,
@@ -196,7 +211,7 @@ class Orchestrator:
         if job.preparation is not None and self._dispatcher.level == 3:
             before.append(self._prepared(job.preparation, urgent))
         eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
-        task = GraphTask(TaskKind.JOB, [Member(job=job, eligible=eligible)], timeout, urgent)
+        task = GraphTask(job=job, eligible=eligible, kind=TaskKind.JOB, timeout=timeout, urgent=urgent)
         ref = self._submit(task, before, scoped=False)  # nothing depends on it, and a session may have very many
         self._dispatcher.release_scope([ref._node])
         return ref
@@ -211,9 +226,7 @@ class Orchestrator:
         """The task that prepares this host for jobs of a key."""
         if preparation.key not in self._preparations:
             job = Job(preparation.target, preparation.payload)
-            self._preparations[preparation.key] = self._submit(
-                GraphTask(TaskKind.JOB, [Member(job=job)], urgent=urgent)
-            )
+            self._preparations[preparation.key] = self._submit(GraphTask(job=job, kind=TaskKind.JOB, urgent=urgent))
         return self._preparations[preparation.key]
 
     def alloc(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -267,10 +280,13 @@ class Orchestrator:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
+        producers = self._producers(after) if after != () else []
+        if task.args is None and not task.group:  # what there are most of
+            return TaskRef(self._dispatcher, self._add(task, [], producers, scoped))
         memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
         try:
             accesses = self._accesses(task, memory)
-            node = self._add(task, accesses, self._producers(after), scoped)
+            node = self._add(task, accesses, producers, scoped)
             self._scopes[-1].extend(memory.output_nodes)
         except BaseException:
             memory.copy_nodes += memory.output_nodes

@@ -138,6 +138,10 @@ class Completion:
         return self if self.failure is None else replace(self, failure=self.failure.at(place))
 
 
+#: Of a task that has returned nothing, as most tasks do.
+SUCCEEDED = Completion(Outcome.SUCCESS)
+
+
 def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceback: str = "") -> Completion:
     """The completion of a task that ended with an exception."""
     if isinstance(error, TaskError) and error.record.failure is not None:

@@ -33,8 +33,12 @@ _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
 
+#: Options of Python without a value, after which its script may stand.
+_FLAGS = re.compile(r"-[bBdEiIOPqsSuvx]+")
+
+
 class CommandNotFound(Exception):
-    """There is no such program; the message is for the user, and a traceback is of no use."""
+    """There is no such program or script; the message is for the user, and a traceback is of no use."""
 
 
 def words_of(command: str) -> list[str]:
@@ -176,10 +180,16 @@ def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return filled(words, {name: environ[names[name]] for name in placeholders_in(words)})
 
 
-def program_not_found(program: str, path: str) -> str | None:
-    """Why a program cannot be started; ``None`` where it can. ``path``: the folders that it is looked for in."""
+def program_not_found(words: Sequence[str], path: str) -> str | None:
+    """Why a command cannot be started; ``None`` where it can. ``path``: the folders that its program is looked for in.
+
+    The script of a Python program is looked for as well: Python says the same with an exit code of 2, as scripts do.
+    """
+    program = words[0]
     if shutil.which(program, path=path) is not None:
-        return None
+        script = _python_script(words)
+        found = script is None or os.path.exists(script)
+        return None if found else f"there is no file {script!r} in {os.getcwd()}"
     if os.sep not in program:
         return f"there is no program {program!r} in the folders of PATH: {path}"
     if os.path.isdir(program):
@@ -187,6 +197,13 @@ def program_not_found(program: str, path: str) -> str | None:
     if os.path.exists(program):
         return f"{program!r} is not executable; make it so, or name its interpreter before it"
     return f"there is no program {program!r} in {os.getcwd()}"
+
+
+def _python_script(words: Sequence[str]) -> str | None:
+    """The script in the command of a Python program; ``None`` for modules, code, other options and programs."""
+    rest = itertools.dropwhile(_FLAGS.fullmatch, words[1:]) if is_python(words[0]) else iter(())
+    word = next(rest, "-")
+    return None if word.startswith("-") else word
 
 
 def is_python(program: str) -> bool:

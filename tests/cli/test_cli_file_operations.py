@@ -31,7 +31,7 @@ trials = TRIALS
 """
 
 COUNT = """
-import collections, json, os, sys
+import collections, json, os, pathlib, sys  # in 3.10, a class of pathlib takes os.stat over, as a method
 counts = collections.Counter()
 def count(event, arguments):
     if event in ("open", "os.listdir", "os.scandir", "os.rename", "os.remove"):
@@ -93,4 +93,6 @@ def test_the_number_of_files_that_are_looked_at_does_not_grow(stage: Stage, coun
     assert many == few
     again, after = many
     assert again["open"] < after["open"] / 2  # the recipe is not read, nor what is needed to read it imported
-    assert not {"os.rename", "os.remove", "os.scandir"} & again.keys()
+    assert not {"os.rename", "os.remove"} & again.keys()
+    # From Python 3.13 on, Path.iterdir() is a scan.
+    assert again.get("os.scandir", 0) <= (sys.version_info >= (3, 13))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
     from_variable = CliRunner(env={"PYTEST_AORTA_REGISTRY_FILE": "registry.json"})
     assert from_variable.invoke(main, ["list", "mitigations", "environments"]).output == shown
     assert "hunter2" not in shown
+    assert re.search(r"^  local +pytest-aorta +the Python of pytest$", shown, re.MULTILINE)
+    assert re.search(r"^  none +pytest-aorta +no variables$", shown, re.MULTILINE)
     assert "sidecar:registry.json  NCCL_DEBUG=WARN HF_TOKEN=<redacted>" in shown
     assert "docker=rocm/torch:7 launcher=numactl -N0" in shown
     assert "broken: there is no virtual environment in" in shown

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.pip_environments import ROOT, environ_without_this_run, environment_beside_this_run
+from support.pycharm import shown_tests
 
 #: Longest run in seconds, for the case that something hangs.
 PATIENCE = 300
@@ -155,6 +156,13 @@ def junit(ran: Ran) -> None:
     assert values["Bad[local-none-1]"]["aorta_exit_status"] == "workload_failed"
 
 
+def teamcity(ran: Ran) -> None:
+    all_ran(ran)
+    how = {"Good": "passed", "Bad": "failed", "Broken": "failed"}
+    expected = {f"work.{name}(local-none-{index})": how[name] for name in how for index in (0, 1)}
+    assert {name: test.outcome for name, test in shown_tests(ran.text).items()} == expected
+
+
 def half_ran(ran: Ran) -> None:
     assert ran.done.returncode == 1, ran.text + ran.done.stderr
     assert sum(map(len, ran.statuses().values())) == 3
@@ -215,6 +223,7 @@ ROWS = {
     "pytest-timeout": Row(("pytest_timeout",), ("--timeout=100",)),
     "pytest-tldr": Row(("pytest_tldr",), (), all_ran_without_a_table),
     "pytest-xdist": Row(("xdist.plugin",), ("-n2", "--junitxml=out.xml"), junit),
+    "teamcity-messages": Row(("teamcity.pytest_plugin",), ("--teamcity",), teamcity),
 }
 
 

@@ -14,34 +14,25 @@ import pytest
 from support import call_counter
 from support.stage import Stage
 
+from pytest_aorta.option_table import OPTIONS
+
 #: All that pytest imports of this package at its start.
 AT_START = [
     "pytest_aorta",
-    "pytest_aorta._version",
-    "pytest_aorta.common",
-    "pytest_aorta.common.request_error",
     "pytest_aorta.option_table",
-    "pytest_aorta.option_values",
     "pytest_aorta.plugin",
     "pytest_aorta.plugin.fixtures",
     "pytest_aorta.plugin.hooks",
-    "pytest_aorta.plugin.late_hooks",
-    "pytest_aorta.plugin.options",
-    "pytest_aorta.plugin.xdist_roles",
+    "pytest_aorta.plugin.option_declarations",
 ]
 
 #: And to look at files that were given as arguments.
-FOR_FILES = [
-    "pytest_aorta.common.import_target",
-    "pytest_aorta.plugin.given_files",
-    "pytest_aorta.plugin.items",
-    "pytest_aorta.plugin.items.discovery",
-]
+FOR_FILES = ["pytest_aorta.plugin.given_texts"]
 
 #: The hooks of a session without trials. None of them is called for a test that runs.
 HOOKS = [
     "pytest_addoption",
-    "pytest_collect_file",
+    "pytest_collectstart",
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
@@ -77,12 +68,38 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     found = counted(stage, *(files if as_files else ()))
     assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START + FOR_FILES * as_files)
     assert found["calls"]["run"] == {}
-    # Of a file, the name is compared when it is collected, and of a test function, those of its fixtures.
-    # pytest lists the folder once for each argument.
-    listed = len(files) if as_files else 1
-    assert found["calls"]["collect"].pop("hooks.pytest_collect_file") <= (len(files) + 2) * listed
-    assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
+    # Of a test function, the names of its fixtures are compared, and the folder is listed once, although pytest
+    # does that for each argument. Collectors are the session, the folder, and the files.
+    folders = len(files) if as_files else 1
+    assert found["calls"]["collect"].pop("hooks.pytest_collectstart") == 1 + folders + len(files)
+    assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30, "hooks._may_have_recipes": 1}
     assert found["hooks"] == HOOKS
+
+
+def test_the_start_calls_a_few_functions_for_each_option(stage: Stage) -> None:
+    found = counted(stage, *write_tests(stage, files=1, tests=1))
+    # It is defined, declared with its help text, and looked for in an ini file, in one loop.
+    assert sum(found["calls"]["start"].values()) <= 5 * len(OPTIONS) + 20
+
+
+def test_few_objects_are_left_for_the_garbage_collector_to_walk(stage: Stage) -> None:
+    stage.write(
+        conftest="""
+        import gc
+
+        def pytest_collection():
+            gc.collect()
+            print("objects:", len(gc.get_objects()))
+        """
+    )
+    write_tests(stage, files=1, tests=1)
+
+    def objects(*options: str) -> int:
+        result = stage.run("-s", *options, env={"PYTEST_AORTA_GRACE": ""})
+        (line,) = (line for line in result.outlines if line.startswith("objects:"))
+        return int(line.split()[1])
+
+    assert objects() - objects("-p", "no:aorta") <= 9 * len(OPTIONS)  # of argparse, pytest, and the table
 
 
 def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_workloads(stage: Stage) -> None:
@@ -92,7 +109,8 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
         files.append(str(stage.write_file(f"idle_{number}.py", f"class Idle{number}:\n{methods}")))
     found = counted(stage, *files, "--collect-only")
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
-    assert calls["discovery.may_have_workloads"] == len(files) + 3
+    # To decide whether to look closer, and then, of those with workloads, again.
+    assert calls["given_texts.may_have_workloads"] <= 2 * len(files)
     assert calls["discovery._facts"] == 3
 
 

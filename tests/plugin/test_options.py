@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from option_reading import NO_VARIABLES, configure, option, read
 
+from pytest_aorta import option_values as valid
 from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError, is_mentioned, read_selection
+from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import OptionError, read_selection
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 
@@ -20,6 +22,12 @@ def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytest
 
     assert read_selection(config, NO_VARIABLES) == Selection()
     assert not is_mentioned(config, NO_VARIABLES)
+
+
+def test_the_table_of_options_names_what_is_imported_only_to_read_a_value() -> None:
+    assert all(callable(each.parse) for each in OPTIONS)
+    assert option("trials").parse is valid.positive_int
+    assert option("extra-env").separator == f";{valid.NEXT_PAIR}"
 
 
 def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:

@@ -93,12 +93,13 @@ torch.backends.cuda.matmul.allow_tf32 = True
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.set_default_device("cuda")
-extra = hasattr(torch._C, "_accelerator_getAllocatorSettings")
+extra = [hasattr(torch._C, f"_{name}") for name in ("accelerator_getAllocatorSettings", "cuda_getAllocatorBackend")]
 """
-    end, has_settings = end_of(code, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
+    end, (has_settings, is_for_gpus) = end_of(code, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
     torch = end["torch"]
     # A private name of torch; without it the settings are only those among the recorded variables.
-    assert torch["allocator"] == {"settings": "max_split_size_mb:64" if has_settings else None, "backend": None}
+    settings, backend = "max_split_size_mb:64" if has_settings else None, "native" if is_for_gpus else None
+    assert torch["allocator"] == {"settings": settings, "backend": backend}
     assert torch["matmul"]["fp32_precision"] == "tf32"
     assert (torch["default_device"], torch["devices"], torch["process_group"]) == ("cuda", {}, None)
 

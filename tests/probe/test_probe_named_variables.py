@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,19 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+def settled(search: Callable[[], Facts]) -> Facts:
+    """What a search finds in the end: on a loaded machine, or in a torch for CUDA, the first one may be out of time."""
+    for _ in range(20):
+        found = search()
+        if "longer than" not in found.get("note", ""):
+            break
+    return found
+
+
+def searched(*names: str) -> Facts:
+    return settled(lambda: named_variables(names))
+
+
 def in_a_fresh_process(code: str, **variables: str) -> Any:
     """What ``code`` prints, as JSON."""
     setup = """
@@ -52,7 +65,10 @@ import json, os, sys
 from pytest_aorta.probe.collect import collect_end, collect_static
 from pytest_aorta.probe.watch import Watch
 def named(static, *names):
-    return collect_end(static, watch=Watch.begin(names)).to_dict()["variables"]
+    for _ in range(20):
+        found = collect_end(static, watch=Watch.begin(names)).to_dict()["variables"]
+        if "longer than" not in found.get("note", ""):
+            return found
 """
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     done = subprocess.run([sys.executable, "-c", setup + code], env=environ, capture_output=True, text=True, check=True)
@@ -82,10 +98,14 @@ def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> 
 
 def look(static: Any, *names: str) -> Facts:
     """What a trial records that ends now."""
-    end = collect_end(static, watch=Watch.begin(names))
-    assert end.partial_reasons == []
-    assert end.variables is not None
-    return end.variables
+
+    def at_the_end() -> Facts:
+        end = collect_end(static, watch=Watch.begin(names))
+        assert end.partial_reasons == []
+        assert end.variables is not None
+        return end.variables
+
+    return settled(at_the_end)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
@@ -111,7 +131,7 @@ print(json.dumps([before, loaded, named(static, "READ_BY_A_LIBRARY", "NOT_READ")
 
 def test_our_own_sources_do_not_count() -> None:
     """They list what others read."""
-    found = named_variables(["NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"])
+    found = searched("NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")
     ours = {label for named in found["by"].values() for label in named["first"] if label.startswith("pytest_aorta")}
     assert ours == set()
 
@@ -124,7 +144,7 @@ def test_a_lazy_module_is_not_loaded(sources: Path) -> None:
     spec.loader = importlib.util.LazyLoader(spec.loader)
     sys.modules["later"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["later"])
-    assert named_variables([NAME])["by"][NAME]["first"] == ["later"]
+    assert searched(NAME)["by"][NAME]["first"] == ["later"]
     assert not hasattr(sys, "loaded")
 
 
@@ -132,7 +152,7 @@ def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) ->
     (sources / "gone.py").write_text("")
     importlib.import_module("gone")
     (sources / "gone.py").unlink()
-    assert named_variables(["ANY"])["unsearched"] == ["gone"]
+    assert "gone" in searched("ANY")["unsearched"]  # as may be what torch has removed, after other tests
 
 
 def test_what_was_found_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +167,7 @@ def test_what_was_found_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_name_is_searched_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the objects that are worth keeping an answer for."""
     monkeypatch.setattr(module, "_WORTH_KEEPING", -1.0)
-    named_variables(["FIRST_NAME"])
+    searched("FIRST_NAME")
     asked: set[str] = set()
 
     def search(path: str, names: list[str], deadline: object) -> set[str]:
@@ -155,7 +175,7 @@ def test_another_name_is_searched_for_alone(monkeypatch: pytest.MonkeyPatch) -> 
         return set()
 
     monkeypatch.setattr(module, "names_in_object", search)
-    named_variables(["FIRST_NAME", "SECOND_NAME"])
+    searched("FIRST_NAME", "SECOND_NAME")
     assert asked == {"SECOND_NAME"}
 
 
@@ -208,7 +228,7 @@ def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time(monkeypa
     assert named_variables(["OMP_NUM_THREADS"], seconds=-1.0) == {
         "note": "not searched: it would have taken longer than -1.0 s"
     }
-    assert "by" in named_variables(["OMP_NUM_THREADS"])
+    assert "by" in searched("OMP_NUM_THREADS")
 
 
 @pytest.mark.parametrize(

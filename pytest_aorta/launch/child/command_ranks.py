@@ -51,7 +51,8 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words = words_of(config.command)
-    problem = program_not_found(words[0], os.environ.get("PATH", os.defpath))
+    start = fill_in(words, os.environ)
+    problem = program_not_found(start, os.environ.get("PATH", os.defpath))
     if problem is not None:
         failure: FailureData = {"phase": "setup", "kind": "exception", "type": "CommandNotFound", "message": problem}
         send({"type": "begin", "phase": "setup"})
@@ -62,10 +63,10 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     if config.unbuffered:
         environ.setdefault("PYTHONUNBUFFERED", "1")
     restarts = int(payload["elastic"]["max_restarts"])
-    start = TorchrunStart(os.getcwd(), restarts, ["--no-python", *fill_in(words, os.environ)], (), environ)
+    torchrun = TorchrunStart(os.getcwd(), restarts, ["--no-python", *start], (), environ)
     rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
-    follow_torchrun(payload, send, start, CommandOutput(payload, send, rules, seed))
+    follow_torchrun(payload, send, torchrun, CommandOutput(payload, send, rules, seed))
 
 
 class CommandOutput(RanksOutput):

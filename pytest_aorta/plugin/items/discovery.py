@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+
+from pytest_aorta.plugin.given_texts import may_have_workloads
 
 #: Added to the methods of a class whose base is named Workload.
 _DECLARED = "(Workload)"
@@ -65,15 +66,6 @@ def definition_line(path: Path, name: str) -> int:
     """The line, from 1, in which a file binds a name (``Class`` or ``Outer.Inner``); 0 when it does not."""
     source = _source(path)
     return 0 if source is None else source.facts.lines.get(name, 0)
-
-
-#: A file without the first, and without one of the others, has no workload.
-_BASE, _METHODS = re.compile(rb"Workload"), (re.compile(rb"def\s+setup\b"), re.compile(rb"def\s+run\b"))
-
-
-def may_have_workloads(text: bytes) -> bool:
-    """Whether it is worth while to parse a Python file with this text."""
-    return _BASE.search(text) is not None or all(method.search(text) for method in _METHODS)
 
 
 class _Source:

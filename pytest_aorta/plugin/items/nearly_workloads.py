@@ -6,27 +6,73 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.items.discovery import is_abstract, last_name
+from pytest_aorta.plugin.options import is_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
+    from collections.abc import Collection, Iterator
 
 _METHODS = ("setup", "run")
 
+_AS_COMMAND = "a script runs as it is with --aorta-command 'python {}'"
+
+
+def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: pytest.Config) -> list[str]:
+    """What to say of a run that has ended with such a status, and that has not come to its first item."""
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return lacking_lines(config)
+    errors = [report for report in terminal.stats.get("error", []) if isinstance(report, pytest.CollectReport)]
+    return script_lines(config, {config.rootpath / report.nodeid.partition("::")[0] for report in errors})
+
 
 def lacking_lines(config: pytest.Config) -> list[str]:
-    """One line for each file on the command line in which something is nearly a workload.
+    """What to say of a run that has collected nothing.
 
-    Where an option of ours is on the command line, so that trials were wanted, also for files with nothing of the kind.
+    One line for each file on the command line in which something is nearly a workload. Where an option of ours is on
+    the command line, so that trials were wanted, also for files with nothing of the kind; and where nothing was named,
+    what could be.
     """
-    wanted = any(getattr(config.option, option.ini, None) is not None for option in OPTIONS)
+    wanted = _wanted(config)
+    files = _given_files(config)
+    found = {file: what_lacks(file, wanted) for file in files}
+    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]
+    is_named = config.args_source == config.ArgsSource.ARGS or is_typed(config)
+    if wanted and not is_named and not config.getini("aorta_workload") and not config.getini("aorta_command"):
+        lines.append(
+            "no trials: of what? --aorta-workload NAME (pytest-aorta list workloads has the names), "
+            "--aorta-command 'python train.py', or a file with a workload or a recipe"
+        )
+    return lines
+
+
+def script_lines(config: pytest.Config, failed: Collection[Path]) -> list[str]:
+    """One line for each script on the command line that pytest has failed to import, where trials were wanted."""
+    scripts = [file for file in _given_files(config) if file in failed and _wanted(config) and _is_script(file)]
+    return [one_line(f"{file.name}: {_AS_COMMAND.format(file.name)}") for file in scripts]
+
+
+def _wanted(config: pytest.Config) -> bool:
+    return any(getattr(config.option, option.ini, None) is not None for option in OPTIONS)
+
+
+def _given_files(config: pytest.Config) -> list[Path]:
     files = [config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args]
-    found = {file: what_lacks(file, wanted) for file in files if file.suffix == ".py" and file.is_file()}
-    return [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]
+    return [file for file in files if file.suffix == ".py" and file.is_file()]
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file has neither a class nor a test."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    functions = (node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    is_tested = any(node.name.startswith("test") for node in functions)
+    return not is_tested and not any(isinstance(node, ast.ClassDef) for node in body)
 
 
 def what_lacks(path: Path, wanted: bool = True) -> str:
@@ -50,7 +96,7 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
         return ""
     if classes:
         return f"{', '.join(classes)}: neither setup() nor run()"
-    return f"it defines no class; a script runs as it is with --aorta-command 'python {path.name}'"
+    return f"it defines no class; {_AS_COMMAND.format(path.name)}"
 
 
 def _lacks(node: ast.ClassDef, classes: dict[str, ast.ClassDef], imported: dict[str, str]) -> str:

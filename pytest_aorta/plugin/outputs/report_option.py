@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,5 +53,6 @@ def write_run_report(run: Run, settings: TriageSettings) -> str:
     except RequestError as error:
         return f"report {output}: {error}"
     except Exception as error:
-        return f"report {output}: {type(error).__name__}: {error}; try again with: pytest-aorta report {run.results}"
+        again = shlex.join(["pytest-aorta", "report", str(run.results), "-o", str(output)])
+        return f"report {output}: {type(error).__name__}: {error}; try again with: {again}"
     return ""

@@ -32,7 +32,7 @@ from pytest_aorta.runtime.memory.results import decode_result
 from pytest_aorta.runtime.memory.sender import GONE, Sender
 from pytest_aorta.runtime.memory.tensor_bytes import from_bytes, overwrite
 from pytest_aorta.runtime.memory.transfer import TensorUnavailable, inline
-from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, failed
+from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, TaskFailure, failed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -256,7 +256,8 @@ class ProcessEndpoint(SupervisedProcess):
         payload = json.loads(report["text"]) if "text" in report else report.get("payload")
         if "parts" in report:
             payload = decode_result(payload, report["parts"])
-        self._dispatcher.ended(dispatch, Completion(outcome, payload, seen))
+        nothing_to_say = outcome is _SUCCESS and payload is None and seen is None
+        self._dispatcher.ended(dispatch, SUCCEEDED if nothing_to_say else Completion(outcome, payload, seen))
 
     def died(self, how: str, link: Link) -> None:
         """The process behind a link is gone."""

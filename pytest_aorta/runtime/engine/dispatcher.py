@@ -148,7 +148,7 @@ class Dispatcher:
         """Cancel the tasks that have not started, and with ``running`` those that have."""
         with self.lock:
             run.cancelled = run.cancelled or why
-            unsettled = [node for node in run.nodes if node.payload.record is None]
+            unsettled = [node for node in run.nodes if not node.payload.has_settled]
         for node in unsettled:
             self.cancel(node, why, running)
 
@@ -159,7 +159,7 @@ class Dispatcher:
                 member.definition is not None and member.definition.digest == digest
                 for run in (*self.runs, *self.sessions)
                 for node in run.nodes
-                if node.payload.record is None
+                if not node.payload.has_settled
                 for member in node.payload.members
             )
 
@@ -201,7 +201,7 @@ class Dispatcher:
             RingFull: the run has as many tasks that have not ended as its ring has slots.
             RuntimeError: the run is closed or cancelled.
         """
-        with self.turn():
+        with self._turn:
             self._check_accepts(run)
             run.ring.take()
             for footprint, _ in accesses:
@@ -212,7 +212,7 @@ class Dispatcher:
             except BaseException:
                 run.ring.give_back()
                 raise
-            if task.record is None or not run.is_session:
+            if not task.has_settled or not run.is_session:
                 run.nodes[node] = None
             return node
 
@@ -279,23 +279,23 @@ class Dispatcher:
                 task.outcome, task.failure = Outcome.SKIPPED, node.poisoned_by.payload.failure
             else:
                 task.outcome = Outcome.SUCCESS
-        task.record = record_of(node)
+        task.has_settled = True
         run: GraphRun = node.run
         for member in task.members:  # what only its tensors have kept is free from now on
-            member.args = member.config = member.job = member.definition = member.completion = None
+            member.args = member.config = member.job = member.definition = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
-            run.first_failure = task.record
+            run.first_failure = record_of(node)
         if run.ring.give_back():
             self.loop.notify()
         if run.is_session:
             run.nodes.pop(node, None)
         if task.settled is not None:
             task.settled.set()
+            task.settled = None
             self.loop.notify()
-        if task.callbacks:
-            for callback in task.callbacks:
-                self.callbacks.add(node, callback)
-            task.callbacks = []
+        for callback in task.callbacks or ():
+            self.callbacks.add(node, callback)
+        task.callbacks = None
         if run.closed:
             self._end_if_over(run)
 
@@ -306,17 +306,17 @@ class Dispatcher:
         # In an open run there may be very many: of those that nothing refers to, only the record is kept.
         run: GraphRun = node.run
         if run.nodes.pop(node, self) is None:
-            run.records[node.id] = node.payload.record
+            run.records[node.id] = record_of(node)
 
     # Dispatches
 
     def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
         task: GraphTask = node.payload
-        for member, endpoint in zip(task.members, endpoints, strict=True):
-            endpoint.busy += 1
-            dispatch = Dispatch(next(self._ids), node, member, endpoint)
-            task.running.append(dispatch)
-            endpoint.assign(dispatch)
+        pairs = zip(task.members, endpoints, strict=True)
+        task.running = tuple([Dispatch(next(self._ids), node, member, endpoint) for member, endpoint in pairs])
+        for dispatch in task.running:
+            dispatch.endpoint.busy += 1
+            dispatch.endpoint.assign(dispatch)
             # Without the lock: arguments may be large, and a process that does not read is no other task's trouble.
             self._turn.defer(partial(self._start, dispatch))
 
@@ -339,7 +339,7 @@ class Dispatcher:
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
-        with self.turn():
+        with self._turn:
             self._end(dispatch, completion)
 
     def _end(self, dispatch: Dispatch, completion: Completion) -> None:
@@ -356,7 +356,7 @@ class Dispatcher:
         member.completion = completion
         if member.started is not None:
             member.ended = time.time()
-        task.running.remove(dispatch)
+        task.running = tuple([other for other in task.running if other is not dispatch])
         if completion.outcome is not Outcome.SUCCESS and task.failure is None:
             task.outcome = completion.outcome
             task.failure = completion.failure or TaskFailure(completion.outcome.name, completion.outcome.value)
@@ -382,7 +382,7 @@ class Dispatcher:
             self._stop_one(dispatch, Completion(Outcome.TIMEOUT, None, failure), why)
 
     def _stop(self, task: GraphTask, completion: Completion, why: str) -> None:
-        for dispatch in list(task.running):
+        for dispatch in task.running:
             self._stop_one(dispatch, completion, why)
 
     def _stop_one(self, dispatch: Dispatch, completion: Completion, why: str) -> None:

@@ -82,7 +82,7 @@ class Placement:
             if _is_idle(endpoint):
                 idle.append(endpoint)
                 if len(idle) == needed:
-                    return queue.pop(needed), idle
+                    return queue.take(needed), idle
         return None
 
     def _match_job(self, queue: Sorted[Eligible]) -> Match | None:
@@ -101,13 +101,13 @@ class Placement:
                 for node in queues.drain(endpoint.id):
                     yield node, endpoint
         for queue, pool in ((queues.anywhere, self._next), (queues.job, self._job)):
-            for eligible in queue.kinds():
+            for eligible in list(queue):
                 fit = _eligible(pool.values(), eligible)
                 if all(endpoint.gone for endpoint in fit):
                     for node in queue.drain(eligible):
                         yield node, fit[0]
         gone = [endpoint for endpoint in self._sub.values() if endpoint.gone]
-        for size in queues.sub.kinds() if gone else ():
+        for size in list(queues.sub) if gone else ():
             if size > len(self._sub) - len(gone):
                 for node in queues.sub.drain(size):
                     yield node, gone[0]
@@ -123,7 +123,7 @@ def _take_first(queue: Sorted[Eligible], idle: list[Endpoint]) -> Match | None:
     eligible, node = first
     fit = _eligible(idle, eligible)
     affinity = node.payload.members[0].affinity
-    return queue.pop(eligible), [next((endpoint for endpoint in fit if endpoint.id == affinity), fit[0])]
+    return queue.take(eligible), [next((endpoint for endpoint in fit if endpoint.id == affinity), fit[0])]
 
 
 def _eligible(endpoints: Iterable[Endpoint], eligible: Eligible) -> list[Endpoint]:
@@ -131,4 +131,4 @@ def _eligible(endpoints: Iterable[Endpoint], eligible: Eligible) -> list[Endpoin
 
 
 def _is_idle(endpoint: Endpoint) -> bool:
-    return endpoint.gone is None and endpoint.ready and endpoint.busy < endpoint.capacity
+    return endpoint.busy < endpoint.capacity and endpoint.gone is None and endpoint.ready

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_aorta.runtime.engine.tasks import GraphTask, TaskKind
 from pytest_aorta.runtime.graph.nodes import State
@@ -22,53 +22,53 @@ Eligible = frozenset[int] | None
 _READY = State.READY
 
 
-class Sorted(Generic[Key]):
+class Sorted(dict[Key, "deque[Node]"]):
     """Tasks in an order, with a queue for every key: those of one key can run at the same places.
 
-    Whether one can start, or none ever will, is asked once for each key, of which there are few.
+    Whether one can start, or none ever will, is asked once for each key, of which there are few. The keys are those of
+    the tasks that are here, and perhaps of some that have been cancelled. Nearly all tasks come in order, and are last
+    in their queue.
     """
-
-    def __init__(self) -> None:
-        self._heaps: dict[Key, list[tuple[Any, Node]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._heaps)
-
-    def kinds(self) -> list[Key]:
-        """The keys of the tasks that are here, and perhaps of some that have been cancelled."""
-        return list(self._heaps)
 
     def push(self, key: Key, order: Any, node: Node) -> None:
         """Add a task; no two have the same order."""
-        heap = self._heaps.get(key)
-        if heap is None:
-            heap = self._heaps[key] = []
-        heapq.heappush(heap, (order, node))
+        node.payload.order = order
+        queue = self.get(key)
+        if queue is None:
+            queue = self[key] = deque()
+        if not queue or _order_of(queue[-1]) < order:
+            queue.append(node)
+        else:
+            bisect.insort(queue, node, key=_order_of)
 
-    def first(self, fits: Callable[[Key], bool] = lambda key: True) -> tuple[Key, Node] | None:
+    def first(self, fits: Callable[[Key], bool] | None = None) -> tuple[Key, Node] | None:
         """The first of the tasks whose keys fit; it stays."""
-        best: tuple[Any, Node] | None = None
-        for key in list(self._heaps):
-            heap = self._heaps[key]
-            while heap and heap[0][1].state is not _READY:  # cancelled meanwhile
-                heapq.heappop(heap)
-            if not heap:
-                del self._heaps[key]
-            elif (best is None or heap[0][0] < best[0]) and fits(key):
-                best, chosen = heap[0], key
-        return None if best is None else (chosen, best[1])
+        best: tuple[Key, Node] | None = None
+        for key in list(self):
+            queue = self[key]
+            while queue and queue[0].state is not _READY:  # cancelled meanwhile
+                queue.popleft()
+            if not queue:
+                del self[key]
+            elif (best is None or _order_of(queue[0]) < _order_of(best[1])) and (fits is None or fits(key)):
+                best = key, queue[0]
+        return best
 
-    def pop(self, key: Key) -> Node:
+    def take(self, key: Key) -> Node:
         """Take the first task of a key."""
-        heap = self._heaps[key]
-        _, node = heapq.heappop(heap)
-        if not heap:
-            del self._heaps[key]
+        queue = self[key]
+        node = queue.popleft()
+        if not queue:
+            del self[key]
         return node
 
     def drain(self, key: Key) -> Iterator[Node]:
         """Take all tasks of a key, in order."""
-        return (node for _, node in sorted(self._heaps.pop(key), key=lambda entry: entry[0]) if node.state is _READY)
+        return (node for node in self.pop(key) if node.state is _READY)
+
+
+def _order_of(node: Node) -> Any:
+    return node.payload.order
 
 
 class ReadyQueues:
@@ -93,10 +93,11 @@ class ReadyQueues:
     def push(self, node: Node) -> None:
         """Add a task that has become ready."""
         task: GraphTask = node.payload
-        first = task.members[0]
         if task.kind is TaskKind.SUB:
-            self.sub.push(len(task.members), next(self._order), node)
-        elif task.kind is TaskKind.JOB:
+            self.sub.push(len(task.group) or 1, next(self._order), node)
+            return
+        first = task.members[0]
+        if task.kind is TaskKind.JOB:
             self.job.push(first.eligible, (not task.urgent, node.id), node)  # urgent ones come first
         elif len(task.members) > 1:
             self.groups.append(node)

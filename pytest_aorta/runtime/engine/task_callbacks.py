@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.engine.callbacks import CallbackThread
+from pytest_aorta.runtime.engine.tasks import record_of
 from pytest_aorta.runtime.records import Outcome, TaskRecord, failed
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class TaskCallbacks:
         self._thread.add(partial(self._call, node, callback))
 
     def _call(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        record, raised = node.payload.record, None
+        record, raised = record_of(node), None
         try:
             callback(record)
         except BaseException as error:

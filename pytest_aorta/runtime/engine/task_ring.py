@@ -34,7 +34,7 @@ class TaskRing:
 
     def take(self) -> None:
         """Take a slot for a task; raises ``RingFull``."""
-        if self.full:
+        if self.size is not None and self.taken >= self.size:
             raise RingFull(
                 f"the ring is full: {self.taken} tasks of this run have not ended; submit fewer at a time, or raise"
                 " ring_size or ring_timeout of the worker"

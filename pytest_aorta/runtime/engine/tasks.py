@@ -78,26 +78,37 @@ class Member:
 
 
 @dataclass(eq=False, slots=True)
-class GraphTask:
-    """The payload of a node."""
+class GraphTask(Member):
+    """The payload of a node: a group, or a task of one member, which it is itself.
 
-    kind: TaskKind
-    members: list[Member]
+    There may be very many, and the garbage collector walks all of their containers time and again: what is empty is
+    none, and a record is made when it is asked for.
+    """
+
+    kind: TaskKind = TaskKind.SUB
+    group: tuple[Member, ...] = ()
     timeout: float | None = None
     urgent: bool = False
     submitted: float = field(default_factory=time.time)
     outcome: Outcome | None = None
     failure: TaskFailure | None = None
-    running: list[Dispatch] = field(default_factory=list)
-    #: Once it has settled: the record, and who is notified.
-    record: TaskRecord | None = None
+    running: tuple[Dispatch, ...] = ()
+    #: Its place in the queue of those that are ready.
+    order: Any = None
+    #: Whether its outcome is final. Until then, the event of the threads that wait for it, and its callbacks.
+    has_settled: bool = False
     settled: threading.Event | None = None
-    callbacks: list[Callable[[TaskRecord], None]] = field(default_factory=list)
+    callbacks: list[Callable[[TaskRecord], None]] | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """At least one."""
+        return self.group or (self,)
 
     @property
     def label(self) -> str:
         """A name for records and messages."""
-        first = self.members[0]
+        first = self.group[0] if self.group else self
         if first.definition is not None:
             return first.definition.name
         assert first.job is not None
@@ -146,14 +157,19 @@ class Endpoint(Protocol):
         """End it early, without the dispatcher's lock; must not block. May come before ``start``, or instead."""
 
 
+def settled_record(node: Node) -> TaskRecord | None:
+    """The record of a task; ``None`` while it has not settled."""
+    return record_of(node) if node.payload.has_settled else None
+
+
 def record_of(node: Node) -> TaskRecord:
     """The record of a task that has an outcome."""
     task: GraphTask = node.payload
     assert task.outcome is not None
-    if len(task.members) == 1:
-        return _member_record(node, task.members[0], task.outcome, task.failure)
+    if len(task.group) < 2:
+        return _member_record(node, task.group[0] if task.group else task, task.outcome, task.failure)
     members = []
-    for member in task.members:
+    for member in task.group:
         completion = member.completion or Completion(Outcome.SKIPPED)
         members.append(_member_record(node, member, completion.outcome, completion.failure))
     return TaskRecord(

@@ -42,15 +42,22 @@ class Tag(enum.Enum):
         return self in (Tag.INOUT, Tag.OUTPUT, Tag.OUTPUT_EXISTING)
 
 
+#: The tags of a task with one tensor, as most tasks have.
+_ALONE = {tag: (tag,) for tag in Tag}
+
+
 class TaskArgs:
     """Arguments of one task, in the order in which they were added. Nothing that was added can be changed."""
 
+    __slots__ = ("__weakref__", "_blank", "_scalars", "_tags", "_tensors")
+
     def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
-        self._tags: list[Tag] = []
-        self._scalars: list[int | float | bool | str] = []
+        # Tuples, of which a waiting task shares what it can: the garbage collector walks all containers.
+        self._tensors: tuple[torch.Tensor, ...] = ()
+        self._tags: tuple[Tag, ...] = ()
+        self._scalars: tuple[int | float | bool | str, ...] = ()
         #: Numbers of the tensors that do not exist yet.
-        self._blank: list[int] = []
+        self._blank: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         tensors = ", ".join(
@@ -61,17 +68,17 @@ class TaskArgs:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors, in order."""
-        return tuple(self._tensors)
+        return self._tensors
 
     @property
     def tags(self) -> tuple[Tag, ...]:
         """What is done to each of the tensors."""
-        return tuple(self._tags)
+        return self._tags
 
     @property
     def scalars(self) -> tuple[int | float | bool | str, ...]:
         """The plain values, in order."""
-        return tuple(self._scalars)
+        return self._scalars
 
     @property
     def written(self) -> list[int]:
@@ -91,9 +98,12 @@ class TaskArgs:
         _check_access(tensor, tag)
         if len(self._tensors) == MAX_TENSORS:
             raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
-        self._tensors.append(tensor)
-        self._tags.append(tag)
+        self._append(tensor, tag)
         return self
+
+    def _append(self, tensor: torch.Tensor, tag: Tag) -> None:
+        self._tensors += (tensor,)
+        self._tags = (*self._tags, tag) if self._tags else _ALONE[tag]
 
     def add_output(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> TaskArgs:
         """Append an ``OUTPUT`` that the submission allocates, as ``orch.alloc`` does (default: float32).
@@ -116,9 +126,8 @@ class TaskArgs:
             raise TypeError(f"expected a torch.dtype or None, not {dtype!r:.80} ({type(dtype).__name__})")
         if len(self._tensors) == MAX_TENSORS:
             raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
-        self._blank.append(len(self._tensors))
-        self._tensors.append(torch.empty(sizes, dtype=dtype or torch.float32, device="meta"))
-        self._tags.append(Tag.OUTPUT)
+        self._blank += (len(self._tensors),)
+        self._append(torch.empty(sizes, dtype=dtype or torch.float32, device="meta"), Tag.OUTPUT)
         return self
 
     def add_scalar(self, value: int | float | bool | str) -> TaskArgs:
@@ -132,27 +141,28 @@ class TaskArgs:
             raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r:.80} ({type(value).__name__})")
         if len(self._scalars) == MAX_SCALARS:
             raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
-        self._scalars.append(value)
+        self._scalars += (value,)
         return self
 
     def snapshot(self) -> TaskArgs:
         """A copy, which later additions do not change."""
         made = TaskArgs()
-        made._tensors, made._tags, made._scalars = self._tensors[:], self._tags[:], self._scalars[:]
-        made._blank = self._blank[:]
+        made._tensors, made._tags, made._scalars = self._tensors, self._tags, self._scalars
+        made._blank = self._blank
         return made
 
     def replace(
         self, output: Callable[[torch.Tensor], torch.Tensor], private: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         """Replace what there is no memory for: tensors that do not exist yet, then those of this process only."""
-        for number in self._blank:
-            self._tensors[number] = output(self._tensors[number])
-        self._blank.clear()
-        for number, tensor in enumerate(self._tensors):
-            if tensor.numel() and shared_descriptor(tensor.untyped_storage()) is None:
-                _check_access(tensor, self._tags[number])
-                self._tensors[number] = private(tensor)
+        if self._blank:
+            blank, self._blank = set(self._blank), ()
+            self._tensors = tuple([output(t) if number in blank else t for number, t in enumerate(self._tensors)])
+        if any(map(_is_private, self._tensors)):
+            for tensor, tag in zip(self._tensors, self._tags, strict=True):
+                if _is_private(tensor):
+                    _check_access(tensor, tag)
+            self._tensors = tuple([private(t) if _is_private(t) else t for t in self._tensors])
 
     def accesses(self) -> list[tuple[Footprint, Tag]]:
         """What each tensor touches, and how, as of now."""
@@ -184,6 +194,11 @@ class TaskArgs:
                     )
             reaching.append((footprint, index))
         return accesses
+
+
+def _is_private(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has bytes, which only this process sees."""
+    return bool(tensor.numel()) and shared_descriptor(tensor.untyped_storage()) is None
 
 
 def _check_access(tensor: object, tag: Tag) -> None:

@@ -10,21 +10,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pytest_aorta.runtime.graph.boxes import Box, Pitches, Ranges
 
-Item = TypeVar("Item")
+
+class Boxed(Protocol):
+    """An item: it has a box, and is compared by identity or ``==``."""
+
+    @property
+    def pitches(self) -> Pitches:
+        """The grid of its box."""
+
+    @property
+    def box(self) -> Box:
+        """Where it is."""
+
+
+Item = TypeVar("Item", bound=Boxed)
 
 #: Grid, and per axis the binary logarithm of the size of a cell.
 _Level = tuple[Pitches, tuple[int, ...]]
 
 
 class BoxIndex(Generic[Item]):
-    """Items with a box each; items are compared by identity or ``==``."""
+    """Items by their boxes, which do not change."""
 
     def __init__(self) -> None:
-        self._levels: dict[_Level, dict[tuple[int, ...], dict[Item, Box]]] = {}
+        #: What is in each cell: one item, as in most of them, or an ordered set of items.
+        self._levels: dict[_Level, dict[tuple[int, ...], Item | dict[Item, None]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -35,26 +49,34 @@ class BoxIndex(Generic[Item]):
         """The grids of all items."""
         return {pitches for pitches, _ in self._levels}
 
-    def add(self, item: Item, pitches: Pitches, box: Box) -> None:
+    def add(self, item: Item) -> None:
         """Add an item that is not here."""
-        sizes, cell = _place(box.ranges)
-        self._levels.setdefault((pitches, sizes), {}).setdefault(cell, {})[item] = box
+        sizes, cell = _place(item.box.ranges)
+        cells = self._levels.setdefault((item.pitches, sizes), {})
+        there = cells.get(cell)
+        if there is None:
+            cells[cell] = item
+        elif isinstance(there, dict):
+            there[item] = None
+        else:
+            cells[cell] = {there: None, item: None}
         self._count += 1
 
-    def remove(self, item: Item, pitches: Pitches, box: Box) -> None:
-        """Remove an item that was added with this box."""
-        sizes, cell = _place(box.ranges)
-        cells = self._levels[pitches, sizes]
-        items = cells[cell]
-        del items[item]
+    def remove(self, item: Item) -> None:
+        """Remove an item that is here."""
+        sizes, cell = _place(item.box.ranges)
+        cells = self._levels[item.pitches, sizes]
+        there = cells[cell]
+        if isinstance(there, dict):
+            del there[item]
         self._count -= 1
-        if not items:
+        if not isinstance(there, dict) or not there:
             del cells[cell]
             if not cells:
-                del self._levels[pitches, sizes]
+                del self._levels[item.pitches, sizes]
 
-    def meeting(self, boxes: dict[Pitches, Box]) -> Iterator[tuple[Item, Box, Box]]:
-        """Items that a view meets, as far as boxes say; with the item's box, and the view's in the same grid.
+    def meeting(self, boxes: dict[Pitches, Box]) -> Iterator[tuple[Item, Box]]:
+        """Items that a view meets, as far as boxes say; with the box of the view in the same grid.
 
         Args:
             boxes: of the view, in every grid of ``grids``.
@@ -66,13 +88,13 @@ class BoxIndex(Generic[Item]):
                 for (low, high), size in zip(box.ranges, sizes, strict=True)
             ]
             if math.prod(map(len, spans)) > len(cells):
-                found: Iterator[dict[Item, Box]] = iter(cells.values())
+                found: Iterator[Item | dict[Item, None]] = iter(cells.values())
             else:
                 found = (cells[cell] for cell in itertools.product(*spans) if cell in cells)
-            for items in found:
-                for item, other in items.items():
-                    if box.meets(other):
-                        yield item, other, box
+            for there in found:
+                for item in there if isinstance(there, dict) else (there,):
+                    if box.meets(item.box):
+                        yield item, box
 
 
 def _place(ranges: Ranges) -> tuple[tuple[int, ...], tuple[int, ...]]:

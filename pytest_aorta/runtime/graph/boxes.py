@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Pitches = tuple[int, ...]
 
@@ -47,11 +47,11 @@ class Pattern:
 
     run: int
     steps: tuple[tuple[int, int], ...]
+    #: The grid in which the view is a box most likely: its own strides.
+    pitches: Pitches = field(init=False, compare=False, repr=False)
 
-    @property
-    def pitches(self) -> Pitches:
-        """The grid in which the view is a box most likely: its own strides."""
-        return tuple(stride for stride, _ in self.steps)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pitches", tuple(stride for stride, _ in self.steps))
 
 
 def pattern(itemsize: int, steps: Iterable[tuple[int, int]]) -> Pattern:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from pytest_aorta.runtime.graph.boxes import Box, Pattern, Pitches, box_of, pattern
@@ -18,11 +18,9 @@ _EFFORT = 512
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """The bytes of ``backing`` that a view touches; ``offset``, ``strides`` and ``itemsize`` in bytes."""
+class Layout:
+    """How the bytes of a view lie, from its first one on; ``strides`` and ``itemsize`` in bytes."""
 
-    backing: Hashable
-    offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
@@ -30,7 +28,7 @@ class Footprint:
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides):
             raise ValueError(f"{len(self.shape)} dimensions but {len(self.strides)} strides")
-        if self.offset < 0 or self.itemsize < 1 or min((*self.shape, *self.strides), default=0) < 0:
+        if self.itemsize < 1 or min((*self.shape, *self.strides), default=0) < 0:
             raise ValueError(f"no view has negative numbers or empty items: {self}")
 
     @cached_property
@@ -39,12 +37,12 @@ class Footprint:
         return 0 in self.shape
 
     @cached_property
-    def stop(self) -> int:
-        """One past the last byte; the first is at ``offset``."""
-        return self.offset if self.empty else self.offset + self.itemsize + sum(s * n for s, n in self._steps.items())
+    def nbytes(self) -> int:
+        """From the first byte to the last one."""
+        return 0 if self.empty else self.itemsize + sum(s * n for s, n in self.steps.items())
 
     @cached_property
-    def _steps(self) -> dict[int, int]:
+    def steps(self) -> dict[int, int]:
         """Stride to the most steps along it. Axes of one stride are one, and an axis of size 1 is none."""
         steps: dict[int, int] = {}
         for size, stride in zip(self.shape, self.strides, strict=True):
@@ -54,22 +52,63 @@ class Footprint:
 
     @cached_property
     def pattern(self) -> Pattern:
-        """Its bytes, as runs that are repeated."""
-        return pattern(self.itemsize, self._steps.items())
+        """The bytes, as runs that are repeated."""
+        return pattern(self.itemsize, self.steps.items())
 
     @cached_property
+    def solid(self) -> bool:
+        """Whether every byte from the first to the last one is touched."""
+        return _Sums([(s, 0, n) for s, n in self.steps.items()] + [(1, 0, self.itemsize - 1)]).solid
+
+
+#: Very many views, the rows of a matrix say, have one.
+_layout_of = lru_cache(maxsize=1024)(Layout)
+
+
+@dataclass(init=False, slots=True)
+class Footprint:
+    """The bytes of ``backing`` that a view touches; ``offset``, ``strides`` and ``itemsize`` in bytes. Immutable."""
+
+    backing: Hashable
+    offset: int
+    layout: Layout
+    _own_box: Box | None = field(compare=False, repr=False)
+
+    def __init__(
+        self, backing: Hashable, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        self.backing = backing
+        self.offset = offset
+        self.layout = _layout_of(shape, strides, itemsize)
+        self._own_box = None
+        if offset < 0:
+            raise ValueError(f"no view has negative numbers or empty items: {self}")
+
+    @property
+    def empty(self) -> bool:
+        """Whether no byte is touched at all."""
+        return self.layout.empty
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte; the first is at ``offset``."""
+        return self.offset + self.layout.nbytes
+
+    @property
+    def pitches(self) -> Pitches:
+        """The grid in which it is a box most likely."""
+        return self.layout.pattern.pitches
+
+    @property
     def own_box(self) -> Box:
         """The box that it is in the grid of its own strides."""
-        return self.box(self.pattern.pitches)
+        if self._own_box is None:
+            self._own_box = self.box(self.pitches)
+        return self._own_box
 
     def box(self, pitches: Pitches) -> Box:
         """Its box in a grid."""
-        return box_of(self.offset, self.pattern, pitches)
-
-    @cached_property
-    def _solid(self) -> bool:
-        """Whether every byte from ``offset`` to ``stop`` is touched."""
-        return _Sums([(s, 0, n) for s, n in self._steps.items()] + [(1, 0, self.itemsize - 1)]).solid
+        return box_of(self.offset, self.layout.pattern, pitches)
 
     def overlaps(self, other: Footprint) -> bool:
         """Whether a byte is touched by both.
@@ -81,17 +120,15 @@ class Footprint:
             return False
         if self.stop <= other.offset or other.stop <= self.offset:
             return False
-        if self._solid and (other._solid or self.offset <= other.offset):
+        own, its = self.layout, other.layout
+        if own.solid and (its.solid or self.offset <= other.offset):
             return True
-        if other._solid and other.offset <= self.offset:
+        if its.solid and other.offset <= self.offset:
             return True
         # Byte offset + i*s + j*t + e is touched for all i, j, e within the shape. Both touch a byte if and only if
         # the differences of their indices, each within bounds of its own, make up the difference of the offsets.
-        terms = [
-            (stride, -other._steps.get(stride, 0), self._steps.get(stride, 0))
-            for stride in {**self._steps, **other._steps}
-        ]
-        sums = _Sums([*terms, (1, 1 - other.itemsize, self.itemsize - 1)])
+        terms = [(stride, -its.steps.get(stride, 0), own.steps.get(stride, 0)) for stride in {**own.steps, **its.steps}]
+        sums = _Sums([*terms, (1, 1 - its.itemsize, own.itemsize - 1)])
         return sums.hit(other.offset - self.offset) is not False
 
     def covers(self, other: Footprint) -> bool:
@@ -102,13 +139,14 @@ class Footprint:
             return True
         if other.offset < self.offset or self.stop < other.stop:
             return False
-        if self._solid:
+        own, its = self.layout, other.layout
+        if own.solid:
             return True
         # The other one, as a box of indices, fits into this one at some position.
-        if self.itemsize < other.itemsize or any(self._steps.get(s, 0) < n for s, n in other._steps.items()):
+        if own.itemsize < its.itemsize or any(own.steps.get(s, 0) < n for s, n in its.steps.items()):
             return False
-        terms = [(stride, 0, steps - other._steps.get(stride, 0)) for stride, steps in self._steps.items()]
-        sums = _Sums([*terms, (1, 0, self.itemsize - other.itemsize)])
+        terms = [(stride, 0, steps - its.steps.get(stride, 0)) for stride, steps in own.steps.items()]
+        sums = _Sums([*terms, (1, 0, own.itemsize - its.itemsize)])
         return sums.hit(other.offset - self.offset) is True
 
 

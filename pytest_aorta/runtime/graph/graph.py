@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from pytest_aorta.runtime.graph.args import Tag
@@ -54,7 +54,7 @@ class Graph:
         payload: Any,
         run: Hashable,
         accesses: Iterable[tuple[Footprint, Tag]],
-        after: Iterable[Node] = (),
+        after: Sequence[Node] = (),
         label: str = "",
     ) -> Node:
         """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
@@ -63,7 +63,7 @@ class Graph:
         raises, ``on_ready`` and ``on_settled`` included, the graph is as it was.
         """
         accesses = list(accesses)
-        wanted = self._wanted(run, accesses, after)
+        wanted = self._wanted(run, accesses, after) if accesses or after else {}
         bad = next((other for other in wanted if other.failed), None) if wanted else None
         node = Node(next(self._ids), run, label, payload=payload)
         replaced: list[Entry] = []
@@ -71,13 +71,13 @@ class Graph:
         self.live += 1
         try:
             # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
-            self._put(node, accesses, replaced)
+            if accesses:
+                self._put(node, accesses, replaced)
             if bad is not None:
                 self._fail(node, *_reason(bad))
             else:
-                for producer in wanted:
-                    if producer.state is not _CONSUMED:
-                        self._attach(node, producer)
+                if wanted:
+                    self._attach(node, [producer for producer in wanted if producer.state is not _CONSUMED])
                 if node.fan_in:
                     node.state = State.PENDING
                 else:
@@ -139,7 +139,7 @@ class Graph:
         node.state = State.COMPLETED
         self._changes.append((Change.SETTLED, node))
         self.map.completed(node)
-        for consumer in node.consumers:
+        for consumer in node.consumers or ():
             consumer.fan_in -= 1
             if not consumer.fan_in:
                 self._make_ready(consumer)
@@ -186,18 +186,26 @@ class Graph:
         node.holds = 0
         self._report()
 
-    def _attach(self, node: Node, producer: Node) -> None:
-        node.producers[producer] = None
-        producer.consumers[node] = None
-        producer.holds += 1
-        node.fan_in += producer.state is not State.COMPLETED
+    @staticmethod
+    def _attach(node: Node, producers: list[Node]) -> None:
+        node.producers = tuple(producers)
+        for producer in producers:
+            if producer.consumers is None:
+                producer.consumers = {node: None}
+            else:
+                producer.consumers[node] = None
+            producer.holds += 1
+            node.fan_in += producer.state is not State.COMPLETED
 
     def _detach(self, node: Node) -> None:
         """Drop the holds on the producers."""
-        for producer in node.producers:
+        producers, node.producers = node.producers, ()
+        for producer in producers:
+            assert producer.consumers is not None
             del producer.consumers[node]
+            if not producer.consumers:
+                producer.consumers = None
             self._drop(producer)
-        node.producers.clear()
 
     def _make_ready(self, node: Node) -> None:
         node.state = _READY
@@ -212,7 +220,7 @@ class Graph:
             node.state = State.FAILED
             node.error = error
             self._changes.append((Change.SETTLED, node))
-            for consumer in node.consumers:
+            for consumer in node.consumers or ():
                 if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
                     consumer.state = State.FAILED
                     consumer.poisoned_by = root or node
@@ -222,7 +230,8 @@ class Graph:
 
     def _release(self, node: Node) -> None:
         """Drop the holds of a node that has settled: on its producers, and on itself."""
-        self._detach(node)
+        if node.producers:
+            self._detach(node)
         self._drop(node)
 
     def _drop(self, node: Node) -> None:

@@ -24,7 +24,10 @@ UNSTARTED = frozenset({State.BUILDING, State.PENDING, State.READY})
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node; only its graph changes anything but ``payload``, which belongs to the code that added it."""
+    """A node; only its graph changes anything but ``payload``, which belongs to the code that added it.
+
+    The garbage collector walks every container of every node that is alive, time and again: what is empty is none.
+    """
 
     id: int
     run: Any
@@ -32,9 +35,9 @@ class Node:
     state: State = State.BUILDING
     #: Producers that are not done.
     fan_in: int = 0
-    #: Nodes that are held until this one has settled, and those that hold this one. Used as ordered sets.
-    producers: dict[Node, None] = field(default_factory=dict, repr=False)
-    consumers: dict[Node, None] = field(default_factory=dict, repr=False)
+    #: Nodes that are held until this one has settled, and those that hold this one: an ordered set, or ``None``.
+    producers: tuple[Node, ...] = field(default=(), repr=False)
+    consumers: dict[Node, None] | None = field(default=None, repr=False)
     #: Holds on it: of its scope, of itself until it has settled, of every consumer.
     holds: int = 2
     in_scope: bool = True

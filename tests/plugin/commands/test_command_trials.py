@@ -137,6 +137,23 @@ def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
     assert set(stage.statuses().values()) == {"infrastructure_failed"}
 
 
+@pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
+def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, ...]) -> None:
+    result = stage.run_here(*command("-u trian.py --steps 4"), *ranks)
+    assert counts(result) == {"errors": 1}
+    result.stdout.fnmatch_lines(
+        [f"infrastructure_failed in setup: CommandNotFound: there is no file 'trian.py' in {stage.path}"]
+    )
+    assert list(stage.statuses().values()) == ["infrastructure_failed"]
+
+
+@pytest.mark.parametrize("words", ["-m this", "-X dev -c pass", "-uc pass", "{dir}/../../../../given.py", "folder"])
+def test_a_python_command_without_a_missing_script_runs(stage: Stage, words: str) -> None:
+    stage.write(given="pass")
+    stage.write_file("folder/__main__.py", "pass")
+    assert counts(stage.run_here(*command(words))) == {"passed": 1}
+
+
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
     stage.write(
         hangs="""

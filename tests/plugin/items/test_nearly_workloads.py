@@ -77,3 +77,22 @@ def test_a_script_is_said_to_be_one_only_if_trials_were_asked_for(stage: Stage) 
     result = stage.run("train.py", "test_train.py", "--aorta-trials", "2")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*no workload*")
+
+
+def test_a_script_that_fails_when_it_is_imported_is_named_with_the_option_that_runs_it(stage: Stage) -> None:
+    stage.write(train="import sys\nprint(sys.argv[sys.argv.index('--steps')])")
+    stage.write(test_train="import nothing\ndef test_it(): pass")
+    hint = "train.py: a script runs as it is with --aorta-command 'python train.py'"
+    result = stage.run_here("train.py", "test_train.py", "--aorta-trials", "2")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert [line for line in result.outlines if "--aorta-command" in line] == [hint]
+    stage.run_here("train.py").stdout.no_fnmatch_line("*--aorta-command*")
+
+
+@pytest.mark.parametrize(("options", "is_said"), [((), True), (("--aorta-workload", "gemm", "-k", "nowhere"), False)])
+def test_trials_of_nothing_are_named_with_what_they_could_be_of(
+    stage: Stage, options: tuple[str, ...], is_said: bool
+) -> None:
+    result = stage.run_here("--aorta-trials", "3", *options)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert any(line.startswith("no trials: of what?") for line in result.outlines) == is_said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from itertools import product
 
 from pytest_aorta.runtime.graph.args import Tag
@@ -25,12 +25,12 @@ class GraphBench:
         self.told: list[tuple[str, str]] = []
         self.nodes: list[Node] = []
 
-    def add(self, name: str, *accesses: tuple[Footprint, Tag], after: Iterable[Node] = (), run: Hashable = 1) -> Node:
+    def add(self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[Node] = (), run: Hashable = 1) -> Node:
         node = self.graph.add(f"payload of {name}", run, accesses, after, name)
         self.nodes.append(node)
         return node
 
-    def running(self, name: str, *accesses: tuple[Footprint, Tag], after: Iterable[Node] = ()) -> Node:
+    def running(self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[Node] = ()) -> Node:
         """Add a node that can run at once, and claim it."""
         node = self.add(name, *accesses, after=after)
         assert self.graph.claim(node)
@@ -77,9 +77,9 @@ def tile(rows: tuple[int, int] = (0, ROWS), columns: tuple[int, int] = (0, COLUM
 def bytes_of(footprint: Footprint) -> set[int]:
     """Every byte, by counting."""
     return {
-        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.strides, strict=True)) + byte
-        for index in product(*map(range, footprint.shape))
-        for byte in range(footprint.itemsize)
+        footprint.offset + sum(i * stride for i, stride in zip(index, footprint.layout.strides, strict=True)) + byte
+        for index in product(*map(range, footprint.layout.shape))
+        for byte in range(footprint.layout.itemsize)
     }
 
 

@@ -288,8 +288,13 @@ def test_a_submission_that_raises_leaves_nothing_behind(
         insert, calls = graph.map.insert, iter([True])
         monkeypatch.setattr(graph.map, "insert", lambda *a: insert(*a) if next(calls, False) else explode())
     elif step == "attach":
-        attach, attached = graph._attach, iter([True])
-        monkeypatch.setattr(graph, "_attach", lambda *a: attach(*a) if next(attached, False) else explode())
+        attach = graph._attach
+
+        def attach_and_explode(*a: Any) -> None:
+            attach(*a)
+            explode()
+
+        monkeypatch.setattr(graph, "_attach", attach_and_explode)
     elif step == "make ready":
         monkeypatch.setattr(graph, "_make_ready", explode)
     elif step == "ready":

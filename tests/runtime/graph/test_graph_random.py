@@ -41,7 +41,7 @@ class Oracle:
 
 
 def _items(footprint: Footprint) -> list[tuple[object, int]]:
-    (rows, columns), (down, right) = footprint.shape, footprint.strides
+    (rows, columns), (down, right) = footprint.layout.shape, footprint.layout.strides
     return [
         (footprint.backing, footprint.offset + row * down + column * right)
         for row in range(rows)

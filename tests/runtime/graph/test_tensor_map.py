@@ -100,8 +100,8 @@ def test_a_box_holds_its_view_and_an_exact_one_nothing_else(footprint: Footprint
     if footprint.empty:
         return
     pitches = tuple(sorted(numbers, reverse=True))
-    for grid in (pitches, footprint.pattern.pitches):
-        box = box_of(footprint.offset, footprint.pattern, grid)
+    for grid in (pitches, footprint.pitches):
+        box = box_of(footprint.offset, footprint.layout.pattern, grid)
         held = {byte for byte in range(footprint.stop + 200) if is_in(byte, grid, box.ranges)}
         assert bytes_of(footprint) <= held
         assert not box.exact or bytes_of(footprint) == held

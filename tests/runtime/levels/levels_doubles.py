@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,7 +13,7 @@ from pytest_aorta.runtime.engine.runs import GraphRun
 from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.heap import Heap
-from pytest_aorta.runtime.records import Completion
+from pytest_aorta.runtime.records import SUCCEEDED, Completion
 
 
 class FakeEndpoint:
@@ -59,7 +60,7 @@ class DispatcherBench:
         self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), self._resolve)
 
     def _resolve(self, handle: CallableHandle, workers: Any) -> tuple[Definition, frozenset[int] | None]:
-        return Definition("import", handle.name, handle.name), self.eligible.get(handle.name)
+        return _definition(handle.name), self.eligible.get(handle.name)
 
     def submit(self, name: str, worker: int | None = None, **more: Any) -> TaskRef:
         """A task for one worker of the next level, or for any."""
@@ -69,14 +70,17 @@ class DispatcherBench:
         """A group on these workers."""
         return self.orch.submit_next_level_group(_handle(name), [None] * len(workers), workers=workers, **more)
 
-    def submit_sub(self, name: str, size: int = 1, **more: Any) -> TaskRef:
+    def submit_sub(self, name: str, size: int | None = None, **more: Any) -> TaskRef:
         """A SUB task, or a group of them."""
+        if size is None:
+            return self.orch.submit_sub(_handle(name), **more)
         return self.orch.submit_sub_group(_handle(name), [None] * size, **more)
 
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
-        failure = None if outcome is Outcome.SUCCESS else TaskFailure("Broken", why)
-        self.dispatcher.ended(endpoint.running.pop(0), Completion(outcome, None, failure))
+        succeeded = outcome is Outcome.SUCCESS
+        completion = SUCCEEDED if succeeded else Completion(outcome, None, TaskFailure("Broken", why))
+        self.dispatcher.ended(endpoint.running.pop(0), completion)
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
@@ -90,6 +94,11 @@ class DispatcherBench:
 
     def close(self) -> None:
         self.dispatcher.loop.close()
+
+
+@functools.cache
+def _definition(name: str) -> Definition:
+    return Definition("import", name, name)
 
 
 def _handle(name: str) -> CallableHandle:

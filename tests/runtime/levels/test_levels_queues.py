@@ -65,7 +65,7 @@ def lines_per_task(fill: Fill, count: int, lost: bool) -> float:
                 bench.end(endpoint)
     finally:
         sys.settrace(None)
-    assert all(node.payload.record is not None for node in bench.run.nodes)
+    assert all(node.payload.has_settled for node in bench.run.nodes)
     bench.close()
     return lines / count
 
