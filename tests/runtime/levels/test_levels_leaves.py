@@ -151,10 +151,10 @@ if os.fork() == 0:
 
 
 def leave_daemons(args: Any) -> list[int]:
-    """Sleepers of sessions of their own: one as it is, one of which no variable tells whose it is."""
+    """Sleepers of sessions of their own: one as it is, and ``"bare"`` one of which no variable tells whose it is."""
     pids = []
-    environments: tuple[dict[str, str] | None, ...] = (None, {})
-    for environ in environments:
+    environments: list[dict[str, str] | None] = [None, {}]
+    for environ in environments[: 1 + ("bare" in args.scalars)]:
         command = [sys.executable, "-c", SLEEPER]
         pids.append(int(subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True).stdout))
     return pids
@@ -170,7 +170,8 @@ def two_slots() -> Iterator[Worker]:
 @pytest.mark.usefixtures("one_zygote")
 def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others(two_slots: Worker) -> None:
     leave, die = two_slots.register(leave_daemons), two_slots.register(levels_tasks.die)
-    pids = [run_next(two_slots, leave, worker=slot).payload for slot in (0, 1)]
+    pids = [run_next(two_slots, leave, "bare", worker=slot).payload for slot in (0, 1)]
+    assert [len(each) for each in pids] == [2, 2]
     assert not any(is_gone(pid) for each in pids for pid in each)
 
     run_next(two_slots, die, worker=0)
@@ -184,7 +185,7 @@ def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
     with Worker(3, device_ids=range(6), num_sub_workers=2, grace=0.1) as worker:
         own_pid, leave = worker.register(levels_tasks.own_pid), worker.register(leave_daemons)
         pids = [run_next(worker, own_pid, worker=slot).payload for slot in range(6)]
-        left = run_next(worker, leave, worker=5).payload[:1]
+        left = run_next(worker, leave, worker=5).payload
         (zygote,) = zygote_pids(worker)
 
         os.kill(zygote, signal.SIGKILL)
