@@ -15,6 +15,7 @@ from benchmarks import (
     dispatch,
     gloo_trial,
     lazy,
+    leaves,
     recipes,
     scaling,
     slots,
@@ -32,7 +33,7 @@ from benchmarks.quiet import Quiet
 _CACHE = Path(__file__).with_name(".cache")
 
 _PARTS = (
-    *("torch", "gloo", "phases", "dispatch", "scaling", "slots", "snapshots"),
+    *("torch", "gloo", "phases", "dispatch", "scaling", "leaves", "slots", "snapshots"),
     *("lazy", "unused", "command", "status", "recipes"),
 )
 
@@ -103,6 +104,8 @@ def _measure(part: str, place: Workplace, options: argparse.Namespace) -> dict[s
         return unused.measure(place, options.rounds, Quiet(options.quiet))
     if part == "dispatch":
         return dispatch.measure(place, options.rounds, options.peers, Quiet(options.quiet))
+    if part == "leaves":
+        return leaves.measure(place, options.rounds, Quiet(options.quiet))
     if part == "scaling":
         return scaling.measure(place, options.rounds, Quiet(options.quiet))
     return _compare(part, place, options)

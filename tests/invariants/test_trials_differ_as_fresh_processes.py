@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
+from pytest_aorta.runtime import TaskRef, Worker
+from pytest_aorta.runtime.endpoints import child_processes
+
 HERE = Path(__file__).parent
 
 TRIALS = 5
+SLOTS = 10
 
 #: Of ten draws, how many are different: the reference are fresh interpreters.
 Differing = dict[str, bool]
@@ -68,6 +72,19 @@ def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, opt
     assert differing([record["result"]["metrics"] for record in found]) == fresh
     assert len({record["seeds"]["seed"] for record in found}) == TRIALS
     assert all(record["seeds"]["kept"] == [] for record in found)
+
+
+def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are forks of one process that has imported torch."""
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setattr(child_processes, "expects_tensors", lambda: True)
+    with Worker(3, num_sub_workers=SLOTS) as worker:
+        handle = worker.register(lambda: __import__("generator_workload").draws())
+        refs: list[TaskRef] = []
+        worker.run(lambda orch, args, config: refs.append(orch.submit_sub_group(handle, [None] * SLOTS)))
+        members = refs[0].wait().members
+    assert len(members) == SLOTS
+    assert differing([member.payload for member in members]) == fresh
 
 
 @pytest.mark.slow

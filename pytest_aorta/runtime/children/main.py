@@ -20,9 +20,8 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
 
 def serve(payload: dict[str, Any], channel: Channel) -> None:
     """Serve as a slot or as a worker until the other side closes the channel."""
+    os.environ.update(payload["variables"])
     take_output(channel, payload["output"])
-    held = [channel.receive_fd() for _ in range(payload["held"])]  # locks of devices, kept until this process has ended
-    assert None not in held, "the worker has ended"
     if payload["role"] == "worker":
         from pytest_aorta.runtime.children.worker_server import serve_worker
 

@@ -7,6 +7,7 @@ import traceback
 from typing import Any, cast
 
 from pytest_aorta.runtime.children.forks import ForkWatch
+from pytest_aorta.runtime.children.orphans import Orphans
 from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
 from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.results import encode_result
@@ -27,6 +28,7 @@ class SlotProcess:
         self.receiver = Receiver()
         self.callables: dict[str, Any] = {}
         self.forks = ForkWatch()
+        self.orphans = Orphans()
 
     def serve(self, payload: dict[str, Any]) -> None:
         """Get ready, then carry out orders until the channel closes or an order says so."""
@@ -51,6 +53,7 @@ class SlotProcess:
         """Carry out one order."""
         if order["op"] == "task":
             self.channel.send_text(f'{{"op":"ended","id":{order["id"]},{self.run(order)}}}')
+            self.orphans.collect()
         elif order["op"] == "map":
             self.receiver.map(order["storage"], order["bytes"], self.channel.receive_fd())
         elif order["op"] == "unmap":

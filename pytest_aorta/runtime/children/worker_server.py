@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pytest_aorta.runtime.children.graph_task import GraphTask, LeftBehind
+from pytest_aorta.runtime.children.orphans import Orphans
 from pytest_aorta.runtime.children.slot import plain_failure
 from pytest_aorta.runtime.endpoints.protocol import (
     CallableReport,
@@ -64,9 +65,11 @@ def serve_worker(packed_spec: str, transport: Transport) -> None:
         return
     with worker:
         service = WorkerService(worker, transport)
+        orphans = Orphans()
         transport.send({"op": "ready"})
         while (message := transport.receive()) is not None and message["op"] != "close":
             service.handle(cast(Order, message))
+            orphans.collect()
         service.end()
 
 

@@ -20,7 +20,9 @@ from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.memory.wakeup import Wakeup
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
+from pytest_aorta.runtime.zygotes.concurrent_task import start_task
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
+from pytest_aorta.runtime.zygotes.zygote import Zygote
 from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
@@ -28,13 +30,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
     from pytest_aorta.runtime.memory.callables import Definition
     from pytest_aorta.runtime.worker_spec import WorkerSpec
-    from pytest_aorta.runtime.zygotes.server import Server
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-#: Zygotes with different variables, one per device at most.
-_MAX_ZYGOTES = 4096
 
 
 class ChildProcesses:
@@ -48,7 +46,7 @@ class ChildProcesses:
     def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
         self._dispatcher = dispatcher
         self._describe = describe
-        self._pool = ZygotePool(_MAX_ZYGOTES)
+        self._pool = ZygotePool()
         self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
         self._leases: DeviceLeases | None = None
@@ -63,6 +61,7 @@ class ChildProcesses:
             run="pytest_aorta.runtime.children.main:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),
             cwd=os.getcwd(),
+            concurrent=True,
         )
 
     def start(self, give_up: float) -> None:
@@ -136,15 +135,16 @@ class ChildProcesses:
                 "role": "slot",
                 "callables": [definition.to_plain() for definition in worker.callables.definitions],
                 "prepare": None if worker.prepare is None else worker.prepare.to_plain(),
+                "variables": dict(variables),
             }
-            return self._fork(endpoint, payload, cores, {**_threads(cores), **variables}, held)
+            return self._fork(endpoint, payload, _threads(cores), cores, held)
 
         return launch
 
     def _worker_launcher(self, index: int) -> Launch:
         def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
             child, _ = self._describe().children[index]
-            return self._fork(endpoint, {"role": "worker", "spec": packed(child)}, None, {})
+            return self._fork(endpoint, {"role": "worker", "spec": packed(child), "variables": {}}, {})
 
         return launch
 
@@ -152,28 +152,24 @@ class ChildProcesses:
         self,
         endpoint: ProcessEndpoint,
         payload: dict[str, Any],
-        cores: tuple[int, ...] | None,
-        variables: Mapping[str, str],
+        threads: Mapping[str, str],
+        cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
     ) -> ZygoteLink:
-        """A process that a zygote has ready; its zygote is started, or forked, where there is none."""
-        spec = replace(self._spec, environ={**self._spec.environ, **variables})
+        """A fork of the zygote that was started with these variables, or is now. One process, however long it lives."""
         output = _own_output()
-        server: Server | None = None
         try:
-            server = self._pool.acquire(spec)
-            if server.against_forking:
-                reasons = "; ".join(server.against_forking)
+            zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
+            assert isinstance(zygote, Zygote)
+            if zygote.against_forking:
+                reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
-            whole = {**payload, "output": output, "held": len(held)}
-            task = server.submit(whole, stdout=None, stderr=None, stacks=None, cores=cores)
-            for fd in (*output, *held):
+            task = start_task(zygote, {**payload, "output": output}, cores=cores, descriptors=held)
+            for fd in output:
                 task.send_fd(fd)
         except (ZygoteError, OSError) as error:
-            if server is not None:
-                self._pool.release(server)
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return ZygoteLink(endpoint, self._dispatcher.loop, self._pool, server, task)
+        return ZygoteLink(endpoint, self._dispatcher.loop, task)
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.

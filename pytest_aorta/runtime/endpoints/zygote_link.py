@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
     from pytest_aorta.runtime.engine.event_loop import EventLoop
     from pytest_aorta.runtime.zygotes.channel import Message
-    from pytest_aorta.runtime.zygotes.pool import ZygotePool
-    from pytest_aorta.runtime.zygotes.server import Server
     from pytest_aorta.runtime.zygotes.task import Task
 
 #: Seconds that a process may live on after it has closed its channel; usually it is just about to end.
@@ -28,13 +26,9 @@ MUTE = 2.0
 class ZygoteLink:
     """Follows a zygote's task on the thread of an event loop."""
 
-    def __init__(
-        self, endpoint: ProcessEndpoint, loop: EventLoop, pool: ZygotePool, server: Server, task: Task
-    ) -> None:
+    def __init__(self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task) -> None:
         self._endpoint = endpoint
         self._loop = loop
-        self._pool = pool
-        self._server = server
         self._task = task
         self._outbox = Outbox(task.open_channel(), loop)
         self._watched: list[int] = []
@@ -115,8 +109,6 @@ class ZygoteLink:
         self._ended.set()
         self._outbox.close()
         self._task.close()
-        # On a thread, because it waits for the end of what still runs there.
-        threading.Thread(target=self._pool.release, args=(self._server,), daemon=True).start()
         self._endpoint.died(how, self)
 
     def send(self, message: Mapping[str, Any]) -> None:

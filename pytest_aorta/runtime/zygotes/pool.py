@@ -50,6 +50,10 @@ class _Entry:
         """What is not in use, and may therefore be closed; the zygote first, as its end is theirs."""
         return sorted(self.idle, key=lambda server: server is not self.root)
 
+    def shared(self) -> list[Server]:
+        """Its zygote, where all callers have that and none releases it."""
+        return [self.root] if self.root is not None and self.started.done() and _is_shared(self.root) else []
+
 
 class ZygotePool:
     """Zygotes by their specification's key; beyond the bound, the least recently used unused one is closed.
@@ -77,7 +81,8 @@ class ZygotePool:
         may take ``extension_limit`` seconds.
 
         Its zygote is started when there is none, and branched when all are in use. One that must not be forked is only
-        asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it. A
+        asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it; as they do
+        of one that is ``concurrent``. A
         ``fresh`` one serves one task and is then gone, so each caller gets a new one. ``limits`` count if it is this
         call that starts the zygote.
 
@@ -109,7 +114,7 @@ class ZygotePool:
             entry = None if spec.fresh else self._entries.get(key)
             surplus: list[Server] | None = None
             if entry is None or entry.has_died():
-                surplus = [] if entry is None else self._forget(entry)
+                surplus = [] if entry is None else [*self._forget(entry), *entry.shared()]
                 entry = _Entry(key)
                 if not spec.fresh:
                     surplus += self._make_room()
@@ -133,7 +138,7 @@ class ZygotePool:
             if failure is error:
                 raise
             raise failure from None
-        if root.against_forking:
+        if _is_shared(root):
             with self._lock:
                 self._take_from(root)
         entry.started.set_result(root)
@@ -163,7 +168,7 @@ class ZygotePool:
             root = entry.started.result()
         except ZygoteError as error:
             raise error.again() from None
-        if root.against_forking:
+        if _is_shared(root):
             with self._lock:
                 self._check_open()
                 entry.users -= 1
@@ -272,12 +277,17 @@ class ZygotePool:
             self._closed = True
             entries = list(self._entries.values())
             used = {*self._lent, *(entry.root for entry in entries if entry.root is not None)}
-            unused = [server for entry in entries for server in self._forget(entry)]
+            unused = [server for entry in entries for server in (*self._forget(entry), *entry.shared())]
         for server in used:
             server.hang_up()
         for server in used:
             server.end()
         _close(unused)
+
+
+def _is_shared(root: Zygote) -> bool:
+    """Whether all callers get the same, and none has to release it."""
+    return bool(root.against_forking) or root.spec.concurrent
 
 
 def _close(servers: Iterable[Server]) -> None:

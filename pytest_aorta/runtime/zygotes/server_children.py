@@ -81,10 +81,6 @@ class ServerChildren:
         kept = {self.standby, *self.branches}
         self.ended = {pid: end for pid, end in self.ended.items() if pid in kept}
 
-    def end_all(self) -> None:
-        """End all descendants."""
-        process_tree.end_all(lambda: process_tree.tree(process_tree.children_of_self()), self.reap, grace=0)
-
 
 def report_fate(fate: Channel, message: BranchFate) -> None:
     """Report what became of a branch to the parent's side of it."""

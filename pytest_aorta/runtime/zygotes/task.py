@@ -138,10 +138,6 @@ class Task:
         """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
         self.open_channel().send(message, descriptors)
 
-    def send_text(self, text: str) -> None:
-        """As ``send``, of a mapping that is JSON already."""
-        self.open_channel().send_text(text)
-
     def send_fd(self, fd: int) -> None:
         """Hand the child a descriptor."""
         self.open_channel().send_fd(fd)

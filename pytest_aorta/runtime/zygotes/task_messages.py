@@ -27,6 +27,7 @@ class PrepareOrder(TypedDict):
     extend: str | None
     load: str | None
     orphaned: str | None
+    concurrent: bool
     owner: bool
 
 
@@ -56,6 +57,12 @@ class BranchOrder(TypedDict):
     extension: Any
 
 
+class ForkOrder(TypedDict):
+    """Fork a child for a task; descriptors follow: of the channel that the task comes on, and of that of its fate."""
+
+    op: Literal["fork"]
+
+
 class KillOrder(TypedDict):
     """End the task that runs in process ``pid``."""
 
@@ -64,7 +71,7 @@ class KillOrder(TypedDict):
     grace: float
 
 
-ServerOrder = ChildOrder | BranchOrder | KillOrder
+ServerOrder = ChildOrder | BranchOrder | ForkOrder | KillOrder
 
 
 class Standby(TypedDict):
@@ -72,6 +79,13 @@ class Standby(TypedDict):
 
     type: Literal["standby"]
     pid: int
+
+
+class ForkReport(TypedDict, total=False):
+    """A child was forked, or why it could not be."""
+
+    pid: int
+    error: str
 
 
 class TaskEnd(TypedDict):

@@ -5,32 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
-from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tags, process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel, wait
 from pytest_aorta.runtime.zygotes.extension import extend
+from pytest_aorta.runtime.zygotes.fork_server import ForkServer
 from pytest_aorta.runtime.zygotes.server_children import ServerChildren, report_fate
 from pytest_aorta.runtime.zygotes.task_main import task_main
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, ServerOrder, Standby, TaskEnd
 
 
-class TaskServer:
-    """Carries out the orders of the parent, in a process without threads.
-
-    Args:
-        control: from and to the parent.
-        prepared: what the zygote was prepared with.
-        run: the function of the tasks; ``None`` where each child prepares itself.
-        parent: the process that has to put away what it leaves; ``None`` where that is not known.
-        owner: a descriptor of the process whose end is also this one's; a branch ends with its zygote instead.
-    """
+class TaskServer(ForkServer):
+    """Serves one task at a time, in a child that stands by; and forks branches."""
 
     def __init__(
         self,
@@ -41,43 +31,18 @@ class TaskServer:
         parent: int | None = None,
         owner: int | None = None,
     ) -> None:
-        self.control = control
-        self.parent = parent
-        self.owner = owner
-        self.prepared = prepared
-        self.run = run
+        super().__init__(control, prepared, run, parent=parent, owner=owner)
         self.children = ServerChildren()
         #: The moment of ``time.monotonic()`` at which the grace of a task that is being ended is over.
         self.patience = math.inf
-        self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.handlers = process_tree.disregard(process_tree.TERMINATIONS)
-        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
-    def serve(self) -> None:
-        """Handle orders and deaths of children until the channel closes; then end all of them. Never returns."""
-        code = 1
-        try:
-            self.fork_standby()
-            while self.step():
-                pass
-            code = 0
-        except (BrokenPipeError, ConnectionResetError):
-            code = 0  # the parent has gone while a report was sent
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            self.children.end_all()
-            self.put_away()
-            sys.stderr.flush()
-            os._exit(code)
+    def begin(self) -> None:
+        """Fork the first child, ahead of its task."""
+        self.fork_standby()
 
-    def put_away(self) -> None:
-        """Where the parent was killed, do what it can do no more."""
-        target = self.prepared["orphaned"]
-        if target is not None and self.parent is not None and os.getppid() != self.parent:
-            with contextlib.suppress(Exception):
-                import_target(target)()
+    def reap(self) -> None:
+        """Collect every child that has ended."""
+        self.children.reap()
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""
@@ -94,16 +59,6 @@ class TaskServer:
                 return False
             self.handle(cast(ServerOrder, order))
         return True
-
-    def owners(self) -> list[int]:
-        """The descriptor to watch for the end of the owner, where there is one."""
-        return [] if self.owner is None else [self.owner]
-
-    def drain_wakeups(self) -> None:
-        """Empty the pipe that SIGCHLD writes to."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.wake_read, 512):
-                pass
 
     def handle(self, order: ServerOrder) -> None:
         """Carry out one order."""
@@ -171,23 +126,9 @@ class TaskServer:
         self.children.ended.pop(pid, None)
         self.children.branches[pid] = tag, fate
 
-    def fork(self) -> int:
-        """``os.fork`` of a process whose output is flushed, so that the child does not write it once more."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return os.fork()
-
     def leave_behind(self) -> None:
         """In a fork: give up what is the parent's own."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        os.close(self.wake_read)
-        os.close(self.wake_write)
-        self.control.close()
-        for owner in self.owners():
-            os.close(owner)
+        super().leave_behind()
         for _, fate in self.children.branches.values():
             fate.close()
 

@@ -72,6 +72,8 @@ class Zygote(Server):
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in end())
         self._log_lock = threading.Lock()  # a branch's thread may ask for the output while this one is ended
         self._last_output = ""
+        self._died: ZygoteError | None = None
+        self._dying = threading.Lock()
         ours, theirs = Channel.pair()
         self.control = ours
         #: Open until a zygote behind a prefix has reported; keeps the way to end it until this is closed.
@@ -116,6 +118,7 @@ class Zygote(Server):
             "extend": spec.extend,
             "load": spec.load,
             "orphaned": spec.orphaned,
+            "concurrent": spec.concurrent,
             "owner": False,
         }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
@@ -256,14 +259,17 @@ class Zygote(Server):
 
     def death(self) -> ZygoteError:
         """The error to raise when the control channel has closed; ends what the zygote can no longer end."""
-        if self._ending:
-            return ZygoteError(f"the zygote (pid {self._process.pid}) was closed")
-        code = self._wait(_LINGER)
-        self.sweep()
-        return ZygoteError(
-            f"the zygote (pid {self._process.pid}) died with {exit_text(code)}\n{self.output()}".rstrip(),
-            returncode=code,
-        )
+        with self._dying:  # which the threads of all its tasks find out at the same time
+            if self._died is None:
+                if self._ending:
+                    return ZygoteError(f"the zygote (pid {self._process.pid}) was closed")
+                code = self._wait(_LINGER)
+                self.sweep()
+                self._died = ZygoteError(
+                    f"the zygote (pid {self._process.pid}) died with {exit_text(code)}\n{self.output()}".rstrip(),
+                    returncode=code,
+                )
+            return self._died.again()
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -283,10 +289,11 @@ class Zygote(Server):
         """End the zygote, its branches and whatever they run, from any thread."""
         self.hang_up()
         try:
-            self._process.wait(timeout=grace if self._ready else 0.2)
+            code = self._process.wait(timeout=grace if self._ready else 0.2)
         except subprocess.TimeoutExpired:
             # Busy importing, or stuck: it does not read its channel.
-            self._kill()
+            code = self._kill()
+        if code != 0:  # it has not done so itself
             self.sweep()
         with self._log_lock:
             if not self._log.closed:

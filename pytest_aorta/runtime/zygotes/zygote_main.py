@@ -17,6 +17,7 @@ from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.zygotes import process_tree
 from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.zygotes.concurrent_server import ConcurrentServer
 from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
 from pytest_aorta.runtime.zygotes.preparation import prepare
 from pytest_aorta.runtime.zygotes.task_messages import PrepareOrder, StartReport
@@ -65,7 +66,8 @@ def main(fd: int, parent: int) -> None:
     if against:
         os._exit(0)
     run = import_target(order["run"]) if not order["fresh"] else None
-    TaskServer(control, order, run, parent=parent if beside else None, owner=owner).serve()
+    server = ConcurrentServer if order["concurrent"] else TaskServer
+    server(control, order, run, parent=parent if beside else None, owner=owner).serve()
 
 
 def _report(control: Channel, report: StartReport) -> None:

@@ -68,6 +68,8 @@ class ZygoteSpec:
             it refuses to do, empty for nothing; otherwise the branch does not serve.
         orphaned: ``module:function``, called when the parent has been killed and all tasks are over, to put away what
             it has left. Not behind a prefix.
+        concurrent: run any number of tasks at the same time, each in a child that is forked when its task comes. Such a
+            zygote has neither a child that stands by nor branches; its tasks are those of ``concurrent_task``.
     """
 
     command: tuple[str, ...]
@@ -82,6 +84,7 @@ class ZygoteSpec:
     extend: str | None = None
     load: str | None = None
     orphaned: str | None = None
+    concurrent: bool = False
     behind: Behind = field(default_factory=Behind)
 
     @property
@@ -113,6 +116,7 @@ class ZygoteSpec:
             self.extend,
             self.load,
             self.orphaned,
+            self.concurrent,
             [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
         ]
         return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -335,3 +336,17 @@ def wait_for(*paths: str) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError(paths)
         time.sleep(0.002)
+
+
+_KEPT: list[subprocess.Popen[bytes]] = []
+
+
+def start_and_keep(args: Any) -> None:
+    """Start processes that a later task waits for; each ends with the exit status that it was given."""
+    for code in args.scalars:
+        _KEPT.append(subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"]))
+
+
+def wait_for_kept(args: Any) -> list[int]:
+    """Their exit statuses."""
+    return [process.wait() for process in _KEPT]

@@ -225,7 +225,7 @@ ours, theirs = Channel.pair()
 pause = define("time:sleep")
 ours.send({"op": "task", "id": 0, "digest": pause.digest, "args": {"config": None, "scalars": []}})
 ours.close()
-serve({"role": "slot", "output": [], "held": 0, "callables": [], "prepare": None}, theirs)
+serve({"role": "slot", "output": [], "variables": {}, "callables": [], "prepare": None}, theirs)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

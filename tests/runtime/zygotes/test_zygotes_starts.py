@@ -277,6 +277,7 @@ CHANGED: dict[str, Any] = {
     "load": "other:load",
     "orphaned": "other:orphaned",
     "extend": "other:extend",
+    "concurrent": True,
     "behind": Behind({"A": "1"}),
 }
 

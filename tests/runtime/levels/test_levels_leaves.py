@@ -1,0 +1,219 @@
+"""What a leaf costs and what it is: one process, forked from a zygote that all share, as different as a fresh one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import levels_tasks
+import psutil
+import pytest
+from levels_stage import Gates, descendants, run_next, run_sub
+from levels_stage import clean as clean
+from levels_stage import gates as gates
+from levels_stage import no_torch as no_torch
+from levels_stage import own_leases as own_leases
+from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
+
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, Worker
+from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.resources.devices import device_variables, find_devices
+from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@pytest.fixture
+def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots have the same number of threads, however many cores there are."""
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+
+
+def zygote_pids(worker: Worker) -> list[int]:
+    """Of the zygotes that live."""
+    entries = worker._started.child_processes._pool._entries.values()
+    return [entry.root._process.pid for entry in entries if entry.root is not None and entry.root.alive()]
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_a_leaf_is_one_process_and_a_worker_has_one_zygote_besides() -> None:
+    with Worker(3, device_ids=range(3), num_sub_workers=3) as worker:
+        worker.init()
+        (zygote,) = zygote_pids(worker)
+        assert len(descendants()) == 6 + 1
+        assert len(descendants(zygote)) == 6
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_so_is_a_worker_below_a_worker() -> None:
+    before = descendants()
+    with Worker(4) as top:
+        for number in range(2):
+            top.add_worker(Worker(3, device_ids=[number], num_sub_workers=1))
+        top.init()
+        (zygote,) = zygote_pids(top)
+        below = [child.pid for child in psutil.Process(zygote).children()]
+        assert len(below) == 2  # the workers
+        assert [len(descendants(pid)) for pid in below] == [1 + 2] * 2  # each its own zygote, and its slots
+        assert len(descendants() - before) == 1 + 2 * (1 + 1 + 2)
+
+
+# What a slot sees
+
+
+def environment(args: Any) -> dict[str, Any]:
+    """As this process sees it, as C code does, and as what it starts."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    seen_by_c = {name: getenv(name.encode()) for name in names}
+    command = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
+    return {
+        "python": dict(os.environ),
+        "c": {name: None if value is None else value.decode() for name, value in seen_by_c.items()},
+        "started": json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout),
+    }
+
+
+def fresh_environment(variables: dict[str, str]) -> dict[str, str]:
+    """What an interpreter sees that is started with more variables, as a slot once was."""
+    command = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
+    environ = {**os.environ, **variables}
+    seen = subprocess.run(command, env=environ, capture_output=True, check=True, text=True).stdout
+    return dict(json.loads(seen))
+
+
+def without_tag(environ: dict[str, str]) -> dict[str, str]:
+    """The tag is another one for each zygote."""
+    return {name: value for name, value in environ.items() if name != VARIABLE}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+def test_the_variables_of_a_slot_are_those_of_an_interpreter_of_its_own(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *THREADS):
+        monkeypatch.setenv(name, str(dice.randrange(9)))
+        if dice.random() < 0.5:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LEVELS_TEXT", dice.choice(["", "a=b", "two\nlines", "\udcff\u20ac"]))
+    with Worker(3, device_ids=[3, 5], num_sub_workers=1) as worker:
+        look, cores = worker.register(environment), worker.register(levels_tasks.threads_and_cores)
+        found = find_devices()
+        for slot, device in ((0, 3), (1, 5), (None, None)):
+            if slot is None:
+                seen, own = run_sub(worker, look).payload, run_sub(worker, cores).payload
+            else:
+                seen, own = (run_next(worker, handle, worker=slot).payload for handle in (look, cores))
+            variables = {name: value for name, value in own["threads"].items() if name not in os.environ}
+            expected = fresh_environment({**variables, **({} if device is None else device_variables([device], found))})
+            assert without_tag(seen["python"]) == without_tag(expected)
+            assert without_tag(seen["started"]) == without_tag(expected)
+            assert seen["c"] == {name: expected.get(name) for name in seen["c"]}
+
+
+def test_a_successor_has_the_variables_and_the_cores_of_its_predecessor() -> None:
+    with Worker(3, device_ids=[3, 5], grace=0.1) as worker:
+        look, die = worker.register(levels_tasks.threads_and_cores), worker.register(levels_tasks.die)
+        before = [run_next(worker, look, worker=slot).payload for slot in (0, 1)]
+        assert [each["visible"] for each in before] == ["3", "5"]
+
+        run_next(worker, die, worker=1)
+        assert [run_next(worker, look, worker=slot).payload for slot in (0, 1)] == before
+
+        os.kill(zygote_pids(worker)[0], signal.SIGKILL)
+        wait_until(lambda: [run_next(worker, look, worker=slot).payload for slot in (0, 1)] == before, "the successors")
+
+
+# Deaths
+
+
+#: Leaves a process of a session of its own behind, and prints its pid.
+SLEEPER = """
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(1, str(os.getpid()).encode())
+        os.close(1)
+        time.sleep(600)
+"""
+
+
+def leave_daemons(args: Any) -> list[int]:
+    """Sleepers of sessions of their own: one as it is, and ``"bare"`` one of which no variable tells whose it is."""
+    pids = []
+    environments: list[dict[str, str] | None] = [None, {}]
+    for environ in environments[: 1 + ("bare" in args.scalars)]:
+        command = [sys.executable, "-c", SLEEPER]
+        pids.append(int(subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True).stdout))
+    return pids
+
+
+@pytest.fixture
+def two_slots() -> Iterator[Worker]:
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        worker.init()
+        yield worker
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others(two_slots: Worker) -> None:
+    leave, die = two_slots.register(leave_daemons), two_slots.register(levels_tasks.die)
+    pids = [run_next(two_slots, leave, "bare", worker=slot).payload for slot in (0, 1)]
+    assert [len(each) for each in pids] == [2, 2]
+    assert not any(is_gone(pid) for each in pids for pid in each)
+
+    run_next(two_slots, die, worker=0)
+
+    assert all(map(is_gone, pids[0]))  # at once: its successor finds the device free of them
+    assert not any(map(is_gone, pids[1]))
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
+    with Worker(3, device_ids=range(6), num_sub_workers=2, grace=0.1) as worker:
+        own_pid, leave = worker.register(levels_tasks.own_pid), worker.register(leave_daemons)
+        pids = [run_next(worker, own_pid, worker=slot).payload for slot in range(6)]
+        left = run_next(worker, leave, worker=5).payload
+        (zygote,) = zygote_pids(worker)
+
+        os.kill(zygote, signal.SIGKILL)
+
+        wait_until_gone([*pids, *left])
+        wait_until(lambda: all(run_next(worker, own_pid, worker=slot).ok for slot in range(6)), "the successors")
+        wait_until(lambda: run_sub(worker, own_pid).ok, "a SUB worker")
+        (successor,) = zygote_pids(worker)
+        assert successor != zygote
+        assert len(descendants()) == 8 + 1
+
+
+def test_the_grace_of_one_slot_holds_up_no_other(gates: Gates) -> None:
+    with Worker(3, device_ids=[0, 1]) as worker:
+        stubborn = worker.register(levels_tasks.gate_against_sigterm)
+        die, own_pid = worker.register(levels_tasks.die), worker.register(levels_tasks.own_pid)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            hanging = orch.submit_next_level(stubborn, gates.at("a"), worker=0)
+            gates.wait_until_began("a")
+            endpoint: Any = worker._started.dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
+            endpoint._link.kill(600)
+            others = [orch.submit_next_level(task, worker=1).wait(PATIENCE) for task in (die, own_pid)]
+            outcomes.extend(record.outcome for record in others)
+            gates.open()
+            outcomes.append(hanging.wait(PATIENCE).outcome)
+
+        outcomes: list[Outcome] = []
+        with pytest.raises(TaskError, match="died with signal SIGKILL"):
+            worker.run(build)
+        assert outcomes == [Outcome.ENDPOINT_FAILURE, Outcome.SUCCESS, Outcome.SUCCESS]

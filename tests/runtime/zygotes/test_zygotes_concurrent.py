@@ -1,0 +1,321 @@
+"""Zygotes whose tasks run at the same time: one process per task, whose end leaves nothing and holds up no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from concurrent_stage import SOURCE, begin, concurrent, end_of, let_go
+from support.nursery import Nursery, message_of, nursery_at
+from support.nursery import pool as pool
+from support.nursery import threads as threads
+from support.processes import MARK, is_gone, wait_until, wait_until_gone
+
+from pytest_aorta.runtime.zygotes.concurrent_task import start_task
+from pytest_aorta.runtime.zygotes.pool import ZygotePool
+from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+
+TESTS = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def zygote(nursery: Nursery) -> Zygote:
+    return concurrent(nursery)
+
+
+# Side by side.
+
+
+def test_each_task_is_one_process_and_none_stands_by(nursery: Nursery, zygote: Zygote) -> None:
+    assert psutil.Process(zygote.info["pid"]).children() == []
+
+    tasks = [begin(zygote)[0] for _ in range(5)]
+
+    below = {process.pid for process in psutil.Process(zygote.info["pid"]).children(recursive=True)}
+    assert below == {task.pid for task in tasks}
+    assert {os.getsid(task.pid) for task in tasks} == below
+    assert (nursery.path / "imports").read_text() == "x"
+    for task in tasks:
+        let_go(task)
+    assert psutil.Process(zygote.info["pid"]).children() == []
+
+
+def test_tasks_begin_and_end_on_many_threads(zygote: Zygote, threads: ThreadPoolExecutor) -> None:
+    def work(number: int) -> list[int | None]:
+        codes = []
+        for _ in range(10):
+            task, _ = begin(zygote, orphans=["fork"] * (number % 2), stays=number % 3 > 0)
+            task.kill(0.0) if number % 3 else None
+            codes.append(end_of(task)["returncode"])
+        return codes
+
+    for number, codes in enumerate(threads.map(work, range(8))):
+        assert codes == [-signal.SIGKILL if number % 3 else 0] * 10
+
+
+def test_all_callers_of_a_pool_share_one_zygote_that_is_started_once(
+    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
+) -> None:
+    spec = nursery.spec(SOURCE, concurrent=True)
+    for starts in (1, 2):
+        zygotes = set(threads.map(lambda _: pool.acquire(spec), range(8)))
+        assert len(zygotes) == 1
+        assert (nursery.path / "imports").read_text() == "x" * starts
+
+        zygote = zygotes.pop()
+        assert isinstance(zygote, Zygote)
+        task, _ = begin(zygote)
+        os.kill(zygote.info["pid"], signal.SIGKILL)
+        with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
+            end_of(task)
+
+
+def test_a_child_keeps_the_files_that_it_was_given_and_no_other_has_them(zygote: Zygote, tmp_path: Path) -> None:
+    def holders() -> set[int]:
+        """Processes below the zygote, and itself, that have the file open."""
+        processes = [psutil.Process(zygote.info["pid"]), *psutil.Process(zygote.info["pid"]).children()]
+        return {each.pid for each in processes if str(file) in {open_file.path for open_file in each.open_files()}}
+
+    file = tmp_path / "lock"
+    with file.open("w") as opened:
+        task = start_task(zygote, {}, descriptors=[opened.fileno()])
+    message_of(task)
+    other, _ = begin(zygote)
+
+    assert holders() == {task.pid}
+    let_go(task)
+    let_go(other)
+
+
+# The end of one.
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_else(
+    zygote: Zygote, number: int
+) -> None:
+    task, orphans = begin(zygote, orphans=["fork", "stubborn", "bare"])
+    other, others = begin(zygote, orphans=["fork", "bare"])
+
+    os.kill(task.pid, number)
+
+    ended = end_of(task)
+    assert ended["returncode"] == -number
+    assert all(map(is_gone, orphans))
+    assert len(ended["swept"]) == 3
+    assert not any(map(is_gone, [other.pid, *others]))
+    let_go(other)
+    assert all(map(is_gone, others))
+
+
+def test_orphans_of_a_child_that_lives_stay(zygote: Zygote) -> None:
+    task, orphans = begin(zygote, orphans=["fork", "bare"])
+    for _ in range(3):
+        let_go(begin(zygote, orphans=["fork"])[0])
+    assert not any(map(is_gone, orphans))
+    let_go(task)
+
+
+def test_a_kill_ends_the_child_and_all_its_descendants(zygote: Zygote) -> None:
+    task, orphans = begin(zygote, orphans=["fork", "stubborn", "bare"])
+
+    task.kill(0.1)
+
+    ended = end_of(task)
+    assert (ended["returncode"], ended["unkillable"]) == (-signal.SIGTERM, [])
+    assert all(map(is_gone, orphans))
+
+
+def test_a_kill_wakes_what_is_stopped(zygote: Zygote) -> None:
+    task, _ = begin(zygote)
+    os.kill(task.pid, signal.SIGSTOP)
+    task.kill(600)
+    assert end_of(task)["returncode"] == -signal.SIGTERM
+
+
+def test_descendants_have_their_grace_although_the_child_has_ended(nursery: Nursery, zygote: Zygote) -> None:
+    task, (orphan,) = begin(zygote, orphans=["tidy"])
+    task.kill(600)
+    assert end_of(task)["returncode"] == -signal.SIGTERM
+    assert is_gone(orphan)
+    assert (nursery.path / "tidied").exists()
+
+
+def test_a_grace_holds_up_no_other_task(zygote: Zygote) -> None:
+    stubborn, _ = begin(zygote, stubborn=True)
+    lingering, (orphan,) = begin(zygote, orphans=["stubborn"])
+    for task in (stubborn, lingering):
+        task.kill(600)
+    wait_until_gone([lingering.pid])
+
+    dying, orphans = begin(zygote, orphans=["fork", "bare"])
+    os.kill(dying.pid, signal.SIGKILL)
+    end_of(dying)
+    assert all(map(is_gone, orphans))
+    let_go(begin(zygote)[0])
+    assert not is_gone(stubborn.pid)
+    assert not is_gone(orphan)
+
+    for task, code in ((stubborn, -signal.SIGKILL), (lingering, -signal.SIGTERM)):
+        task.kill(0.0)  # the shorter grace counts
+        assert end_of(task)["returncode"] == code
+    assert is_gone(orphan)
+
+
+def test_a_kill_after_the_end_is_nobodys(zygote: Zygote) -> None:
+    task, _ = begin(zygote, stays=False)
+    end_of(task)
+    other, _ = begin(zygote)
+    task.kill(0.0)
+    let_go(other)
+
+
+def test_a_task_that_its_parent_forgets_is_ended(zygote: Zygote) -> None:
+    task, orphans = begin(zygote, orphans=["fork"])
+    pid = task.pid
+    task.close()
+    del task
+    wait_until_gone([pid, *orphans])
+
+
+def test_one_that_outlives_sigkill_is_given_up_and_holds_up_no_other(nursery: Nursery) -> None:
+    """A double, for no process here does: the zygote is made to send one child no SIGKILL."""
+    zygote = concurrent(
+        nursery,
+        """
+    from pytest_aorta.runtime.zygotes import concurrent_server, process_tree
+    concurrent_server.LIMIT = 0.5
+    send_signal = process_tree.send_signal
+
+    def send_to_others(pids, number):
+        spared = int(open("spared").read()) if os.path.exists("spared") else None
+        send_signal([pid for pid in pids if pid != spared], number)
+
+    process_tree.send_signal = send_to_others
+        """,
+    )
+    stuck, _ = begin(zygote)
+    (nursery.path / "spared").write_text(str(stuck.pid))
+
+    stuck.kill(0.0)
+
+    other, orphans = begin(zygote, orphans=["fork"])
+    other.kill(0.0)
+    assert end_of(other)["returncode"] == -signal.SIGKILL
+    assert all(map(is_gone, orphans))
+    ended = end_of(stuck)
+    assert ended["returncode"] is None
+    assert f"(pid {stuck.pid}, sleeping)" in ended["unkillable"][0]
+    os.kill(stuck.pid, signal.SIGKILL)
+    wait_until_gone([stuck.pid])
+    let_go(begin(zygote)[0])
+
+
+# Beginnings that fail.
+
+
+def test_a_fork_that_fails_is_an_error_with_its_reason_and_the_next_one_works(nursery: Nursery) -> None:
+    zygote = concurrent(
+        nursery,
+        """
+    import errno, os
+    fork = os.fork
+
+    def fork_or_not():
+        if os.path.exists("full"):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    os.fork = fork_or_not
+        """,
+    )
+    task, _ = begin(zygote)
+    (nursery.path / "full").touch()
+    with pytest.raises(ZygoteError, match=r"the zygote cannot fork: \[Errno 11\] Resource temporarily unavailable"):
+        begin(zygote)
+    (nursery.path / "full").unlink()
+    let_go(begin(zygote)[0])
+    let_go(task)
+
+
+def test_a_child_that_dies_before_its_task_comes_is_an_error(nursery: Nursery) -> None:
+    zygote = concurrent(
+        nursery,
+        """
+    import os
+    setsid = os.setsid
+
+    def setsid_or_die():
+        setsid()
+        if os.path.exists("deadly"):
+            os._exit(3)
+
+    os.setsid = setsid_or_die
+        """,
+    )
+    (nursery.path / "deadly").touch()
+    with pytest.raises((OSError, ZygoteError)):
+        start_task(zygote, {"large": "x" * 10**7})
+    (nursery.path / "deadly").unlink()
+    let_go(begin(zygote)[0])
+
+
+# The ends of others.
+
+
+def test_a_zygote_that_is_killed_takes_all_with_it(nursery: Nursery, zygote: Zygote) -> None:
+    tasks = [begin(zygote, orphans=["fork", "stubborn"])[0] for _ in range(4)]
+
+    os.kill(zygote.info["pid"], signal.SIGKILL)
+
+    with ThreadPoolExecutor(4) as threads:  # all find it out at the same time
+        errors = [threads.submit(end_of, task).exception() for task in tasks]
+    assert [type(error) for error in errors] == [ZygoteError] * 4
+    assert {str(error) for error in errors} == {f"the zygote (pid {zygote.info['pid']}) died with signal SIGKILL"}
+    assert nursery.alive() == []
+    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
+        start_task(zygote, {})
+
+
+def test_a_zygote_that_is_closed_takes_all_with_it(nursery: Nursery, zygote: Zygote) -> None:
+    task, orphans = begin(zygote, stubborn=True, orphans=["stubborn", "bare"])
+    task.kill(600)
+    zygote.close()
+    assert nursery.alive() == []
+    assert all(map(is_gone, orphans))
+    with pytest.raises(ZygoteError, match="was closed"):
+        end_of(task)
+
+
+def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {TESTS!r})
+from support.nursery import Nursery
+from pytest_aorta.runtime.zygotes.concurrent_task import start_task
+zygote = Nursery(Path({str(tmp_path)!r})).start({SOURCE!r}, concurrent=True)
+zygote.wait_ready()
+tasks = [start_task(zygote, {{"orphans": ["fork", "stubborn"], "stubborn": True}}) for _ in range(3)]
+for task in tasks:
+    task.next_message(None)
+tasks[0].kill(600)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with nursery_at(tmp_path) as nursery:
+        environ = {**os.environ, MARK: nursery.mark}
+        with subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            ready, started = parent.stdout.readline(), nursery.alive()
+            parent.kill()
+        assert ready == "ready\n"
+        assert len(started) >= 1 + 1 + 3 * 3
+        wait_until(lambda: nursery.alive() == [], "the end of everything that the parent had started")
