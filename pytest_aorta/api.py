@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_aorta import option_values as valid
+import pytest_aorta.option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Selection, check_variables, make_plan
 from pytest_aorta.registry import Registry

@@ -114,7 +114,7 @@ def _may_have_recipes(folder: pytest.Directory) -> bool:
 
 def _register_recipes(config: pytest.Config) -> None:
     """Have the names of files compared with those of recipes."""
-    from pytest_aorta.plugin import recipe_hooks
+    import pytest_aorta.plugin.recipe_hooks as recipe_hooks  # "from" takes what a nested run of pytest has left
 
     if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
         config.pluginmanager.register(recipe_hooks, recipe_hooks.NAME)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta import option_values as valid
+import pytest_aorta.option_values as valid  # "from" takes what a nested run of pytest has left
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_table import OPTIONS, Option
 from pytest_aorta.plugin.option_declarations import ini_value

@@ -56,8 +56,8 @@ def check_trials(session: pytest.Session) -> None:
     elif is_controller(config) and (run.selection.workloads or run.selection.commands):
         refuse(check_tasks, run.selection.results_dir, run.selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
-    from pytest_aorta.plugin.outputs import writer  # noqa: F401
-    from pytest_aorta.plugin.summary import terminal  # noqa: F401
+    import pytest_aorta.plugin.outputs.writer
+    import pytest_aorta.plugin.summary.terminal  # noqa: F401
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from pytest_aorta import option_values as valid
+import pytest_aorta.option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from pytest_aorta import option_values as valid
+import pytest_aorta.option_values as valid
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Selection, check_axes
 from pytest_aorta.plugin.ordinary_tests.aorta_run import Axes, RunTrial
