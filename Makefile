@@ -7,7 +7,7 @@ test:  ## the fast suite
 	pytest -n 2 tests
 
 slow:  ## long variants: storms, whole fault tables, several nodes
-	pytest -n 2 tests -m "slow and not long"
+	pytest -n 2 --dist worksteal tests -m "slow and not long"
 
 long:  ## minutes each: many ranks under load, lost nodes, kills
 	pytest tests -m long
