@@ -9,7 +9,6 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from pytest_aorta.workflow.lines import Location
 from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable, RecipeTable
@@ -89,7 +88,7 @@ def _unknown_key(key: str, valid: Sequence[str]) -> str:
     return f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
 
 
-def _alternative(error: ErrorDetails, depth: int, annotation: Any) -> str:
+def _alternative(error: Mapping[str, Any], depth: int, annotation: Any) -> str:
     """What an error at a depth of its location, or in one of the types that are valid there, says would be valid."""
     kind, within = error["type"], error["loc"][depth + 1 :]
     if within and isinstance(within[0], str):
