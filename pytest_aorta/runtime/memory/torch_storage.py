@@ -5,6 +5,7 @@ torch has no public way to name a storage, or to send one to another process ove
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,15 @@ class StorageIds:
                     self._limit = max(128, 2 * len(self._known))
             return found[1]
 
+    def forget(self) -> None:
+        """Let go of all references, whose end needs torch."""
+        with self._lock:
+            self._known.clear()
+
 
 _ids = StorageIds()
+# Before the interpreter takes torch's modules to pieces.
+atexit.register(_ids.forget)
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -73,3 +75,18 @@ def test_ids_of_dead_storages_are_dropped() -> None:
     assert first not in found
     assert len(ids) <= 256
     assert ids.id_of(kept.untyped_storage()) == first
+
+
+def test_references_end_before_the_modules_of_torch() -> None:
+    """Later, when the interpreter has taken those to pieces, each would print an exception."""
+    code = """
+import atexit
+atexit.register(lambda: print("kept:", len(torch_storage._ids)))
+import torch
+from pytest_aorta.runtime.memory import torch_storage
+tensor = torch.zeros(1)
+torch_storage.storage_id(tensor)
+print("known:", len(torch_storage._ids))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.split("\n")[:2], done.stderr) == (["known: 1", "kept: 0"], "")
