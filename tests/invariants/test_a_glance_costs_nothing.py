@@ -44,6 +44,31 @@ def test_nothing_heavy_is_imported_and_no_file_is_made(simple: Stage, arguments:
         assert sum(line.startswith("aorta::gemm[") for line in result.outlines) == 10_000
 
 
+def test_very_many_trials_are_collected_without_a_full_pass_of_the_garbage_collector(stage: Stage) -> None:
+    """Each walks all of them. With 4,000 trials there was one, with 10,000 there were two or three."""
+    stage.write(
+        conftest="""
+        import gc
+
+        passes = []
+
+        def note(phase, info):
+            passes.append((phase, info["generation"]))
+
+        def pytest_collection():
+            gc.callbacks.append(note)
+
+        def pytest_collection_finish():
+            gc.callbacks.remove(note)
+
+        def pytest_terminal_summary(terminalreporter):
+            terminalreporter.write_line(f"full passes: {passes.count(('start', 2))}")
+        """
+    )
+    result = stage.run("--collect-only", "-q", *GEMM, "--aorta-trials", "4000")
+    result.stdout.fnmatch_lines(["full passes: 0"])
+
+
 def _scratch(path: Path) -> bool:
     """Written by pytest, Python or pytester themselves."""
     return not {"__pycache__", ".pytest_cache", "stdout", "stderr"}.isdisjoint(path.parts)

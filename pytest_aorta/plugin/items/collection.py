@@ -49,7 +49,7 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
             f"for {count} trials of every cell: --aorta-trials {count}"
         )
     if not run.selection.minimize:
-        return list(items_of(plan, module_of))
+        return [*items_of(plan, module_of)]
     from pytest_aorta.plugin.items.minimize import minimize_items
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.garbage import collector_paused
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
@@ -204,12 +205,15 @@ def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     pass
 
 
-def items_of(plan: Plan, module_of: ModuleOf) -> Iterator[TrialItem]:
+def items_of(plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
     """The items of a plan, in its order, each below its module."""
+    items: list[TrialItem] = []
     sibling: TrialItem | None = None
-    for spec in plan.trials:
-        sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths, sibling)
-        yield sibling
+    with collector_paused():
+        for spec in plan.trials:
+            sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths, sibling)
+            items.append(sibling)
+    return items
 
 
 def item_of(
