@@ -92,11 +92,12 @@ def _subjects(place: Workplace) -> dict[str, Subject]:
 def _make(project: Path, record: dict[str, Any]) -> None:
     """A recipe, its index, and files that are as large as those of real trials."""
     from pytest_aorta.recipe_plans import cell_requests
-    from pytest_aorta.registry import Registry
-    from pytest_aorta.trials.sources import file_digest
     from pytest_aorta.workflow.reading import read_recipe
     from pytest_aorta.workspace.index.completions import TrialCompletion
     from pytest_aorta.workspace.index.journal import Journal
+
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.trials.sources import file_digest
 
     registry = Registry.load()
     names = [name for name in registry.mitigation_names() if name != "none"]

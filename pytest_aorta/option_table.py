@@ -200,7 +200,7 @@ OPTIONS = (
     Option("durations", "file", "FILE", "what --aorta-shard is balanced by: from pytest-aorta ci-matrix --durations"),
     Option(
         "where",
-        "pytest_aorta.workflow.conditions:parse_condition",
+        "pytest_aorta.common.conditions:parse_condition",
         "CONDITION",
         "only trials that meet it, such as /config/lr<0.1 or /environment==local; repeat",
         repeat=True,
@@ -225,15 +225,4 @@ OPTIONS = (
     Option("minimize", "names", "A,B", "find the smallest part of this mitigation set's variables that still fixes"),
     Option("max-trials", "positive_int", "N", "all trials of --aorta-minimize together", default="2000"),
     Option("registry-file", "name", "FILE", "JSON file with more mitigations and environments; repeat", repeat=True),
-    Option(
-        "submit",
-        "cluster",
-        "CLUSTER",
-        "submit recipes as jobs instead of running them here: to this cluster, or the one that this host is part of; "
-        "write --aorta-submit=CLUSTER",
-        bare="auto",
-    ),
-    Option("dry-run", "switch", "", "print the scripts of --aorta-submit, and submit nothing"),
-    Option("max-jobs", "positive_int", "N", "of --aorta-submit: submit no more than so many"),
-    Option("yes", "switch", "", "of --aorta-submit: do not ask whether to submit"),
 )

@@ -21,6 +21,7 @@ from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
 from pytest_aorta.cli.show_clusters import show_cluster, show_launchers
 from pytest_aorta.cli.status import status
+from pytest_aorta.cli.submit import submit
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 
@@ -59,6 +60,7 @@ main.add_command(status)
 main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(submit)
 main.add_command(jobs)
 main.add_command(cancel)
 main.add_command(job_ended)

@@ -12,7 +12,7 @@ import click
 from pytest_aorta.common.request_error import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.clusters.configuration import Configuration
+    from pytest_aorta.workflow.clusters import Configuration
 
 
 @click.command("cluster")
@@ -50,7 +50,7 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
 
 def _configuration() -> Configuration:
     """Of the recipe around the working directory, or else of the user."""
-    from pytest_aorta.clusters.configuration import Configuration
+    from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.finding import find_recipe
 
     try:

@@ -20,5 +20,5 @@ def current_run(config: pytest.Config) -> Run | None:
 def current_runs(config: pytest.Config) -> list[Run]:
     """The run, and those of the actions of recipes."""
     run = current_run(config)
-    module = sys.modules.get("pytest_aorta.plugin.recipes.action_runs")
+    module = sys.modules.get("pytest_aorta.plugin.recipes.runs")
     return [] if run is None else [run, *(module.action_runs(config) if module is not None else ())]

@@ -47,9 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
     _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.late_hooks import register_hooks
-        from pytest_aorta.plugin.submission_hooks import register_submission
-
-        register_submission(config)
         from pytest_aorta.plugin.trial_hooks import select
 
         register_hooks(config)

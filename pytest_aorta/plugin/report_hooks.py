@@ -52,7 +52,7 @@ class ReportHooks:
 
         action_run: Run | None = None
         if ".toml::" in nodeid:
-            from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+            from pytest_aorta.plugin.recipes.runs import action_run_of_item
 
             action_run = action_run_of_item(self.config, nodeid)
         if action_run is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.workflow.actions import Recipe
-from pytest_aorta.workflow.reading import parse_recipe
+from pytest_aorta.workflow.recipe import Recipe, parse_recipe
 
 ONE = """
 [[action]]

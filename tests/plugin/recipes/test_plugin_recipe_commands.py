@@ -8,9 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.stage import Stage
-
 from pytest_aorta.workspace.index.cache import read_index
+from support.stage import Stage
 
 #: Greets each directory, and then takes leave of those that were greeted.
 GREETINGS = """

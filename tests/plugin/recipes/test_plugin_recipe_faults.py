@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from pytest_aorta.workspace.index.cache import read_index
 from support.projects import complete, project, short_status
 from support.stage import Stage
-
-from pytest_aorta.workspace.index.cache import read_index
 
 GREET = """
 [[action]]

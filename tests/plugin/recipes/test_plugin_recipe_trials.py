@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from pytest_aorta.workspace.index.cache import read_index
 from support.stage import Stage
 from support.workloads import SHAKY
-
-from pytest_aorta.workspace.index.cache import read_index
 
 RECIPE = """
 [[action]]

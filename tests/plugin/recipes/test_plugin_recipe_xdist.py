@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pytest_aorta.workspace.index.cache import read_index
 from support.projects import project
 from support.stage import Stage, counts
-
-from pytest_aorta.workspace.index.cache import read_index
 
 #: Each command writes a line when it begins, and one when it ends; ``two`` fails where ``one`` has not ended.
 CHAIN = """

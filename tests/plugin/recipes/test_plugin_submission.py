@@ -18,8 +18,8 @@ from support.stage import PYTEST, Stage
 from support.stand_in_scheduler import StandInScheduler
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.clusters import slurm
-from pytest_aorta.clusters.jobs import TaskState
+from pytest_aorta.workflow import slurm
+from pytest_aorta.workflow.slurm import TaskState
 
 RECIPE = """
 [[action]]
