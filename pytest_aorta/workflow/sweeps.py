@@ -266,10 +266,10 @@ def _toml(value: Any, key: str) -> str:
     """A value as TOML has it, tables inline; raises ``RequestError`` where TOML has no such value."""
     import tomlkit
 
+    for name, each in value.items() if isinstance(value, Mapping) else ():
+        _toml(each, f"{key}.{name}")  # to name what is wrong
     try:
         if isinstance(value, Mapping):
-            for name, each in value.items():
-                _toml(each, f"{key}.{name}")  # to name what is wrong
             table = tomlkit.inline_table()
             table.update({str(name): each for name, each in value.items()})
             text = table.as_string()
