@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.registry import Registry
@@ -18,8 +18,8 @@ Entry = dict[str, Any]
 
 def options_of_pytest() -> list[Entry]:
     """In the order of ``pytest --help``, each in its three spellings."""
-    from pytest_aorta.option_table import OPTIONS
     from pytest_aorta.registry.types import BUILTIN_SOURCE
+    from pytest_aorta.settings import SETTINGS
 
     return [
         {
@@ -33,7 +33,8 @@ def options_of_pytest() -> list[Entry]:
             "variable": option.variable,
             "help": option.help,
         }
-        for option in OPTIONS
+        for option in SETTINGS
+        if option.scope != "internal"
     ]
 
 

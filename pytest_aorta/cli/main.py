@@ -21,8 +21,8 @@ from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show
 from pytest_aorta.cli.show_clusters import show_cluster, show_launchers
 from pytest_aorta.cli.status import status
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.settings import RequestError
 
 
 class Refused(click.ClickException):
