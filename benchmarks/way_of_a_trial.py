@@ -56,7 +56,8 @@ def main() -> int:
     parser.add_argument("case", nargs="*", help=f"of {', '.join(CASES)}; all if not given")
     parser.add_argument("-v", action="store_true", help="list the files, with their functions")
     options = parser.parse_args()
-    return int(not all([_report(name, options.v) for name in options.case or CASES]))
+    met = [_report(name, options.v) for name in options.case or CASES]
+    return int(not all(met))
 
 
 def _report(name: str, details: bool) -> bool:

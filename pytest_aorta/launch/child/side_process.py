@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_aorta.launch.child.name_service import ask_files_only
-from pytest_aorta.runtime.zygotes import process_tree
+from pytest_aorta.runtime import process_tree
 
 
 class SideProcess:

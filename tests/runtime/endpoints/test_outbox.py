@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from support.processes import no_more_files
 
+from pytest_aorta.runtime.channel import Channel, Message
 from pytest_aorta.runtime.endpoints.outbox import Outbox
 from pytest_aorta.runtime.engine.event_loop import EventLoop
-from pytest_aorta.runtime.zygotes.channel import Channel, Message
 
 #: Seconds that a test waits for a thread; nothing is measured.
 PATIENCE = 10.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.runtime.channel import Joiner, cut
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
-from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import torch
 from hypothesis import strategies as st
 
 from pytest_aorta.runtime import SlotArgs, TaskArgs
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.memory.sender import Sender
 from pytest_aorta.runtime.memory.tensor_bytes import byte_view
 from pytest_aorta.runtime.memory.transfer import Receiver
-from pytest_aorta.runtime.zygotes.channel import Channel
 
 #: Types whose items are bytes of memory, all that torch has but the quantized ones.
 DTYPES = sorted(
