@@ -13,10 +13,8 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, find_file
 from pytest_aorta.launch.child.script import RanksOutput, TorchrunStart, follow_torchrun
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
-from pytest_aorta.probe.collect import collect_env, collect_static
+from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.packages import package_list
-from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.probe.surroundings import surroundings, variables_now
 from pytest_aorta.trials.command_line import COMMAND_TARGET, fill_in, placeholders_in, program_not_found, words_of
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import FailureData, ResultData, Send

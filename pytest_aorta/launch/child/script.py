@@ -21,9 +21,7 @@ from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_even
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
-from pytest_aorta.probe.collect import collect_env, collect_static
-from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.probe.surroundings import surroundings, variables_now
+from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.events import EndEvent, FailureData, ResultData, Send
 from pytest_aorta.trials.place_variables import NAMES, note_tmp

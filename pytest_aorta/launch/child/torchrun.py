@@ -18,7 +18,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
-from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import Send
 

@@ -15,12 +15,19 @@ from pytest_aorta.launch.child.aorta_group import join_group, leave_group
 from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
-from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
-from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.collect import (
+    StaticEnv,
+    before_forks,
+    collect_end,
+    collect_env,
+    collect_static,
+    refreshed,
+    surroundings,
+    variables_now,
+)
+from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
-from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.probe.surroundings import surroundings, variables_now
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send

@@ -28,11 +28,8 @@ from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.channel import Message
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
+from pytest_aorta.runtime.channel import Message
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated

@@ -28,9 +28,9 @@ from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
-from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:

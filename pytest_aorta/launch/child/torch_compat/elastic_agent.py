@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
-from pytest_aorta.runtime.zygotes.fork_safety import native_threads
+from pytest_aorta.runtime.process_tree import native_threads
 from pytest_aorta.trials.events import AttemptReason
 
 

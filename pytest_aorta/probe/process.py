@@ -9,17 +9,22 @@ import os
 import re
 import resource
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 
 from pytest_aorta.common.number_ranges import format_ranges
-from pytest_aorta.probe.cpu import clock_mhz
-from pytest_aorta.probe.host_memory import memory_policy, memory_state
-from pytest_aorta.probe.kernel_files import keyed_lines
+from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_policy, memory_state
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
+
+
+# What differs from trial to trial: this process, and the state of the host around it.
+#
+# Runs in every trial, after a fork: no import, no subprocess, few system calls.
+
 
 _PRESSURE = "/proc/pressure"
 
@@ -139,3 +144,43 @@ def _torch_threads() -> dict[str, int] | None:
     if torch is None:
         return None
     return {"intraop": torch.get_num_threads(), "interop": torch.get_num_interop_threads()}
+
+
+@dataclass(frozen=True)
+class Children:
+    """The child processes of this one at a moment.
+
+    Attributes:
+        ended: page faults of all that have ended and were waited for: every process has some.
+        running: ids of the others.
+    """
+
+    ended: int
+    running: frozenset[int]
+
+
+def children_now() -> Children:
+    """Those of this process. Forks begin without any."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(_running()))
+
+
+def had_children_since(before: Children) -> bool:
+    """Whether a child has ended, or been started, since."""
+    now = children_now()
+    return now.ended != before.ended or not now.running <= before.running
+
+
+def _running() -> list[int]:
+    found: list[int] = []
+    try:
+        threads = os.listdir("/proc/self/task")
+    except FileNotFoundError:  # not Linux
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+        except FileNotFoundError:  # a thread that has ended, or a kernel without this file
+            continue
+    return found
