@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL
+from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports at its start.
 _FOLDER = Path(__file__).with_name("bootstrap")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL, catches
+from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 
 _CHUNK = 2**16
 

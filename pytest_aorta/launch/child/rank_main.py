@@ -17,7 +17,7 @@ from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
 from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
-from pytest_aorta.runtime.zygotes.task_main import arm
+from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.seeding import rank_seed

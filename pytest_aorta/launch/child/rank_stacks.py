@@ -13,7 +13,7 @@ from pytest_aorta.launch.diagnosis import flight_recorder
 from pytest_aorta.launch.diagnosis.followers import gave_up_waiting
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.trial_evidence import TrialEvidence
-from pytest_aorta.runtime.zygotes.process_tree import request_stacks
+from pytest_aorta.runtime.process_tree import request_stacks
 
 
 def look_at_ranks(trial: TrialEvidence, running: Mapping[int, int], folder: Path, sockets: Path) -> None:

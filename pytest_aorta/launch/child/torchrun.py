@@ -18,7 +18,7 @@ from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
-from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import Send
 
@@ -94,8 +94,8 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
         yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
         return
-    from pytest_aorta.launch.child.local_store import LocalStore
     from pytest_aorta.launch.child.name_service import LOOPBACK
+    from pytest_aorta.launch.child.rendezvous import LocalStore
 
     store = LocalStore(forks=not reasons_against_forking())
     try:

@@ -12,7 +12,7 @@ from pytest_aorta.launch.child.agent_files import use_for_agent
 from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
-from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.place_variables import take_place
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file

@@ -1,4 +1,4 @@
-"""Finding and ending processes, those that try to escape included. Linux only."""
+"""Finding, tagging and ending processes, those that try to escape included; whether one may be forked. Linux only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
+import threading
 import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -187,3 +191,117 @@ def end_all(
         send_signal(alive, signal.SIGKILL)
         time.sleep(0.002)
         reap()
+
+
+# Tags in the environment, by which the processes of a zygote or a branch are found after it has died.
+#
+# ``/proc/<pid>/environ`` shows a copy of what a process was started with, which forks and most execs inherit. A branch
+# is a fork, so it has to overwrite that copy to get a tag of its own.
+
+
+#: The variable. Every process below a zygote has it, with the tag of the process that serves the task.
+VARIABLE = "PYTEST_AORTA_ZYGOTE"
+
+
+def new_tag() -> str:
+    """A unique tag; all are of one length."""
+    return uuid.uuid4().hex
+
+
+def change_tag(tag: str) -> None:
+    """Give this process, and those that will descend from it, another tag."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # no such numbers in an emulated /proc
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
+        needle = f"{VARIABLE}=".encode()
+        at = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + needle) if start else -1
+        if at >= 0:
+            ctypes.memmove(start + at + len(needle), tag.encode(), len(tag))
+    os.environ[VARIABLE] = tag  # for descendants that exec
+
+
+def tagged_processes(*tags: str) -> list[int]:
+    """Pids of this user's other processes that have one of these tags.
+
+    Finds what a dead zygote could no longer adopt.
+    """
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, *tags)]
+
+
+def has_tag(pid: int, *tags: str) -> bool:
+    """Whether a process has one of these tags."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(f"{VARIABLE}={tag}".encode() in environ for tag in tags)
+
+
+#: Seconds that a native thread may need to end after ``join()`` has returned.
+_SETTLE = 0.2
+
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+def reasons_against_forking() -> list[str]:
+    """What makes a fork of this process unsafe, as short phrases; empty when nothing does.
+
+    A thread's locks and a GPU's context do not survive a fork. An OpenMP pool counts: after a fork, GNU OpenMP hangs in
+    the child.
+    """
+    reasons = []
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if names:
+        reasons.append(f"started Python threads: {', '.join(sorted(names))}")
+    if (native := native_threads()) > 0:
+        reasons.append(f"started {native} native thread(s)")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        reasons.append("initialised a GPU")
+    elif devices := open_gpu_devices():
+        reasons.append(f"opened {', '.join(devices)}")
+    return reasons
+
+
+def native_threads() -> int:
+    """How many threads of this process libraries have started that may hold a lock when it is forked.
+
+    The pool of OpenBLAS does not count: its fork handler ends it, before each fork, until it is used again. It would be
+    wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
+    """
+    if _native_threads() == 0:
+        return 0
+    _run_fork_handlers()
+    give_up = time.monotonic() + _SETTLE
+    while (found := _native_threads()) > 0 and time.monotonic() <= give_up:
+        time.sleep(0.01)
+    return found
+
+
+def _native_threads() -> int:
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+
+def _run_fork_handlers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    # It may hang in a handler of its own.
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def open_gpu_devices() -> list[str]:
+    """Files of GPU drivers that this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith(_GPU_DEVICES):
+            found.add(target)
+    return sorted(found)

@@ -3,8 +3,8 @@
 A prefix may close descriptors (sudo, ssh, srun), drop variables (sudo, ssh, containers), or change directory, user and
 namespaces. This script gets the zygote's channel and the variables that are missing, and begins again with them.
 
-    python prefix_entry.py PARENT FD INODE SOCKET TAG [PACKAGES]    behind the prefix
-    python prefix_entry.py PARENT FD                                with all variables set
+    python zygote_entry.py PARENT FD INODE SOCKET TAG [PACKAGES]    behind the prefix
+    python zygote_entry.py PARENT FD                                with all variables set
 
 A file, and words without spaces as long as the paths have none: ssh has a shell split them again. ``PACKAGES`` is a
 folder with this package, for a container that has it nowhere else.
@@ -20,7 +20,19 @@ import sys
 from typing import TYPE_CHECKING, NoReturn, cast
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygotes.task_messages import Surroundings
+    from pytest_aorta.runtime.zygote_main import Surroundings
+
+
+# The start of a zygote behind a launcher prefix.
+#
+# A prefix may close descriptors (sudo, ssh, srun), drop variables (sudo, ssh, containers), or change directory, user
+# and namespaces. This script gets the zygote's channel and the variables that are missing, and begins again with them.
+#
+#     python zygote_entry.py PARENT FD INODE SOCKET TAG [PACKAGES]    behind the prefix
+#     python zygote_entry.py PARENT FD                                with all variables set
+#
+# A file, and words without spaces as long as the paths have none: ssh has a shell split them again. ``PACKAGES`` is a
+# folder with this package, for a container that has it nowhere else.
 
 
 def begin(parent: str, fd: str, *rest: str) -> None:
@@ -37,7 +49,7 @@ def begin(parent: str, fd: str, *rest: str) -> None:
         fd = str(number)
     # As with ``python -c``: what multiprocessing spawns would execute this file.
     vars(sys.modules["__main__"]).pop("__file__", None)
-    from pytest_aorta.runtime.zygotes.zygote_main import main
+    from pytest_aorta.runtime.zygote_main import main
 
     main(int(fd), int(parent))
 
@@ -94,8 +106,8 @@ def _give_up(why: str) -> NoReturn:
 def _complete_environment(parent: str, fd: int, tag: str, packages: list[str]) -> None:
     """Go to the working directory; where variables are missing, begin again with them."""
     script = os.path.abspath(__file__)  # before the directory changes
-    from pytest_aorta.runtime.zygotes.channel import Channel
-    from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
+    from pytest_aorta.runtime.channel import Channel
+    from pytest_aorta.runtime.process_tree import VARIABLE
 
     received = Channel.from_fd(os.dup(fd)).receive()
     if received is None:
