@@ -14,7 +14,7 @@ STUCK = """
 import os, signal, time
 from functools import partial
 
-from pytest_aorta.runtime.zygotes import process_tree
+from pytest_aorta.runtime import process_tree
 
 send_signal = process_tree.send_signal
 
