@@ -9,8 +9,7 @@ from pathlib import Path
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.slurm_step import check_step, check_tasks
+from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, is_multi_node
 from pytest_aorta.plan import Selection
 
 #: How the user has spelled an option and its value: ``--aorta-slots 2``.
@@ -28,7 +27,7 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     Raises:
         RequestError: naming the options.
     """
-    check_elastic(selection.execution, spell, selection.resources.hosts)
+    check_elastic(selection.execution, spell)
     _check_slots(selection, spell, parallel)
     _check_devices(selection, spell)
     if is_multi_node(selection.execution.elastic):

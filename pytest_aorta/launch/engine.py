@@ -228,12 +228,7 @@ def _cell_key(order: TrialOrder) -> str:
     return f"{key} {order.spec.execution} {limit}"
 
 
-def _meeting(elastic: ElasticOptions, results: Path | None) -> Meeting:
-    """What this node has to know of the run's store.
-
-    Raises:
-        LaunchModeError: where that is, is unknown, or the nodes can have no secret.
-    """
-    host, port = endpoint(elastic)
-    secret = secret_of(results or Path())
-    return Meeting(secret, host, port) if keeps_store(elastic) else Meeting(secret)
+def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:
+    """Where this node keeps the run's store; raises ``LaunchModeError`` where that is unknown."""
+    at = endpoint(elastic)
+    return at if node_rank(elastic) == 0 else None

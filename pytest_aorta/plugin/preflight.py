@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.slurm_step import check_tasks
+from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file

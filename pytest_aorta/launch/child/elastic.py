@@ -25,21 +25,16 @@ from pytest_aorta.launch.child.rank_files import ATTEMPT, attempt_folder
 from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.rank_main import run_rank
 from pytest_aorta.launch.child.rank_stacks import look_at_ranks, take_stacks
-from pytest_aorta.launch.child.rendezvous import rendezvous
-from pytest_aorta.launch.child.side_process import close_side_processes
+from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
 from pytest_aorta.launch.child.torch_agent import Agent
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, still_running
 from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
-from pytest_aorta.launch.nodes.exchange import NodeExchange
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
-
-#: Where torch's agent would serve its health check, as its ``local_elastic_agent`` has it.
-HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 #: Seconds between two looks of the agent at its ranks.
 _MONITOR_INTERVAL = 0.01
@@ -58,14 +53,20 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     logs = RankLogs(folder, options.redirects, options.tee)
     relay = EventLogRelay(send)
 
-    exchange = NodeExchange(options, payload["trial_id"], payload["nodes_secret"])
+    exchange = None
+    if is_multi_node(options):
+        from pytest_aorta.launch.child.several_nodes import NodeExchange, rendezvous_of_nodes
+
+        exchange = NodeExchange(options, payload["trial_id"])
 
     def evidence(agent_end: AgentEnd | None = None) -> TrialEvidence:
         return attempt_evidence(folder, max(0, logs.attempt), "elastic", payload["source"], agent=agent_end)
 
     def before_restart(reason: AttemptReason) -> None:
         forward_events()
-        trial = exchange.share(evidence(), agent.group_name(), last=False)
+        trial = evidence()
+        if exchange is not None:
+            trial = exchange.share(trial, agent.group_name(), last=False)
         keep_evidence(folder, trial)
         send(attempt_event(trial, reason))
 
@@ -75,7 +76,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
 
     def before_look() -> None:
         forward_events()
-        if exchange.is_asked(agent.group_name()):  # by node 0, whose ranks have ended
+        if exchange is not None and exchange.is_asked(agent.group_name()):  # by node 0, whose ranks have ended
             take_stacks(agent.running(), attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
             exchange.answer(still_running(evidence()), agent.group_name())
 
@@ -84,16 +85,11 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
 
     error: dict[str, str] | None = None
     try:
-        health = None
-        if HEALTH_CHECK_PORT in os.environ:
-            from pytest_aorta.launch.child.health_server import HealthServer
-
-            health = HealthServer.at(os.environ[HEALTH_CHECK_PORT], everywhere=is_multi_node(options))
         agent = Agent(
             WorkerSpec(
                 role=options.role,
                 local_world_size=nproc,
-                rdzv_handler=rendezvous(options, payload["trial_id"], payload["nodes_secret"]),
+                rdzv_handler=(rendezvous if exchange is None else rendezvous_of_nodes)(options, payload["trial_id"]),
                 entrypoint=rank_main if forked else fresh_rank_main,
                 args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
                 max_restarts=options.max_restarts,
@@ -110,13 +106,12 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             before_restart=before_restart,
             before_look=before_look,
             before_stop=before_stop,
-            health=health,
         )
         error = reason_of(agent.run(options.role))
         agent.record_exits()
         forward_events()
     except SignalException as stop:
-        close_side_processes()
+        close_stores()
         # The trial is being ended, and its ranks have ended.
         signal.signal(stop.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stop.sigval)
@@ -126,10 +121,10 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         error = describe_exception(raised)
         if logs.attempt >= 0:
             agent.record_exits()
-    close_side_processes()
+    close_stores()
     end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
     trial = evidence(end)
-    if logs.attempt >= 0:
+    if logs.attempt >= 0 and exchange is not None:
         trial = exchange.share(trial, agent.group_name())
     found = judge(trial)
     # Node 0 may have to read it when the store has gone.

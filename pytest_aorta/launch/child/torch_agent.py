@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -18,9 +18,6 @@ from pytest_aorta.launch.child.rank_logs import RankLogs
 from pytest_aorta.launch.child.torch_compat.elastic_agent import HookedAgent, ReportingAgent
 from pytest_aorta.launch.diagnosis.trial_evidence import RankExit
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName, Send
-
-if TYPE_CHECKING:
-    from pytest_aorta.launch.child.health_server import HealthServer
 
 
 class Agent(HookedAgent):
@@ -34,7 +31,6 @@ class Agent(HookedAgent):
         before_restart: called when all ranks of an attempt have ended that is not the last one.
         before_look: called each time before the agent looks at its ranks.
         before_stop: called before the agent first asks ranks of an attempt to end, with the processes that still run.
-        health: is to know that the agent works, if that was asked for.
     """
 
     def __init__(
@@ -49,7 +45,6 @@ class Agent(HookedAgent):
         before_restart: Callable[[AttemptReason], None],
         before_look: Callable[[], None],
         before_stop: Callable[[dict[int, int]], None],
-        health: HealthServer | None = None,
     ) -> None:
         self.logs = logs
         self._folder = Path(logs.root_log_dir)
@@ -58,7 +53,6 @@ class Agent(HookedAgent):
         self._before_restart = before_restart
         self._before_look = before_look
         self._before_stop = before_stop
-        self._health = health
         super().__init__(
             spec,
             logs,
@@ -79,15 +73,8 @@ class Agent(HookedAgent):
 
     def on_look(self) -> None:
         """Record the exits since, and let the trial look as well."""
-        if self._health is not None:
-            self._health.beat()
         self.record_exits()
         self._before_look()
-
-    def on_wait(self) -> None:
-        """Say so where the health of the agent is asked for."""
-        if self._health is not None:
-            self._health.beat(waits=True)
 
     def on_stop(self) -> None:
         """Record who has ended by itself, and let the trial look at those that have not."""

@@ -94,8 +94,8 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
         yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
         return
-    from pytest_aorta.launch.child.local_store import LocalStore
     from pytest_aorta.launch.child.name_service import LOOPBACK
+    from pytest_aorta.launch.child.rendezvous import LocalStore
 
     store = LocalStore(forks=not reasons_against_forking())
     try:

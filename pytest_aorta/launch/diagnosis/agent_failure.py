@@ -11,21 +11,12 @@ from pytest_aorta.trials.outcome import place, signal_name
 #: What an error of the agent says, and what helps.
 _HINTS = (
     (
-        r"TORCHELASTIC_HEALTH_CHECK_PORT=\d",
-        "give a free port; with --aorta-slots and -n, several trials would listen on it at the same time",
-    ),
-    (
         r"is not registered",
-        "--aorta-elastic rdzv_backend= takes c10d, static, etcd or etcd-v2; etcd needs a server at rdzv_endpoint",
+        "--aorta-elastic rdzv_backend= takes c10d or static",
     ),
     (
         r"EADDRINUSE|[Aa]ddress already in use|failed to listen",
         "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node",
-    ),
-    (
-        r"^Etcd|connection to etcd",
-        "an etcd that serves its interface v2 (3.4 or 3.5, with --enable-v2) has to listen at --aorta-elastic "
-        "rdzv_endpoint=HOST:PORT",
     ),
     (
         r"RendezvousConnectionError|RendezvousStateError|client socket has|DistNetworkError",

@@ -22,7 +22,7 @@ from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
@@ -55,7 +55,6 @@ class ProcessTrial:
         folder: Path,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
-        meeting: Meeting | None = None,
         node_store: NodeStore | None = None,
     ) -> None:
         self.spec = spec
@@ -66,7 +65,6 @@ class ProcessTrial:
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
-        self._meeting = meeting
         self._node_store = node_store
         self._place: Place | None = None
         self._started_at = utc_now()
@@ -203,7 +201,6 @@ class ProcessTrial:
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
-            "nodes_secret": None if self._meeting is None else self._meeting.secret,
         }
 
     def _is_forked(self) -> bool:

@@ -15,7 +15,7 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment
@@ -59,7 +59,7 @@ class TrialHost:
     Args:
         resources: of the run; its hosts do not matter.
         hosts: number of hosts of the run.
-        meeting: of the nodes, where trials have several.
+        node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
     """
 
     def __init__(self, resources: Resources, hosts: int = 1, meeting: Meeting | None = None) -> None:

@@ -111,9 +111,6 @@ class HookedAgent(ReportingAgent):
     def on_look(self) -> None:
         """The agent is about to look at its ranks."""
 
-    def on_wait(self) -> None:
-        """The agent is about to wait for other nodes: to meet them, or for the ends of their ranks."""
-
     def on_stop(self) -> None:
         """The agent is about to ask ranks of this attempt to end, for the first time."""
 
@@ -128,17 +125,6 @@ class HookedAgent(ReportingAgent):
         """The ranks of this attempt, by local rank."""
         processes = getattr(getattr(getattr(self, "_pcontext", None), "_pc", None), "processes", ())
         return list(processes)
-
-    def _setup_healthcheck(self) -> None:
-        """Nothing: torch's public builds have no server, and an own one is there before the first rendezvous."""
-
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self.on_wait()
-        super()._rendezvous(worker_group)
-
-    def _exit_barrier(self) -> None:
-        self.on_wait()
-        super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.on_start()
