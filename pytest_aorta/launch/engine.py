@@ -16,9 +16,7 @@ from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygo
 from pytest_aorta.launch.host.service import TrialHost, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
-from pytest_aorta.launch.nodes.addressing import endpoint, keeps_store
-from pytest_aorta.launch.nodes.seal import secret_of
-from pytest_aorta.launch.nodes.store import Meeting
+from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.launch.pool import Job, JobPool, Slot
 from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -57,7 +55,7 @@ class TrialEngine:
         self._grace = grace
         self._results = results
         self._nodes = plan_nodes(elastic, resources.hosts)
-        self._meeting = None if elastic is None or resources.hosts else _meeting(elastic, results)
+        self._node_store = None if elastic is None or resources.hosts else _node_store(elastic)
         self._lock = threading.Lock()
         self._pool: JobPool | None = None
         self._hosts: list[Any] = []
@@ -82,7 +80,7 @@ class TrialEngine:
     def _start(self) -> JobPool:
         slots = range(self._resources.slots)
         if not self._resources.hosts:
-            here = TrialHost(self._resources, meeting=self._meeting)
+            here = TrialHost(self._resources, node_store=self._node_store)
             self._hosts.append(here)
             return JobPool([[Slot(here, index, f"slot {index}") for index in slots]])
         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts
@@ -95,9 +93,9 @@ class TrialEngine:
 
         specs = self._resources.hosts
         for number, spec in enumerate(specs):
-            meeting = None if self._nodes is None else self._nodes.meeting_of(number)
+            store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
             died = partial(lose, number)
-            self._hosts.append(RemoteHost(spec, self._resources, len(specs), meeting, self._identity, died))
+            self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
         start_hosts(self._hosts)
         pool.append(JobPool([[Slot(host, index, host.name) for index in slots] for host in self._hosts]))
         return pool[0]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.host.service import TrialOrder
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes.addressing import is_multi_node, meets_in_etcd
-from pytest_aorta.launch.nodes.store import Meeting
+from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.pool import JobPool
 from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.trials.elastic_options import ElasticOptions

@@ -19,7 +19,6 @@ from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.nodes.store import Meeting
 from pytest_aorta.launch.pool import Job, Slot
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
@@ -45,7 +44,7 @@ class _Argument:
 
     resources: Resources
     hosts: int
-    meeting: Meeting | None
+    node_store: tuple[str, int] | None
     sys_path: tuple[str, ...]
 
 
@@ -56,7 +55,7 @@ class RemoteHost:
         spec: an execnet specification.
         resources: of the run.
         hosts: number of hosts of the run.
-        meeting: of the nodes, where trials have several.
+        node_store: as of ``TrialHost``.
         identity: source files that have to be the same there, by name, with their digests.
         on_death: called once when the host has died.
     """
@@ -66,7 +65,7 @@ class RemoteHost:
         spec: str,
         resources: Resources,
         hosts: int,
-        meeting: Meeting | None,
+        node_store: tuple[str, int] | None,
         identity: Mapping[str, str],
         on_death: Callable[[HostError], object],
     ) -> None:
@@ -76,7 +75,7 @@ class RemoteHost:
         self._numbers = iter(range(sys.maxsize))
         self._death: HostError | None = None
         self._on_death = on_death
-        argument = _Argument(replace(resources, hosts=()), hosts, meeting, tuple(path for path in sys.path if path))
+        argument = _Argument(replace(resources, hosts=()), hosts, node_store, tuple(path for path in sys.path if path))
         self._connection = HostConnection(
             spec,
             _SERVICE,
@@ -225,7 +224,7 @@ class _Service:
 
     def __init__(self, given: _Argument, channel: HostChannel) -> None:
         self.channel = channel
-        self.host = TrialHost(given.resources, given.hosts, given.meeting)
+        self.host = TrialHost(given.resources, given.hosts, given.node_store)
         self.folder = UsedFolder(make_own)
         self.jobs: dict[int, _RemoteJob] = {}
         self.threads: list[threading.Thread] = []

@@ -62,14 +62,11 @@ class TrialHost:
         node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
     """
 
-    def __init__(self, resources: Resources, hosts: int = 1, meeting: Meeting | None = None) -> None:
+    def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
         self.allocator = Allocator(resources, hosts)
         self.zygotes = CellZygotes(resources.slots)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
-        self.meeting = meeting
-        self.node_store: NodeStore | None = None
-        if meeting is not None and meeting.host is not None and meeting.port is not None:
-            self.node_store = NodeStore(meeting.host, meeting.port, meeting.secret)
+        self.node_store = None if node_store is None else NodeStore(*node_store)
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self._ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that were passed on.
@@ -105,7 +102,7 @@ class TrialHost:
         # One device per rank.
         with self.allocator.allocate(job, slot, self._ranks.get(spec.workload.name, 1)) as allocation:
             job.on_cancel(lambda why: self.zygotes.abandon(spec, order.inherited, allocation))
-            trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.meeting, self.node_store)
+            trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.node_store)
             trial.start(order.inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in self.zygotes.take_warnings():
