@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.bounded_waits import pieces
-from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.service import TrialHost, TrialOrder
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.host.service import TrialHost, TrialOrder, cell_key
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
@@ -118,7 +118,7 @@ class TrialEngine:
             EngineUnusable: no trial can be run.
         """
         order = self._order(spec, Path(), timeout)
-        key = _cell_key(order)
+        key = cell_key(order)
         pool = self.pool
         if key not in self._cells:
             self._cells[key] = _CellCheck(order)
@@ -214,16 +214,6 @@ class _CellCheck(Job):
             except FutureTimeout:
                 continue
         return None
-
-
-def _cell_key(order: TrialOrder) -> str:
-    """Cells of one key are prepared once. How they are launched, and for how long they may be imported, counts."""
-    try:
-        key = zygote_spec(order.spec, order.inherited).key()
-    except EnvironmentUnusable as error:
-        key = str(error)  # and the preparation fails with it, on its host
-    limit = order.spec.limits.timeout if order.timeout is None else order.timeout
-    return f"{key} {order.spec.execution} {limit}"
 
 
 def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:

@@ -57,7 +57,7 @@ class RemoteHost:
         hosts: number of hosts of the run.
         node_store: as of ``TrialHost``.
         identity: source files that have to be the same there, by name, with their digests.
-        on_death: called once when the host has died.
+        on_death: called when the host has died.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RemoteHost:
         hosts: int,
         node_store: tuple[str, int] | None,
         identity: Mapping[str, str],
-        on_death: Callable[[HostError], object],
+        on_death: Callable[[HostLost], object],
     ) -> None:
         self.name = without_values(spec)
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class RemoteHost:
             {"argument": pickle.dumps(argument)},
             identity={**code_identity(package_files("pytest_aorta")), **identity},
             on_message=self._receive,
-            on_death=self._died,
+            on_death=self._lose,
         )
 
     def start(self) -> None:
@@ -148,15 +148,12 @@ class RemoteHost:
             answers.put(pickle.loads(message["data"]))
 
     def _lose(self, error: HostError) -> None:
+        self._on_death(HostLost(str(error)))
         with self._lock:
             self._death = self._death or error
             asked = list(self._asked.values())
         for answers in asked:
             answers.put({"lost": error})
-
-    def _died(self, error: HostError) -> None:
-        self._on_death(error)
-        self._lose(error)
 
     def close(self) -> None:
         """End it."""

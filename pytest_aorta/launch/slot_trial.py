@@ -98,6 +98,11 @@ class SlotTrial(Job):
             self.on_start(self)
             self.started = True
             self._settle(slot.host.run(self.order, slot.index, self))
+        except HostLost as error:
+            if self.started:
+                self._settle(error=error)
+            else:
+                self._pool.submit(self, urgent=True)  # to another host
         except BaseException as error:
             self._settle(error=error)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocator
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
@@ -20,7 +21,8 @@ from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.zygote import ZygoteError
+from pytest_aorta.runtime.resources.leases import LeaseCancelled
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -28,6 +30,9 @@ from pytest_aorta.trials.spec import TrialSpec
 if TYPE_CHECKING:
     from pytest_aorta.launch.pool import Job
     from pytest_aorta.launch.slot_trial import SlotTrial
+
+#: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
+_LOOK = 0.1
 
 _PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
 
@@ -67,6 +72,9 @@ class TrialHost:
         self.zygotes = CellZygotes(resources.slots)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
+        self._lock = threading.Lock()
+        #: Cells that were prepared, or are about to be.
+        self._cells: dict[str, Future[PreparedCell]] = {}
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
         self._ranks: dict[str, int] = {}
         #: Digests of the lists of distributions that were passed on.
@@ -81,6 +89,31 @@ class TrialHost:
             START_FAILURES: they cannot be started.
             LeaseCancelled, ZygoteUnwanted: the job was cancelled.
         """
+        key = cell_key(order)
+        while not job.cancelled:
+            with self._lock:
+                found = self._cells.get(key)
+                is_first = found is None
+                if found is None:
+                    found = self._cells[key] = Future()
+            if is_first:
+                self._prepare_first(key, found, order, slot, job)
+            if wait([found], _LOOK).done and not found.cancelled():
+                return found.result()
+        raise ZygoteUnwanted("its start was cancelled")
+
+    def _prepare_first(self, key: str, found: Future[PreparedCell], order: TrialOrder, slot: int, job: Job) -> None:
+        try:
+            found.set_result(self._prepare(order, slot, job))
+        except (LeaseCancelled, ZygoteUnwanted):
+            with self._lock:
+                del self._cells[key]
+            found.cancel()  # whoever waits for it, tries it
+            raise
+        except BaseException as error:
+            found.set_exception(error)
+
+    def _prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
         spec, inherited = order.spec, order.inherited
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
@@ -136,6 +169,16 @@ class TrialHost:
         self.temporary.close()
         if self.node_store is not None:
             self.node_store.close()
+
+
+def cell_key(order: TrialOrder) -> str:
+    """Cells of one key are prepared once. How they are launched, and for how long they may be imported, counts."""
+    try:
+        key = zygote_spec(order.spec, order.inherited).key()
+    except EnvironmentUnusable as error:
+        key = str(error)  # and the preparation fails with it, on its host
+    limit = order.spec.limits.timeout if order.timeout is None else order.timeout
+    return f"{key} {order.spec.execution} {limit}"
 
 
 def _wait_for_cancel(job: Job) -> None:
