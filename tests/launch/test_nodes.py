@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from pytest_aorta.launch.child.several_nodes import NodeExchange, _connect
-from pytest_aorta.launch.child.torch_compat.stores import serve_store
+from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, endpoint
 from pytest_aorta.launch.nodes.store import NodeStore, listen

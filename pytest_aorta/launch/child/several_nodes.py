@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from pytest_aorta.launch.child.name_service import ask_files_only
 from pytest_aorta.launch.child.rendezvous import FixedAgents
-from pytest_aorta.launch.child.torch_compat.stores import serve_store
-from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
+from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.trials.elastic_options import ElasticOptions
 

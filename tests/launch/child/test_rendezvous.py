@@ -120,7 +120,7 @@ def test_no_rank_is_forked_beside_a_thread_of_a_library() -> None:
     text = outcome_of("""
         import threading
         import torch.distributed as dist
-        from pytest_aorta.launch.child.torch_compat.elastic_agent import refuse_native_threads
+        from pytest_aorta.launch.child.torch_compat import refuse_native_threads
 
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         refuse_native_threads()  # one of Python's own is no danger

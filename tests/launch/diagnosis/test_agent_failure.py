@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.launch.diagnosis.agent_failure import agent_failure
-from pytest_aorta.launch.diagnosis.judge import judge
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.launch.diagnosis.judge import agent_failure, judge
 
 
 def evidence(agent: AgentEnd, ranks: int = 0) -> TrialEvidence:

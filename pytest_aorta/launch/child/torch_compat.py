@@ -1,27 +1,35 @@
-"""torch's elastic agent with hooks."""
+"""Private parts of torch that launches depend on."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import inspect
 import json
 import logging
 import os
 import signal
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
+from typing import Any, ClassVar, cast
 
+import torch.distributed as dist
+from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
+from pytest_aorta.launch.child.name_service import files_only
 from pytest_aorta.runtime.process_tree import native_threads
-from pytest_aorta.trials.events import AttemptReason
+from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
 
 
 class _ObservedGroup(WorkerGroup):
@@ -90,6 +98,19 @@ class ReportingAgent(LocalElasticAgent):
                 error = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
                 with contextlib.suppress(OSError):
                     path.write_text(json.dumps({"message": error}))
+
+
+def group_event(agent: ReportingAgent, state: WorkerState, attempt: int) -> GroupEvent:
+    """A state of an agent's worker group."""
+    workers = agent.workers()
+    size = workers[0].world_size if workers else -1
+    return {
+        "type": "group",
+        "state": cast(GroupStateName, state.name),
+        "at": time.time(),
+        "attempt": max(0, attempt),
+        "world_size": None if size == -1 else size,
+    }
 
 
 class HookedAgent(ReportingAgent):
@@ -226,6 +247,119 @@ def _format_exception(record: logging.LogRecord) -> bool:
     return True
 
 
-def use_agent_in_torchrun(agent: type[LocalElasticAgent]) -> None:
-    """Have torchrun, when it runs in this process, make this agent instead of its own."""
+class HookedContext(SubprocessContext):
+    """The ranks of an attempt under torchrun, with hooks; none has more than ``stop_timeout`` s after SIGTERM."""
+
+    stop_timeout: ClassVar[float]
+
+    def on_start(self, attempt: int) -> None:
+        """The ranks are about to be started."""
+
+    def on_started(self) -> None:
+        """They have been started."""
+
+    def on_look(self, *, stopped: bool) -> None:
+        """torchrun looks at its ranks; ``stopped``: it has asked those that still ran to end."""
+
+    def on_stop(self) -> None:
+        """torchrun is about to ask the ranks that still run to end."""
+
+    def has_left(self, local_rank: int) -> bool:
+        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
+        return False
+
+    def processes(self) -> dict[int, Popen[bytes]]:
+        """By local rank."""
+        return {rank: handler.proc for rank, handler in self.subprocess_handlers.items()}
+
+    def _start(self) -> None:
+        self.on_start(int(self.envs[0]["TORCHELASTIC_RESTART_COUNT"]))
+        super()._start()  # type: ignore[no-untyped-call]
+        self.on_started()
+
+    def _poll(self) -> Any:
+        self.on_look(stopped=False)
+        for local_rank, process in self.processes().items():
+            if process.poll() == 0 and local_rank in self._running_local_ranks and self.has_left(local_rank):
+                self._failures[local_rank] = ProcessFailure(local_rank, process.pid, 0, self.error_files[local_rank])
+        return super()._poll()
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        self.on_look(stopped=False)
+        if any(process.poll() is None for process in self.processes().values()):
+            self.on_stop()
+            self.on_look(stopped=False)
+        super()._close(death_sig, min(timeout, self.stop_timeout))  # type: ignore[arg-type]  # float will do
+        self.on_look(stopped=True)
+
+
+def use_in_torchrun(context: type[SubprocessContext], agent: type[LocalElasticAgent] = LocalElasticAgent) -> None:
+    """Have torchrun, when it runs in this process, make this agent, and start ranks in this context."""
+    multiprocessing.SubprocessContext = context  # type: ignore[misc]
     setattr(launcher, "LocalElasticAgent", agent)  # noqa: B010  (no exported name)
+
+
+def connect_without_name_server(host: str) -> None:
+    """Have ``init_process_group()`` ask no name server where the store is at ``host``, a numeric address of this host.
+
+    torch connects by IPv6, also to an IPv4 address, and asks libc for the name of the peer. /etc/hosts has no IPv4
+    addresses in IPv6, so that each connection is a query to a name server, and one that is lost costs 5 s.
+    """
+    import torch.distributed as dist
+
+    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the package has a function of this name
+    connect = dist.TCPStore  # type: ignore[attr-defined]
+
+    @functools.wraps(connect, updated=())
+    def store(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("host_name", arguments[0] if arguments else None) != host:
+            return connect(*arguments, **keywords)
+        with files_only():
+            return connect(*arguments, **keywords)
+
+    setattr(rendezvous, "TCPStore", store)  # noqa: B010  (no exported name)
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Discard it, for a call that logs what does not belong into the log of a workload."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def start_worker_server(path: Path) -> None:
+    """Serve torch's diagnosis of this process on a Unix socket, from a thread without the GIL.
+
+    Does nothing where torch has no such server.
+
+    Raises:
+        RuntimeError: the socket cannot be used.
+    """
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        return
+    server = _WorkerServer(str(path))
+    # Its destructor would wait for its thread, and write to the rank's log.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]
+    """A store that serves on ``listening``, which is the store's from now on.
+
+    Where torch's newer server cannot take a socket over (2.6), its older one serves; clients see no difference.
+    """
+    host, port = listening.getsockname()[:2]
+    descriptor = listening.detach()
+    served: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
+    try:
+        with quiet_stderr():
+            return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
+    except NotImplementedError:
+        return dist.TCPStore(host, port, **served, use_libuv=False)  # type: ignore[attr-defined]

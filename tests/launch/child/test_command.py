@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.launch.child.command_process import CommandProcess, Lines
+from pytest_aorta.launch.child.command import CommandProcess, Lines
 
 ENDINGS = """
 import os, signal, sys

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports at its start.
-_FOLDER = Path(__file__).with_name("bootstrap")
+_FOLDER = Path(__file__).parent
 
 
 def bootstrap_variables(
