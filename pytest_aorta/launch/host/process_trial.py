@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.crash_text import crash_text
+from pytest_aorta.launch.diagnosis.traces import crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read

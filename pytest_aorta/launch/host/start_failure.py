@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.diagnosis.traces import ImportHang
 from pytest_aorta.launch.environment import EnvironmentUnusable
 from pytest_aorta.launch.host.allocation import DevicesQuarantined
 from pytest_aorta.launch.launch_mode import LaunchModeError
