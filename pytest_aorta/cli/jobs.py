@@ -12,7 +12,7 @@ import click
 
 from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.jobs import Job

@@ -8,7 +8,7 @@ import click
 
 from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.cli.selections import chosen_units
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 
 @click.command("scan")

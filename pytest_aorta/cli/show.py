@@ -28,6 +28,7 @@ from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import TypedCondition
+    from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.project import Project
     from pytest_aorta.workflow.recipe import Action
 
@@ -306,7 +307,7 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
 
 def _configuration() -> Configuration:
     """Of the recipe around the working directory, or else of the user."""
-    from pytest_aorta.clusters.configuration import Configuration
+    from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.finding import find_recipe
 
     try:

@@ -14,8 +14,8 @@ import click
 
 from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.cli.selections import chosen_units, typed_conditions, units_where, where_option
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.jobs import PlannedJob, Target

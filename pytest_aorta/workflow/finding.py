@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 #: Searched for from the working directory upwards; the second is Row's.
 FILE_NAMES = ("aorta.toml", "workflow.toml")

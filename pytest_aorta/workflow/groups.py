@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.finding import RecipeError

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.sources import file_digest
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workspace.atomic import locked, write_text

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from pytest_aorta.common.conditions import Json
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.registry import Registry
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.groups import ValueOf, grouped, included
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile, submitted_units

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.plan import PlanError, Selection, trials_of
-from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
 from pytest_aorta.trials.elastic_options import elastic_options

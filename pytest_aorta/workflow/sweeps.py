@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import PositiveNumber, PositiveWhole, Table
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of

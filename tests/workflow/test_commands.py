@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import check_command, shell_commands
 from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.recipe import Cost, Resources

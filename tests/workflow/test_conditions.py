@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.conditions import parse_condition, selected
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 TRIALS = [
     {"environment": environment, "mitigations": ["none"], "config": {"lr": lr, "a/b": {"c~d": 1}}, "trial": trial}

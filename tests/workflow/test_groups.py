@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.conditions import Json, compared
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.groups import check_whole, grouped, included
 from pytest_aorta.workflow.recipe import Action, ActionTable, Group, Selector
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.recipes import recipe_of
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
 
 LONG_AGO = 10**9 * (time.time_ns() // 10**9 - 1000)

@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.bounded_waits import wait_bounded
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
@@ -27,8 +26,9 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.decided_cells import cell_of
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
-from pytest_aorta.runtime.zygotes import process_tags
-from pytest_aorta.runtime.zygotes.process_tree import Family, die_with_parent, end_all
+from pytest_aorta.runtime import process_tree as process_tags
+from pytest_aorta.runtime.process_tree import Family, die_with_parent, end_all
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
