@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
     from pytest_aorta.common.request_error import RequestError as RequestError
-    from pytest_aorta.plugin.ordinary_tests.torchrun_result import TorchrunResult as TorchrunResult
+    from pytest_aorta.plugin.torchrun_fixture import TorchrunResult as TorchrunResult
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
     from pytest_aorta.trials.elastic_options import ElasticOptions as ElasticOptions
@@ -33,7 +33,7 @@ _HOMES = {
     "RequestError": "common.request_error",
     "Resources": "trials.execution",
     "RunRequest": "api",
-    "TorchrunResult": "plugin.ordinary_tests.torchrun_result",
+    "TorchrunResult": "plugin.torchrun_fixture",
     "TrialResult": "trials.result",
     "Workload": "trials.workload",
     "WorkloadResult": "trials.workload",

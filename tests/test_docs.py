@@ -16,7 +16,7 @@ from support.stage import Stage
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.option_table import OPTIONS
-from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial
+from pytest_aorta.plugin.ordinary_tests import RunTrial
 
 DOCS = Path(__file__).parents[1] / "docs"
 

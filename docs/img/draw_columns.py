@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from pytest_aorta.plugin.summary.verdict_table import Line, table_lines
+from pytest_aorta.plugin.verdict_table import Line, table_lines
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
 from pytest_aorta.triage.failures.signatures import Signature
 from pytest_aorta.triage.step_times import steady_steps

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_aorta.option_table import OPTIONS
-from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.options import RECALLED
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.roles import is_worker
+from pytest_aorta.plugin.workload_files import workload_classes
 
 #: Where pytest's cache has the options of the last run with trials.
 _OPTIONS = "aorta/options"

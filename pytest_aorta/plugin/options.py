@@ -19,7 +19,7 @@ import pytest_aorta.option_values as valid  # "from" takes what a nested run of 
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_table import OPTIONS, Option
 from pytest_aorta.plugin.option_declarations import ini_value
-from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
+from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
@@ -211,3 +211,30 @@ def _parse(option: Option, text: str, source: str) -> Any:
         readers = {"extra-env": valid.shown_pairs, "command": valid.shown_command}
         shown = readers.get(option.name, repr)(text)
         raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None
+
+
+#: Options that say what is not in the records.
+_BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
+
+
+def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
+    """What counts of a selection that has replays; other settings of an ini file or the environment do not.
+
+    Raises:
+        OptionError: an option on the command line contradicts the records.
+    """
+    for option in OPTIONS:
+        if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
+            valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
+            raise OptionError(
+                f"{option.flag}: with --aorta-replay, the record says what is run; valid beside it are {valid}"
+            )
+    from pytest_aorta.plan import Selection
+    from pytest_aorta.trials.execution import Resources
+
+    return Selection(
+        replays=selection.replays,
+        results_dir=selection.results_dir,
+        extra_env=selection.extra_env,
+        resources=Resources(hosts=selection.resources.hosts),
+    )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.group_schedulers import group_scheduler
+from pytest_aorta.plugin.roles import group_scheduler
 
 pytest.importorskip("xdist", reason="its schedulers are used")
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_aorta.option_table import OPTIONS
-from pytest_aorta.plugin.rerun_command import rerun_line
+from pytest_aorta.plugin.failures import rerun_line
 
 NODE_ID = "aorta::fsdp[local-none-3]"
 

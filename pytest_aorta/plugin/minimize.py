@@ -11,12 +11,10 @@ import pytest
 
 from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
-from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.items.unimported_module import ModuleOf, location_of
-from pytest_aorta.plugin.ordinary_tests.aorta_run import in_a_process
-from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload
-from pytest_aorta.plugin.run import Run, run_of, warn
-from pytest_aorta.plugin.sigterm import reason_of
+from pytest_aorta.plugin.failures import TrialFailed
+from pytest_aorta.plugin.ordinary_tests import in_a_process
+from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of, warn
+from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
@@ -111,7 +109,7 @@ class MinimizeItem(GeneratedFunction):
                 started.append((run.launch(self, spec, paths, extra_env), paths))
             for trial, paths in started:
                 record = trial.finish()
-                run.keep(self, paths, record, trial.resumed)
+                run.add_record(self, paths, record, trial.resumed)
                 facts.append(facts_of(record.to_dict(), str(paths.file)))
                 warn(self, [*trial.take_warnings(), *record.warnings])
         except BaseException as error:
@@ -123,14 +121,15 @@ class MinimizeItem(GeneratedFunction):
             for trial, paths in started[len(facts) :]:
                 record = trial.finish()
                 if trial.started:
-                    run.keep(self, paths, record, trial.resumed)
+                    run.add_record(self, paths, record, trial.resumed)
             raise
         self._report()
         return facts
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Path and line of the workload's class, and the name."""
-        return *location_of(self, self.spec), self.name
+        assert isinstance(self.parent, UnimportedModule)
+        return *self.parent.location_of(self.spec), self.name
 
     def _report(self) -> None:
         """Have what is over written now: the item's last report may be hours away, and never come."""

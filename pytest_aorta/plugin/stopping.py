@@ -1,24 +1,129 @@
-"""What ends trials before their number does: a decision, or the end of a duration."""
+"""What ends trials before their number does: a decision on their cell, or the end of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.plugin.compat import SkippedItem, tear_down_before
-from pytest_aorta.plugin.stopping.decided_cells import DecidedCells
-from pytest_aorta.plugin.stopping.rounds import Rounds
-from pytest_aorta.plugin.xdist_roles import decisions_of_controller, is_controller
+from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
+from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
-    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.spec import TrialSpec
+
+
+_FILE = "stopped_cells.json"
+
+
+def cell_of(spec: TrialSpec) -> CellKey:
+    """The cell of a trial of a plan."""
+    return CellKey(spec.workload.name, spec.cell)
+
+
+class DecidedCells:
+    """Reasons not to run more trials of a cell.
+
+    Args:
+        folder: that the xdist workers share with their controller; ``None`` where one process does it all.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else folder / _FILE
+        self._reasons: dict[CellKey, str] = {}
+        self._seen: tuple[int, int] | None = None
+
+    def publish(self, reasons: Mapping[CellKey, str]) -> None:
+        """Replace what is known."""
+        self._reasons = dict(reasons)
+        if self._file is not None:
+            write_json(self._file, [{**vars(key), "reason": reason} for key, reason in reasons.items()])
+
+    def reason(self, key: CellKey) -> str | None:
+        """Why no more trials of a cell are needed; ``None`` where they are."""
+        self._read()
+        return self._reasons.get(key)
+
+    def _read(self) -> None:
+        """Take over what another process has published since the last time."""
+        if self._file is None:
+            return
+        try:
+            now = os.stat(self._file)
+            if (now.st_ino, now.st_mtime_ns) == self._seen:
+                return
+            found: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
+        except OSError:
+            return  # nothing was decided yet
+        self._seen = now.st_ino, now.st_mtime_ns
+        self._reasons = {
+            CellKey(**{name: text for name, text in each.items() if name != "reason"}): each["reason"] for each in found
+        }
+
+
+_CLOCK = "clock"
+
+
+class Rounds:
+    """Which rounds may be run. One that has begun is completed; none begins when the time is over.
+
+    Args:
+        seconds: from the first trial that is really run.
+        folder: that the xdist workers share; ``None`` where one process does it all.
+    """
+
+    def __init__(self, seconds: float, folder: Path | None = None) -> None:
+        self.seconds = seconds
+        self._folder = folder
+        self._begun: set[str] = set()
+        self._ends_at: float | None = None
+
+    def begin(self, name: str) -> bool:
+        """Whether a trial of this round may be run; the first one of a round begins it."""
+        if name in self._begun:
+            return True
+        if self._folder is not None:
+            # What another worker has begun in time must not be missed, nor may one begin after another has given up.
+            with locked(self._folder):
+                may_begin = self._agree(name)
+        else:
+            may_begin = self._is_in_time()
+        if may_begin:
+            self._begun.add(name)
+        return may_begin
+
+    def _is_in_time(self) -> bool:
+        now = time.monotonic()
+        if self._ends_at is None:
+            self._ends_at = now + self.seconds
+        return now < self._ends_at
+
+    def _agree(self, name: str) -> bool:
+        """The same with the other workers; the monotonic clock is one for all processes of a host."""
+        assert self._folder is not None
+        clock = self._folder / _CLOCK
+        mark = self._folder / f"round-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        if self._ends_at is None:
+            if not clock.exists():
+                clock.write_text(repr(time.monotonic() + self.seconds))
+            self._ends_at = float(clock.read_text())
+        if mark.exists():
+            return True
+        if not self._is_in_time():
+            return False
+        mark.touch()
+        return True
 
 
 class NotNeeded(SkippedItem):

@@ -12,18 +12,15 @@ import pytest
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.plan import Plan
-from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.items.chosen_trials import choose
-from pytest_aorta.plugin.items.collection import directory_of
-from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
-from pytest_aorta.plugin.items.unimported_module import WorkloadModules
-from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
+from pytest_aorta.plugin.collection import choose, directory_of
+from pytest_aorta.plugin.failures import TrialFailed
+from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.trial_item import TrialItem, WorkloadModules, item_of
 from pytest_aorta.replay import REPLAY, Replay, ReplayError, find_replays
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.submitted import RunningTrial
-    from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -60,8 +57,6 @@ class Replays(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         """All of them, or those that were named on the command line."""
-        from pytest_aorta.plugin.run import run_of
-
         run = run_of(self.config)
         modules = WorkloadModules(self)
         sibling: ReplayItem | None = None
@@ -84,8 +79,7 @@ class ReplayItem(TrialItem):
             TrialFailed: it cannot be started.
         """
         try:
-            runner = runner_of(run, self.spec)
-            return ReplayingTrial(self.replay, runner.start(self.spec, self.paths))
+            return _runner_of(run, self.spec).start(self.spec, self.paths)
         except (EngineUnusable, LaunchModeError) as error:
             self._keep_unstarted(run, error)
             raise TrialFailed(str(error)) from None
@@ -95,46 +89,7 @@ class ReplayItem(TrialItem):
         return self.replay.compared(record)
 
 
-class ReplayingTrial:
-    """A running trial whose record is compared with the one that it is run from."""
-
-    resumed = False
-    started = True
-
-    def __init__(self, replay: Replay, running: RunningTrial) -> None:
-        self.spec = replay.spec
-        self._replay = replay
-        self._running = running
-        self._record: TrialResult | None = None
-
-    def wait(self, phase: str) -> bool:
-        """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
-        return self._running.wait(phase)
-
-    def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has succeeded already."""
-        return self._running.got_through(phase)
-
-    def failed(self) -> bool:
-        """Whether it has failed already."""
-        return self._running.failed()
-
-    def interrupt(self, why: str) -> None:
-        """End it now."""
-        self._running.interrupt(why)
-
-    def finish(self) -> TrialResult:
-        """Block until its processes are gone; the record."""
-        if self._record is None:
-            self._record = self._replay.compared(self._running.finish())
-        return self._record
-
-    def take_warnings(self) -> list[str]:
-        """Warnings for the user since the last call."""
-        return self._running.take_warnings()
-
-
-def runner_of(run: Run, spec: TrialSpec) -> TrialRunner:
+def _runner_of(run: Run, spec: TrialSpec) -> TrialRunner:
     """What runs the trials that have these resources: those of their records, and not of this run."""
     runner = run.further_runners.get(_shared(spec))
     if runner is None:

@@ -4,25 +4,112 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.plugin.failure_text import printable
-from pytest_aorta.plugin.summary.replay_text import replay_lines
-from pytest_aorta.plugin.summary.side_by_side import SideBySideLines, counted
-from pytest_aorta.plugin.summary.verdict_table import table_lines
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plugin.verdict_table import table_lines
+from pytest_aorta.triage.wording import counted
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import FinishedTrial, RowKey, Run
     from pytest_aorta.triage.table import Table
     from pytest_aorta.trials.execution import Resources
+
+
+#: Differences shown; the trial file has all.
+_MOST = 12
+
+
+def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
+    """How a replayed trial has ended, how the one of its record had, and what differs now."""
+    then = result["replay_of"]
+    file = Path(then["file"])
+    shown = file.relative_to(start) if file.is_relative_to(start) else file
+    before, now = then["exit_status"], result["exit_status"]
+    ended = f"{now}, as it was" if before == now else f"{now}, was {before}"
+    yield f"replay of {shown} ({then['started_at'][:19]}): {ended}"
+    differences = then["differences"]
+    if not differences:
+        yield "  the same request, seeds and surroundings, as far as the records say"
+    for line in differences[:_MOST]:
+        yield f"  differs now: {line}"
+    if len(differences) > _MOST:
+        yield f"  and {len(differences) - _MOST} more: see replay_of in the trial file"
+
+
+class SideBySideLines:
+    """Counts the records of a run."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        #: What was imposed on how many trials.
+        self._imposed: Counter[str] = Counter()
+        #: How many trials had these: what runs them, how many at a time; ranks, threads of each, cores.
+        self._seen: Counter[tuple[str, int, int, int, int]] = Counter()
+        self._trials = 0
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Count a trial's record."""
+        self._trials += 1
+        beside = result.get("side_by_side")
+        if beside is None:
+            return
+        what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
+        for text in _impositions(result["imposed"], what, self._resources):
+            self._imposed[text] += 1
+        threads = _threads(result)
+        if threads and beside["cores"]:
+            at_a_time = beside["slots"] * beside["workers"]
+            self._seen[what, at_a_time, len(result["ranks"]) or 1, threads, beside["cores"]] += 1
+
+    def lines(self, *, one_at_a_time: bool = False) -> list[str]:
+        """To be printed below the table. ``one_at_a_time``: trials did not run side by side after all."""
+        found = []
+        for text, trials in self._imposed.items():
+            found.append(text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials")
+        for (what, at_a_time, ranks, threads, cores), _ in self._seen.most_common():
+            together = 1 if one_at_a_time else min(at_a_time, self._trials)
+            if together == 1 or together * ranks * threads <= cores:
+                continue
+            processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
+            found.append(
+                f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
+                "longer than alone (--aorta-own-cores divides the cores)"
+            )
+            break
+        return found
+
+
+def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) -> list[str]:
+    found = []
+    shares = [counted(len(imposed["cpus"]), "CPU")] if imposed["cpus"] is not None else []
+    if imposed["threads"] is not None:
+        shares.append(counted(imposed["threads"], "thread"))
+    if shares:
+        found.append(f"{what}: {' and '.join(shares)} per trial (--aorta-own-cores)")
+    if imposed["devices"] is not None:
+        from pytest_aorta.runtime.resources.devices import devices_text
+
+        number = counted(len(imposed["devices"]), "device") if imposed["devices"] else "no device"
+        found.append(f"{number} per trial (--aorta-devices {devices_text(resources.devices or ())})")
+    return found
+
+
+def _threads(result: Mapping[str, Any]) -> int | None:
+    """Of torch in the trial's process, at the end if it got there; ``None`` where it was not imported."""
+    env = result["env"]
+    end = ((env.get("end") or {}).get("torch") or {}).get("threads")
+    start = (env.get("process") or {}).get("torch_threads")
+    threads = (end or start or {}).get("intraop")
+    return threads if isinstance(threads, int) else None
+
 
 #: Columns of a terminal that is narrower, or none, as pytest has it.
 _NARROWEST = 80
@@ -205,3 +292,13 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
     if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
         return "error", "E", "ERROR"
     return None
+
+
+def duration_text(seconds: float) -> str:
+    """As it is typed: ``1h30m``."""
+    parts, rest = [], seconds
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if rest >= length:
+            number, rest = divmod(rest, length)
+            parts.append(f"{number:g}{unit}")
+    return "".join(parts) + (f"{rest:g}s" if rest or not parts else "")

@@ -1,20 +1,89 @@
-"""Of many trials that have failed alike, which are shown in full, and what is said of the others."""
+"""pytest's own summary of failures, in which trials that have failed alike are shown once or twice, and then counted.
+
+Only what is printed changes: ``stats`` of the terminal reporter are narrowed while it prints, and no other plugin
+reads them then.
+"""
 
 from __future__ import annotations
 
+import copy
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_aorta.plugin.failure_text import printable
-from pytest_aorta.plugin.summary.side_by_side import counted
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plugin.compat import has_no_summary, terminal_width, with_lines
+from pytest_aorta.triage.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pytest
+
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.failures.signatures import Signature
+
+
+#: Categories of reports, and their letters in ``-r``.
+_CATEGORIES = {"error": "E", "failed": "f"}
+
+
+class FoldedSummary:
+    """The reports of a terminal reporter, all or only those that are shown."""
+
+    def __init__(self, terminal: pytest.TerminalReporter, alike: AlikeFailures) -> None:
+        self._terminal = terminal
+        self._all: dict[str, list[Any]] = {}
+        self._shown: dict[str, list[Any]] = {}
+        self._folds: dict[str, list[Fold]] = {}
+        for category in _CATEGORIES:
+            reports = terminal.stats.get(category, [])
+            shown, folds = alike.fold(reports, _nodeid)
+            if folds:
+                self._all[category] = reports
+                self._shown[category] = [_with_folds(report, folds.get(_nodeid(report), [])) for report in shown]
+                self._folds[category] = [fold for found in folds.values() for fold in found]
+
+    def begin(self) -> None:
+        """Before pytest prints failures, and its short summary."""
+        self._terminal.stats.update(self._shown)
+
+    def pause(self) -> None:
+        """While other plugins print."""
+        self._terminal.stats.update(self._all)
+
+    def end(self) -> None:
+        """After that; its counts are of all reports."""
+        self._terminal.stats.update(self._all)
+        if has_no_summary(self._terminal):
+            return
+        lines = [
+            fold.short_line
+            for category, letter in _CATEGORIES.items()
+            if self._terminal.hasopt(letter)
+            for fold in self._folds.get(category, ())
+        ]
+        for line in lines:
+            self._terminal.write_line(line)
+        if lines:
+            self._terminal.write_line("-v shows them all; each has its trial file")
+
+
+def _nodeid(report: Any) -> str:
+    """Of a report that may be folded; empty for one that was shown by a debugger."""
+    return "" if hasattr(report, "_pdbshown") else str(report.nodeid)
+
+
+def _with_folds(report: Any, folds: list[Fold]) -> Any:
+    """A copy of a report that says at its end what was left out."""
+    if not folds:
+        return report
+    report = copy.copy(report)
+    report.longrepr = with_lines(report.longrepr, [fold.line for fold in folds])
+    return report
+
 
 #: As many trials of a cell that have failed alike are all shown; of more of them, so many.
 _ALL, _FIRST = 3, 2
@@ -169,3 +238,37 @@ def ranges(numbers: Sequence[int]) -> str:
             found.append([number, number])
     texts = [f"{first}-{last}" if last > first else f"{first}" for first, last in found]
     return ", ".join([*texts[:_MOST_RANGES], "..."] if len(texts) > _MOST_RANGES else texts)
+
+
+#: Categories of reports, and their letters in ``-r``.
+
+
+#: Columns in which a reason can be recognised.
+_ENOUGH = 24
+
+#: Columns of the longest word before a node id, of a space, and of the dash after it.
+_BESIDES = len("TIMEOUT") + len("  - ")
+
+
+def cut_reasons(terminal: pytest.TerminalReporter, width: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """One line for each such trial of those that the short summary shows."""
+    # pytest cuts nothing off then.
+    if terminal.no_summary or terminal.verbosity >= 2 or environ.get("CI") or environ.get("BUILD_NUMBER"):
+        return []
+    lines = []
+    for category, letter in _CATEGORIES.items():
+        for report in terminal.stats.get(category, ()) if terminal.hasopt(letter) else ():
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if getattr(report, "aorta", None) is None or crash is None:
+                continue
+            reason = crash.message.partition("\n")[0]
+            room = width - _BESIDES - terminal_width(_shown_id(terminal.config, str(report.nodeid)))
+            if room < min(_ENOUGH, terminal_width(reason)):
+                lines.append(f"{report.nodeid.rpartition('::')[2]}: {reason}")
+    return lines
+
+
+def _shown_id(config: pytest.Config, nodeid: str) -> str:
+    """A node id as the summary shows it: relative to the folder that pytest was started in."""
+    path, separator, name = nodeid.partition("::")
+    return os.path.relpath(config.rootpath / path, config.invocation_params.dir) + separator + name
