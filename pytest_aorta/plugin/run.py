@@ -210,8 +210,7 @@ class ReportPayload:
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
         records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
-        notes = self.notes if with_records else []
-        return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(notes)}
+        return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()

@@ -311,7 +311,8 @@ class TrialWriter:
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
-        self.notes += json.loads(report.aorta["notes"])
+        if report.when == "teardown":
+            self.notes += json.loads(report.aorta["notes"])
         found = trials_in(report.aorta)
         if not found and report.when == "teardown" and not hasattr(report, "node"):
             found = list(self.run.unreported)  # of this process, whose items run one after the other
