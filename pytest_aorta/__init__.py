@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.torchrun_fixture import TorchrunResult as TorchrunResult
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
+    from pytest_aorta.settings import RequestError as RequestError
     from pytest_aorta.trials.elastic_options import ElasticOptions as ElasticOptions
     from pytest_aorta.trials.execution import Execution as Execution
     from pytest_aorta.trials.execution import Resources as Resources
@@ -30,7 +31,7 @@ _HOMES = {
     "EnvSnapshot": "probe.snapshot",
     "Execution": "trials.execution",
     "Limits": "trials.limits",
-    "RequestError": "common.request_error",
+    "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",
     "TorchrunResult": "plugin.torchrun_fixture",

@@ -29,6 +29,7 @@ from pytest_aorta.plugin.run import (
     without_exit_status,
 )
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution

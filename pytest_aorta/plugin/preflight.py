@@ -7,9 +7,8 @@ from typing import TypeGuard
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.slurm_step import check_tasks
+from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.option_declarations import is_mentioned
@@ -19,6 +18,7 @@ from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.plugin.writer import check_report
 from pytest_aorta.request_checks import check_resources, check_results
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.trials.spec import TrialSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import REDACTED
 
 #: Read by the engine of a container, outside of it.
 _OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.recipe_run import HERE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.watched_variables import WatchedVariables

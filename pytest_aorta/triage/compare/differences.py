@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value
-from pytest_aorta.probe.fact_texts import clause, is_hidden
+from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, is_hidden
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.compare.environments import Counts, Environments, Installed

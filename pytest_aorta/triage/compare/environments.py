@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pytest_aorta.probe.environment_facts import RULES, Fact, Value, facts_of_section, is_complete, sections
-from pytest_aorta.probe.fact_texts import FILES
-from pytest_aorta.probe.redaction import DIGEST, REDACTED
+from pytest_aorta.probe.environment_facts import FILES, RULES, Fact, Value, facts_of_section, is_complete, sections
+from pytest_aorta.probe.variables import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER
 
