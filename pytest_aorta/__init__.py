@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pytest_aorta._version import __version__ as __version__
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
-    from pytest_aorta.common.request_error import RequestError as RequestError
     from pytest_aorta.plugin.torchrun_fixture import TorchrunResult as TorchrunResult
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot

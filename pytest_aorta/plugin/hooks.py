@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.option_declarations import add_options, is_mentioned
+from pytest_aorta.plugin.options import add_options, is_mentioned
 
 if TYPE_CHECKING:
     from pathlib import Path

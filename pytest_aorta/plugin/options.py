@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import pytest_aorta.option_values as valid  # "from" takes what a nested run of pytest has left
-from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.option_table import OPTIONS, Option
-from pytest_aorta.plugin.option_declarations import ini_value
-from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
+import pytest_aorta.settings as settings  # "from" takes what a nested run of pytest has left
+from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, RequestError, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +162,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         OptionError: naming the value, where it came from and what would be valid.
     """
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.xdist_roles import worker_of_workers
+    from pytest_aorta.plugin.roles import worker_of_workers
     from pytest_aorta.triage.settings import TriageSettings
     from pytest_aorta.trials.elastic_options import elastic_options
     from pytest_aorta.trials.execution import Execution, Resources
@@ -261,7 +258,7 @@ def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float
 
 def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:
     """One per device, else per physical core; one for an xdist worker, whose siblings are the other slots."""
-    from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
+    from pytest_aorta.plugin.roles import is_controller, is_worker
     from pytest_aorta.trials.execution import automatic_slots
 
     return 1 if is_worker(config) or is_controller(config) else automatic_slots(devices)
@@ -291,35 +288,6 @@ def _path(text: str, base: Path) -> Path:
         ) from None
 
 
-def _read(option: Option, config: pytest.Config, environ: Mapping[str, str]) -> Any:
-    """Parsed values of the first source that has some, a tuple for ``repeat`` options; ``None`` if none has."""
-    given = getattr(config.option, option.ini, None)
-    source = option.flag
-    if given is None and environ.get(option.variable):
-        text = environ[option.variable]
-        given = [part for part in re.split(option.separator, text) if part.strip()] if option.repeat else text
-        source = f"the environment variable {option.variable}"
-    if given is None:
-        given = ini_value(config, option.ini) or None
-        source = f"{option.ini} in {config.inipath}"
-    if given is None or given == []:
-        return None
-    texts = given if isinstance(given, list) else [given]
-    if not all(isinstance(text, str) for text in texts) or (isinstance(given, list) and not option.repeat):
-        raise OptionError(f"{source}: {given!r} is not valid; expected a text, a number, true or false")
-    parsed = tuple(_parse(option, text, source) for text in texts)
-    return parsed if option.repeat else parsed[0]
-
-
-def _parse(option: Option, text: str, source: str) -> Any:
-    try:
-        return option.parse(text)
-    except ValueError as error:
-        readers = {"extra-env": valid.shown_pairs, "command": valid.shown_command}
-        shown = readers.get(option.name, repr)(text)
-        raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None
-
-
 #: Options that say what is not in the records.
 _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
@@ -330,7 +298,7 @@ def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
     Raises:
         OptionError: an option on the command line contradicts the records.
     """
-    for option in OPTIONS:
+    for option in SETTINGS:
         if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
             valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
             raise OptionError(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-import pytest_aorta.option_values as valid
-from pytest_aorta.common.request_error import RequestError
+import pytest_aorta.settings as valid
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.compat import add_reason, add_section

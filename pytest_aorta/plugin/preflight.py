@@ -11,7 +11,7 @@ from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.collection import plan_of_file
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.roles import is_controller
 from pytest_aorta.plugin.run import Run, deadline_of, end_in_order_when_terminated, refuse, run_of
 from pytest_aorta.plugin.trial_item import TrialItem

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 
 #: Names of the plugins that pytest is given only when there are trials.
 TRIALS, REPORTS = "aorta_trials", "aorta_reports"
@@ -245,10 +245,9 @@ class FurtherRankHooks:
     def pytest_unconfigure(self) -> None:
         """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
         if self._is_node and self._failed:
-            from pytest_aorta.launch.nodes.addressing import endpoint, meets_in_etcd
+            from pytest_aorta.launch.nodes.addressing import endpoint
             from pytest_aorta.launch.nodes.store import wait_for_end
             from pytest_aorta.plugin.run import run_of
 
             elastic = run_of(self._config).selection.execution.elastic
-            if not meets_in_etcd(elastic):  # which does not end with node 0
-                wait_for_end(*endpoint(elastic), _PATIENCE)
+            wait_for_end(*endpoint(elastic), _PATIENCE)

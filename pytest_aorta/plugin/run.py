@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import OptionError, read_selection, replay_selection
 from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
-from pytest_aorta.probe.plain import printable
+from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def end_in_order_when_terminated(config: pytest.Config) -> None:
     if _SIGTERM_HANDLED in config.stash:
         return
     if is_worker(config):
-        from pytest_aorta.runtime.zygotes.process_tree import die_with_parent
+        from pytest_aorta.runtime.process_tree import die_with_parent
 
         config.stash[_SIGTERM_HANDLED] = True
         die_with_parent(os.getppid())  # execnet would wait five seconds for the test that runs

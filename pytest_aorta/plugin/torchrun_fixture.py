@@ -12,9 +12,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import pytest_aorta.option_values as valid
+import pytest_aorta.settings as valid
 from pytest_aorta.common.terminal_text import printable
-from pytest_aorta.launch.child.script import file_digest
+from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.failures import tail_of

@@ -13,9 +13,8 @@ import pytest
 
 from pytest_aorta.common.import_target import module_file
 from pytest_aorta.common.terminal_text import one_line
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.hooks import may_have_workloads
-from pytest_aorta.plugin.options import is_typed
+from pytest_aorta.plugin.options import given_options, is_typed
 from pytest_aorta.plugin.roles import register_hooks
 
 _METHODS = ("setup", "run")
@@ -307,7 +306,7 @@ def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: p
     the command line, so that trials were wanted, also for files with nothing of the kind; and where nothing was named,
     what could be.
     """
-    wanted = any(getattr(config.option, option.ini, None) is not None for option in OPTIONS)
+    wanted = bool(given_options(config))
     given = [config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args]
     files = [file for file in given if file.suffix == ".py" and file.is_file()]
     if status != pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix.earlier import was_looked_at
@@ -440,10 +440,10 @@ class TrialWriter:
         if self.decisions is not None:
             compared = set(self.triage.baselines().of)
             found = f"{len(compared & set(self.decisions.decided))} of {counted(len(compared), 'cell')} decided"
-            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-until-decided)"
+            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop=decided)"
         if selection.duration is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
-            line = f"{of}{counted(rounds, 'round')} in {duration_text(selection.duration)} (--aorta-duration)"
+            line = f"{of}{counted(rounds, 'round')} in {duration_text(selection.duration)} (--aorta-stop)"
             if rounds >= selection.trials:
                 line += "; there were no more: --aorta-trials gives more"
             yield line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin import trial_hooks
+from pytest_aorta.plugin import preflight
 
 #: Hangs with the GIL held, beside a thread and a process of another session.
 HANGS = """
@@ -163,7 +163,7 @@ def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stag
 
 def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import waits for a trial of the other cell to end."""
-    monkeypatch.setattr(trial_hooks, "_PATIENCE", 0.1)
+    monkeypatch.setattr(preflight, "_PATIENCE", 0.1)
     stage.write(
         waits="""
         import os

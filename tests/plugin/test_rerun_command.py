@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.failures import rerun_line
+from pytest_aorta.settings import SETTINGS
 
 NODE_ID = "aorta::fsdp[local-none-3]"
 

@@ -16,6 +16,7 @@ from pytest_aorta.plugin.recipes.recipe_run import HERE
 from pytest_aorta.plugin.recipes.shell import run_shell
 from pytest_aorta.plugin.run import end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.stopping import NotNeeded
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.environment import action_variables
