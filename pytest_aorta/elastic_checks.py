@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.execution import Execution
 

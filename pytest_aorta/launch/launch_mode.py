@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.spec import TrialSpec
 

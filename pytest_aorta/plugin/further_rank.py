@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
 _PATIENCE = 60.0

@@ -43,7 +43,7 @@ class Stuck:
         return {"passed": True, "metrics": {"device": os.environ.get("CUDA_VISIBLE_DEVICES")}}
 """
 
-OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "--aorta-grace", "0")
+OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "-o", "aorta_grace=0")
 
 
 def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
