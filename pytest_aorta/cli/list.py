@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,8 +220,8 @@ _KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, st
 
 def options_of_pytest() -> list[Entry]:
     """In the order of ``pytest --help``, each in its three spellings."""
-    from pytest_aorta.option_table import OPTIONS
     from pytest_aorta.registry.types import BUILTIN_SOURCE
+    from pytest_aorta.settings import SETTINGS as OPTIONS
 
     return [
         {

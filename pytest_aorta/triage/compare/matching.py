@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.compare.sides import Side
 from pytest_aorta.triage.facts import CellKey

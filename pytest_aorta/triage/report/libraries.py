@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 _NEEDED = ("jinja2", "matplotlib")
 
