@@ -7,16 +7,14 @@ pytest imports this at every start, so functions that only a run with trials cal
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import pytest_aorta.settings as settings  # "from" takes what a nested run of pytest has left
-from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, RequestError, Setting
+from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, OptionError, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,13 +23,6 @@ if TYPE_CHECKING:
 
 #: Whether options are those of an earlier run, whose paths are those of this one.
 RECALLED = pytest.StashKey[bool]()
-
-#: Trials of a plan whose end is a time (more would take long to collect), and the least of each cell.
-_TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
-
-
-class OptionError(RequestError):
-    """A value that an option cannot take; the message names value, source and what would be valid."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -170,6 +161,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     from pytest_aorta.trials.output_rules import OutputRules
 
     values = {setting.name: read_option(config, setting.name, environ) for setting in SETTINGS}
+    if values["slots"] is not None and values["slots"][0] == 0 and (is_worker(config) or is_controller(config)):
+        values["slots"] = (1, values["slots"][1])  # its siblings are the other slots
     worker, workers = worker_of_workers(config)
     here = config.invocation_params.dir
     base = config.inipath.parent if config.inipath is not None else here

@@ -29,7 +29,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
+    from pytest_aorta.launch.slot_trial import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import CellKey, TrialFacts
     from pytest_aorta.trials.result import TrialResult
