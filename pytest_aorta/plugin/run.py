@@ -20,13 +20,14 @@ import pytest
 
 from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.compat import general_timeout
-from pytest_aorta.plugin.options import OptionError, read_selection, replay_selection
+from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
 from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
-from pytest_aorta.settings import RequestError
+from pytest_aorta.settings import SETTINGS, OptionError, RequestError
 from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.slot_trial import RunningTrial, SlotTrial
@@ -575,6 +576,30 @@ def run_of(config: pytest.Config) -> Run:
         stamp: str | None = decisions_of_controller(config).get("stamp", config.stash.get(STAMP, None))
         config.stash[RUN] = Run(config, selection, stamp)
     return config.stash[RUN]
+
+
+#: Options that say what is not in the records.
+_BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
+
+
+def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
+    """What counts of a selection that has replays; other settings of an ini file or the environment do not.
+
+    Raises:
+        OptionError: an option on the command line contradicts the records.
+    """
+    for option in SETTINGS:
+        if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
+            valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
+            raise OptionError(
+                f"{option.flag}: with --aorta-replay, the record says what is run; valid beside it are {valid}"
+            )
+    return Selection(
+        replays=selection.replays,
+        results_dir=selection.results_dir,
+        extra_env=selection.extra_env,
+        resources=Resources(hosts=selection.resources.hosts),
+    )
 
 
 def current_run(config: pytest.Config) -> Run | None:
