@@ -15,7 +15,7 @@ from pytest_aorta.commands import CommandError, command_entries, completed
 from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
-from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.verdicts import TriageSettings
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
 from pytest_aorta.trials.limits import Limits

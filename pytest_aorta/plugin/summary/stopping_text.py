@@ -10,7 +10,7 @@ from pytest_aorta.plugin.summary.side_by_side import counted
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
     from pytest_aorta.triage.decisions import Decisions
-    from pytest_aorta.triage.table import Triage
+    from pytest_aorta.triage.verdicts import Triage
 
 
 def stopping_lines(selection: Selection, triage: Triage, decisions: Decisions | None, skipped: int) -> Iterator[str]:
