@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.commands import CommandError, command_entries, completed
-from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.option_values import PAIRS, is_variable
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.triage.verdicts import TriageSettings
 from pytest_aorta.trials.conversion import canonical_json, to_plain

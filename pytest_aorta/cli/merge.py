@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.project import project_of, registry_option
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workspace.merge import Conflict, MergePlan

@@ -21,7 +21,7 @@ import click
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Differences of the failure rate that are no effect, as pytest's --aorta-margin.",
+    help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
 )
 def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float | None) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.

@@ -13,9 +13,7 @@ from pytest_aorta.launch.host.service import HostOptions
 from pytest_aorta.launch.job_messages import TrialOrder, broken_cell
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
-from pytest_aorta.launch.nodes.addressing import endpoint, keeps_store
-from pytest_aorta.launch.nodes.seal import secret_of
-from pytest_aorta.launch.nodes.store import Meeting
+from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.launch.submitted import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.endpoints.protocol import StartupError
@@ -63,7 +61,7 @@ class TrialEngine:
             self._worker = Worker(4, grace=grace)
             self._worker.identity = identity or {}
             for number, host in enumerate(hosts):
-                own = replace(options, meeting=None if self._nodes is None else self._nodes.meeting_of(number))
+                own = replace(options, node_store=self._nodes.endpoint if self._nodes and number == 0 else None)
                 below = Worker(3, slots=resources.slots, service=_SERVICE, service_argument=own)
                 self._worker.add_worker(below, host)
         else:
@@ -71,7 +69,7 @@ class TrialEngine:
                 3,
                 slots=resources.slots,
                 service=_SERVICE,
-                service_argument=replace(options, meeting=None if elastic is None else _meeting(elastic, results)),
+                service_argument=replace(options, node_store=None if elastic is None else _node_store(elastic)),
                 grace=grace,
             )
         self._variables: dict[str, str] = {}
@@ -218,12 +216,7 @@ class TrialEngine:
             pass
 
 
-def _meeting(elastic: ElasticOptions, results: Path | None) -> Meeting:
-    """What this node has to know of the run's store.
-
-    Raises:
-        LaunchModeError: where that is, is unknown, or the nodes can have no secret.
-    """
-    host, port = endpoint(elastic)
-    secret = secret_of(results or Path())
-    return Meeting(secret, host, port) if keeps_store(elastic) else Meeting(secret)
+def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:
+    """Where this node keeps the run's store; raises ``LaunchModeError`` where that is unknown."""
+    at = endpoint(elastic)
+    return at if node_rank(elastic) == 0 else None

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import wait_bounded
-from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.diagnosis.traces import ImportHang
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.external_ranks import report_unstarted
 from pytest_aorta.launch.job_messages import JobEvent, TrialOrder, broken_cell

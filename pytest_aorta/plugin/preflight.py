@@ -7,15 +7,14 @@ from typing import TypeGuard
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.slurm_step import check_tasks
+from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file
 from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.items.trial_item import TrialItem
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.outputs.report_option import check_report
 from pytest_aorta.plugin.refusals import refuse
 from pytest_aorta.plugin.run import Run, run_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -9,11 +10,208 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.amd import amd
-from pytest_aorta.probe.nvidia import nvidia
+from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.probe.tool import ToolFailed, ask
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
+
+
+# AMD's driver and devices, as the kernel's files show them; AMD's tools only where those show nothing.
+#
+# Files come first because they answer at once and cannot hang, and because the tools talk to every GPU of the host.
+
+
+_TIMEOUT_SEC = 5.0
+_TOOLS = (
+    ("amd-smi", "static", "--asic", "--driver", "--vbios", "--json"),
+    ("rocm-smi", "--showproductname", "--showdriverversion", "--showvbios", "--json"),
+)
+# Heap types of the KFD topology that are the device's own memory: public and private frame buffer.
+_FRAME_BUFFERS = (1, 2)
+_PCI_FILES = ("product_name", "vbios_version", "current_compute_partition", "current_memory_partition")
+
+
+def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
+    """``driver_version``, ``devices`` (memory in bytes) and ``hidden_devices``; ``None`` without AMD's compute driver.
+
+    ``driver_version`` is ``None`` for the driver that comes with the kernel. ``hidden_devices`` counts the GPUs that a
+    container may not look at. ``tool`` is what amd-smi or rocm-smi said, asked only when the files show no device.
+    """
+    if not (root / "dev/kfd").exists() and not (root / "sys/class/kfd").exists():
+        return None
+    devices: list[Facts] = []
+    hidden = 0
+    for node in kfd_nodes(root):
+        try:
+            device = _device(node, root)
+        except PermissionError:
+            hidden += 1
+        except Exception as error:
+            guard.failed(f"accelerator.amd.node {node.name}", error)
+        else:
+            devices += [device] if device is not None else []
+    found: Facts = {
+        "driver_version": guard.fact("accelerator.amd", lambda: _line(root / "sys/module/amdgpu/version"), None),
+        "devices": devices,
+        "hidden_devices": hidden,
+    }
+    if not devices and not hidden:
+        found["tool"] = guard.fact("accelerator.amd", _tool, None)
+    return found
+
+
+def _device(node: Path, root: Path) -> Facts | None:
+    """One node of the topology; ``None`` for a CPU."""
+    if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
+        return None
+    properties = kfd_properties(node)
+    address = _pci_address(properties)
+    pci = root / "sys/bus/pci/devices" / address
+    return {
+        "node": int(node.name),
+        "gfx": gfx_name(properties.get("gfx_target_version", 0)),
+        "codename": _line(node / "name"),
+        "pci_bus_id": address,
+        "unique_id": f"0x{properties['unique_id']:016x}" if "unique_id" in properties else None,
+        "compute_units": properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 1), 1),
+        "memory_total_bytes": _memory(node),
+        **{name: _line(pci / name) for name in _PCI_FILES},
+    }
+
+
+def gfx_name(target_version: int) -> str | None:
+    """The name of an architecture: 90402 is gfx942, 90010 is gfx90a, 110000 is gfx1100; ``None`` for 0.
+
+    The last two of its three parts are hexadecimal digits in the name.
+    """
+    if target_version == 0:
+        return None
+    major, minor, step = target_version // 10000, target_version // 100 % 100, target_version % 100
+    return f"gfx{major}{minor:x}{step:x}"
+
+
+def _pci_address(properties: dict[str, int]) -> str:
+    location = properties.get("location_id", 0)
+    return f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7:x}"
+
+
+def _memory(node: Path) -> int:
+    banks = [kfd_properties(bank) for bank in node.glob("mem_banks/*")]
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
+
+
+def _line(file: Path) -> str | None:
+    """The file's first line; ``None`` without the file, or when it is empty."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _tool() -> Facts | None:
+    """What the first installed tool says, as it says it: its keys differ from release to release."""
+    for name, *arguments in _TOOLS:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        answer = ask([path, *arguments], _TIMEOUT_SEC)
+        if answer.returncode != 0:
+            raise ToolFailed(answer.complaint())
+        return {"name": name, "answer": json.loads(answer.stdout)}
+    return None
+
+
+_BASIC = {
+    "index": "index",
+    "name": "name",
+    "uuid": "uuid",
+    "pci.bus_id": "pci_bus_id",
+    "driver_version": "driver_version",
+    "memory.total": "memory_total_mib",
+}
+# Not every driver knows these, and one unknown field makes nvidia-smi refuse the whole query.
+_MORE = {
+    "compute_cap": "compute_capability",
+    "vbios_version": "vbios_version",
+    "mig.mode.current": "mig_mode",
+    "ecc.mode.current": "ecc_mode",
+}
+_NO_DEVICES = "No devices were found"
+
+
+def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
+    """``driver_version`` and ``devices`` (memory in bytes); ``None`` on a machine without NVIDIA's driver."""
+    proc = root / "proc/driver/nvidia"
+    driver = proc.exists()
+    smi = shutil.which("nvidia-smi")
+    if smi is None and not driver:
+        return None
+    devices: list[Facts] | None = None
+    if smi is not None:
+        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_smi(smi, expected=driver), None)
+    if devices is None and not driver:
+        # Many images have the tool on machines without a GPU.
+        return None
+    if devices is None:
+        none: list[Facts] = []
+        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_driver(proc), none)
+    version = next((device["driver_version"] for device in devices if device.get("driver_version")), None)
+    if version is None:
+        version = guard.fact("accelerator.nvidia", lambda: _driver_version(proc), None)
+    return {"driver_version": version, "devices": devices}
+
+
+def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
+    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``: then there is no GPU."""
+    for fields in ({**_BASIC, **_MORE}, _BASIC):
+        query = ",".join(fields)
+        answer = ask([smi, f"--query-gpu={query}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
+        if answer.returncode == 0:
+            return [
+                _device_nvidia(dict(zip(fields.values(), row, strict=True)))
+                for row in csv.reader(_lines(answer.stdout))
+            ]
+        if _NO_DEVICES in answer.stdout + answer.stderr:
+            return []
+        if "not a valid field" not in answer.stdout + answer.stderr:
+            break
+    if expected:
+        raise ToolFailed(answer.complaint())
+    return None
+
+
+def _lines(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.strip() and _NO_DEVICES not in line]
+
+
+def _device_nvidia(row: dict[str, str]) -> Facts:
+    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
+    device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
+    mib = device.pop("memory_total_mib")
+    device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
+    if device["index"] is not None:
+        device["index"] = int(device["index"])
+    return device
+
+
+def _devices_of_driver(proc: Path) -> list[Facts]:
+    """The devices in /proc/driver/nvidia/gpus: fewer facts than nvidia-smi has, but there in every container."""
+    names = {"Model": "name", "GPU UUID": "uuid", "Bus Location": "pci_bus_id", "Video BIOS": "vbios_version"}
+    devices = []
+    for file in sorted(proc.glob("gpus/*/information")):
+        pairs = (line.partition(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+        devices.append({names[key.strip()]: value.strip() for key, _, value in pairs if key.strip() in names})
+    return devices
+
+
+def _driver_version(proc: Path) -> str | None:
+    file = proc / "version"
+    if not file.exists():
+        return None
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text(encoding="utf-8", errors="replace"))
+    return found[1] if found else None
+
 
 # Where each component of ROCm keeps its version: lib/cmake/<folder>/*version.cmake.
 _ROCM_COMPONENTS = (

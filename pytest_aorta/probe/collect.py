@@ -3,25 +3,98 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.git import git_state_now
-from pytest_aorta.probe.guard import Facts, Guard, describe
-from pytest_aorta.probe.imported_modules import count_modules, imported_modules
-from pytest_aorta.probe.libraries import map_before_forks, mapped_now
-from pytest_aorta.probe.named_variables import imported_before_forks
-from pytest_aorta.probe.plain import plain
-from pytest_aorta.probe.process_state import process
+from pytest_aorta.probe.accelerator import accelerator
+from pytest_aorta.probe.git import GitWatch, git_state, git_state_now
+from pytest_aorta.probe.guard import Facts, Guard, describe, plain
+from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
+from pytest_aorta.probe.loaded import (
+    MappedBefore,
+    ModuleCount,
+    count_modules,
+    imported_modules,
+    loaded_libraries,
+    map_before_forks,
+    mapped_now,
+)
+from pytest_aorta.probe.named_variables import ImportedBefore, Watch, imported_before_forks
+from pytest_aorta.probe.packages import Installed, installed_distributions, packages
+from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
-from pytest_aorta.probe.static import StaticEnv, gather_static
-from pytest_aorta.probe.torch_state import torch_state
-from pytest_aorta.probe.variables import recorded_variables
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.tool import compilers
+from pytest_aorta.probe.torch_facts import torch_build, torch_state
+from pytest_aorta.probe.variables import recorded_variables, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StaticEnv:
+    """What cannot change during the life of a process and its forks, as plain data that pickles and serialises.
+
+    Attributes:
+        sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
+        reasons: why some probes failed, one line each.
+        parts_ms: milliseconds that each section took.
+        installed: the installed distributions, all of them.
+        git: signs of a change of the workload's repository; ``None`` without one.
+        clock: whether the processor's clock can be read in every trial.
+        modules: what this process has imported already.
+        mapped: the shared objects that are mapped already.
+        imported: the sources that are imported already.
+    """
+
+    sections: Facts = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    parts_ms: dict[str, float] = field(default_factory=dict)
+    installed: Installed = field(default_factory=Installed)
+    git: GitWatch | None = None
+    clock: bool = False
+    modules: ModuleCount | None = None
+    mapped: MappedBefore | None = None
+    imported: ImportedBefore | None = None
+
+
+def gather_static(source: Path | None = None) -> StaticEnv:
+    """The sections that the trials of one zygote have in common. Never raises."""
+    guard = Guard()
+    installed = Installed()
+    watch: GitWatch | None = None
+
+    def git() -> Facts | None:
+        nonlocal watch
+        state, watch = git_state(source, guard)
+        return state
+
+    def distributions() -> Facts:
+        nonlocal installed
+        installed = installed_distributions(guard)
+        return packages(installed)
+
+    probes: dict[str, Callable[[], object]] = {
+        "host": lambda: host(guard),
+        "runtime_context": lambda: runtime_context(guard),
+        "python": lambda: interpreter(guard),
+        "torch": lambda: torch_build(guard),
+        "libraries": loaded_libraries,
+        "accelerator": lambda: accelerator(guard),
+        "compilers": lambda: compilers(guard),
+        "packages": distributions,
+        "git": git,
+    }
+    sections: Facts = {}
+    for name, probe in probes.items():
+        with guard.timed(name):
+            try:
+                sections[name] = plain(probe())
+            except Exception as error:
+                guard.failed(name, error)
+    clock = guard.fact("process.cpu_clock_mhz", clock_is_cheap, False)
+    return StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock)
 
 
 def collect_static(source: Path | None = None) -> StaticEnv:
@@ -139,3 +212,25 @@ def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnaps
         variables=variables,
         parts_ms=guard.parts_ms,
     )
+
+
+def variables_now() -> dict[str, str]:
+    """The variables that are settings, before a workload that is imported may set some itself."""
+    return settings(os.environ)
+
+
+def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
+    """``python`` (its version and build), ``interpreter``, ``torch``, ``packages``, ``cpus``, ``variables``.
+
+    ``interpreter`` is a path; ``torch`` a version, followed by the commit that it was built of if it is imported;
+    ``packages`` a digest as in ``probe.packages``; ``cpus`` the number that this process may run on.
+    """
+    python, torch = static.sections.get("python", {}), static.sections.get("torch", {})
+    return {
+        "python": python.get("build"),
+        "interpreter": python.get("executable"),
+        "torch": " ".join(filter(None, (torch.get("version"), torch.get("git_version")))) or None,
+        "packages": static.sections.get("packages", {}).get("digest"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "variables": dict(variables),
+    }

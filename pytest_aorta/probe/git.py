@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.imported_modules import file_of
+from pytest_aorta.probe.loaded import file_of
 from pytest_aorta.probe.tool import Answer, ToolFailed, ask
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey

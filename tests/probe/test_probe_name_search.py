@@ -17,14 +17,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.probe import name_search
-from pytest_aorta.probe.elf_sections import NotAnObject, StringRanges, string_ranges
-from pytest_aorta.probe.name_search import (
+from pytest_aorta.probe import named_variables
+from pytest_aorta.probe.named_variables import (
     Deadline,
+    NotAnObject,
     OutOfTime,
+    StringRanges,
     names_in_bytecode,
     names_in_object,
     names_in_source,
+    string_ranges,
 )
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
@@ -168,11 +170,11 @@ def test_a_search_by_parts_finds_what_a_search_of_the_whole_finds(parts: list[by
     try:
         os.write(file, content)
         ranges = StringRanges(((0, len(content)),))
-        whole, name_search._CHUNK = name_search._CHUNK, chunk
+        whole, named_variables._CHUNK = named_variables._CHUNK, chunk
         try:
-            found = name_search._search(file, ranges, names, Deadline(60))
+            found = named_variables._search(file, ranges, names, Deadline(60))
         finally:
-            name_search._CHUNK = whole
+            named_variables._CHUNK = whole
     finally:
         os.close(file)
     assert expected <= found

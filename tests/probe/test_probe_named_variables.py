@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from pytest_aorta.probe import named_variables as module
-from pytest_aorta.probe.child_processes import children_now, had_children_since
 from pytest_aorta.probe.collect import collect_end, collect_static
 from pytest_aorta.probe.guard import Facts
-from pytest_aorta.probe.named_variables import named_variables
-from pytest_aorta.probe.search_cache import SearchCache, cache_key, open_cache
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.named_variables import SearchCache, Watch, cache_key, named_variables, open_cache
+from pytest_aorta.probe.process import children_now, had_children_since
 
 #: Put together, because this file is an imported source as well.
 NAME = "_".join(["READ", "BY", "A", "SOURCE"])
@@ -63,7 +61,7 @@ def in_a_fresh_process(code: str, **variables: str) -> Any:
     setup = """
 import json, os, sys
 from pytest_aorta.probe.collect import collect_end, collect_static
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.named_variables import Watch
 def named(static, *names):
     for _ in range(20):
         found = collect_end(static, watch=Watch.begin(names)).to_dict()["variables"]
@@ -193,7 +191,7 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
     file = tmp_path / "a file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    monkeypatch.setattr("pytest_aorta.probe.search_cache._SHARED", file)
+    monkeypatch.setattr("pytest_aorta.probe.named_variables._SHARED", file)
     found = look(collect_static(), "ANY")
     assert found == {
         "note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one",
@@ -202,7 +200,7 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
 
 
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.probe.search_cache._SHARED", tmp_path)
+    monkeypatch.setattr("pytest_aorta.probe.named_variables._SHARED", tmp_path)
     folder = tmp_path / "cache" / "pytest-aorta" / "variable-names"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -214,7 +212,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch:
 
 
 def test_the_cache_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.probe.search_cache._MOST", 10)
+    monkeypatch.setattr("pytest_aorta.probe.named_variables._MOST", 10)
     small = SearchCache(tmp_path)
     for number in range(100):
         small.write(cache_key(number), {"NAME": [str(number)]})

@@ -7,13 +7,18 @@ import json
 from pathlib import Path
 
 from pytest_aorta.common.first_names import first_names
-from pytest_aorta.launch.child.event_log import pids_of_ranks
-from pytest_aorta.launch.child.rank_evidence import attempt_evidence, collectives_file, keep_evidence
-from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.diagnosis import flight_recorder
+from pytest_aorta.launch.child.attempt_files import (
+    attempt_evidence,
+    attempt_folder,
+    collectives_file,
+    keep_evidence,
+    last_attempt,
+    pids_of_ranks,
+)
+from pytest_aorta.launch.diagnosis import traces
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.diagnosis.stacks import locate, read_dump
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, Launcher, TrialEvidence
+from pytest_aorta.launch.diagnosis.traces import locate, read_dump
 from pytest_aorta.launch.host.artifacts import STACKS
 from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
 from pytest_aorta.launch.host.node_files import with_other_nodes
@@ -60,7 +65,7 @@ class Evidence:
             return
         folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank, pid in pids_of_ranks(folder).items():
-            recorded = flight_recorder.request_trace(pid, self._sockets)
+            recorded = traces.request_trace(pid, self._sockets)
             if recorded is not None and recorded.get("entries"):
                 with contextlib.suppress(OSError):
                     collectives_file(folder, rank).write_text(json.dumps(recorded))

@@ -12,9 +12,8 @@ import socket
 import time
 from pathlib import Path
 
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.child.rank_evidence import RankFiles, rank_evidence
-from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, RankFiles, event_log, rank_evidence
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.trials.events import ExitEvent, FailureData
 from pytest_aorta.trials.steps import step_file
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pytest_aorta.launch.child.rank_evidence import evidence_file, read_evidence
-from pytest_aorta.launch.child.rank_files import last_attempt
-from pytest_aorta.launch.diagnosis.trial_evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
+from pytest_aorta.launch.child.attempt_files import evidence_file, last_attempt, read_evidence
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
 
 #: Seconds that another node may be behind with its deadline.
 _PATIENCE = 5.0

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.crash_text import crash_text
-from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read
@@ -22,17 +21,14 @@ from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.channel import Message
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
+from pytest_aorta.runtime.channel import Message
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
@@ -58,7 +54,6 @@ class ProcessTrial:
         folder: Path,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
-        meeting: Meeting | None = None,
         node_store: NodeStore | None = None,
     ) -> None:
         self.spec = spec
@@ -69,7 +64,6 @@ class ProcessTrial:
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
-        self._meeting = meeting
         self._node_store = node_store
         self._place: Place | None = None
         self._started_at = utc_now()
@@ -211,7 +205,6 @@ class ProcessTrial:
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
-            "nodes_secret": None if self._meeting is None else self._meeting.secret,
         }
 
     def _is_forked(self) -> bool:

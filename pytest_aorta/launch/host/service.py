@@ -25,12 +25,12 @@ from pytest_aorta.launch.job_messages import (
     WarningIssued,
 )
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
-from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteTimeout
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ class HostOptions:
     Attributes:
         resources: of the run, without the specifications of its hosts.
         hosts: number of hosts of the run.
-        meeting: of the nodes, where trials have several.
+        node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
     """
 
     resources: Resources
     hosts: int = 1
-    meeting: Meeting | None = None
+    node_store: tuple[str, int] | None = None
 
 
 class HostService:
@@ -71,10 +71,7 @@ class HostService:
         #: Environments that trials were found not to run in.
         self._warned: set[str] = set()
         self._folder: UsedFolder | None = None
-        self.meeting = meeting = options.meeting
-        self.node_store: NodeStore | None = None
-        if meeting is not None and meeting.host is not None and meeting.port is not None:
-            self.node_store = NodeStore(meeting.host, meeting.port, meeting.secret)
+        self.node_store = None if options.node_store is None else NodeStore(*options.node_store)
 
     @property
     def folder(self) -> Path:
@@ -168,7 +165,7 @@ def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
         # One device per rank.
         with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
             job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary, service.meeting, service.node_store)
+            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary, service.node_store)
             trial.start(inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
             for text in service.zygotes.take_warnings():

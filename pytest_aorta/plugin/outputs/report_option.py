@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run

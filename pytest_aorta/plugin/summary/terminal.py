@@ -134,7 +134,7 @@ class Summary:
         if self.pruned:
             kept = self._run.selection.history
             gone = counted(self.pruned, "earlier record")
-            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (--aorta-history)")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (aorta_history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.children.slot import SlotProcess
-from pytest_aorta.runtime.zygotes.channel import Channel
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from pytest_aorta.runtime.zygotes.process_tree import children_of_self
+from pytest_aorta.runtime.process_tree import children_of_self
 
 #: Children that have ended before orphans are looked for among them, and tasks between two looks.
 MANY = 256

@@ -6,6 +6,7 @@ import json
 import traceback
 from typing import Any, cast
 
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.children.forks import ForkWatch
 from pytest_aorta.runtime.children.orphans import Orphans
 from pytest_aorta.runtime.endpoints.protocol import CallableReport, Order, TaskOrder
@@ -13,7 +14,6 @@ from pytest_aorta.runtime.memory.callables import Definition
 from pytest_aorta.runtime.memory.results import encode_result
 from pytest_aorta.runtime.memory.transfer import Receiver
 from pytest_aorta.runtime.records import failed
-from pytest_aorta.runtime.zygotes.channel import Channel
 
 
 class ItemError(Exception):

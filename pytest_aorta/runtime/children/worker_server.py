@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.children.graph_task import GraphTask, LeftBehind
 from pytest_aorta.runtime.children.orphans import Orphans
 from pytest_aorta.runtime.children.slot import plain_failure
@@ -29,7 +30,6 @@ from pytest_aorta.runtime.memory.transfer import Message, Receiver, SlotArgs
 from pytest_aorta.runtime.records import Outcome, TaskRecord
 from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.runtime.worker_spec import WorkerSpec
-from pytest_aorta.runtime.zygotes.channel import Channel
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.hosts.host_main import HostChannel

@@ -20,11 +20,7 @@ from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.memory.wakeup import Wakeup
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
-from pytest_aorta.runtime.zygotes.concurrent_task import start_task
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, ZygoteSpec, start_task
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher

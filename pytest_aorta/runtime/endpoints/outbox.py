@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pytest_aorta.runtime.memory.sender import GONE
 
 if TYPE_CHECKING:
+    from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.engine.event_loop import EventLoop
-    from pytest_aorta.runtime.zygotes.channel import Channel
 
 #: Bytes that may wait for a process. An order is taken as long as fewer do; one alone may have more.
 MAX_WAITING = 64 * 2**20

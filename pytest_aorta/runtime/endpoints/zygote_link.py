@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.runtime.endpoints.outbox import Outbox
 from pytest_aorta.runtime.endpoints.protocol import Report
-from pytest_aorta.runtime.zygotes.task import TaskEnded
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygote import TaskEnded, ZygoteError, exit_text
 
 if TYPE_CHECKING:
+    from pytest_aorta.runtime.channel import Message
     from pytest_aorta.runtime.endpoints.process_endpoint import ProcessEndpoint
     from pytest_aorta.runtime.engine.event_loop import EventLoop
-    from pytest_aorta.runtime.zygotes.channel import Message
-    from pytest_aorta.runtime.zygotes.task import Task
+    from pytest_aorta.runtime.zygote import Task
 
 #: Seconds that a process may live on after it has closed its channel; usually it is just about to end.
 MUTE = 2.0

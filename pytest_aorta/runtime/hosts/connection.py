@@ -13,13 +13,12 @@ from typing import Any, cast
 
 import execnet
 
+from pytest_aorta.runtime.channel import Joiner, Message, cut
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.gateway import HostGateway
 from pytest_aorta.runtime.hosts.handshake import EXIT_LIMIT, Handshake, RefusedError, error_text
 from pytest_aorta.runtime.hosts.service_messages import END, ServiceReport
 from pytest_aorta.runtime.hosts.specs import kind_of, parse_spec, without_values
-from pytest_aorta.runtime.zygotes.channel import Message
-from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 #: Seconds between two looks at the process and at its signs of life.
 _TICK = 0.2

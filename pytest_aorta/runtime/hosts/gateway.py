@@ -14,7 +14,7 @@ from typing import IO, Any
 import execnet
 
 from pytest_aorta.runtime.hosts.execnet_compat import is_connected, make_gateway
-from pytest_aorta.runtime.zygotes.zygote_error import exit_text
+from pytest_aorta.runtime.zygote import exit_text
 
 #: Seconds that the kernel may take to end a process that was sent SIGKILL.
 _KILL_LIMIT = 5.0

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
+from pytest_aorta.runtime.channel import Joiner, Message, cut
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode
 from pytest_aorta.runtime.hosts.service_messages import CodeQuestion, ServiceOrder, ServiceReport
-from pytest_aorta.runtime.zygotes.channel import Message
-from pytest_aorta.runtime.zygotes.packets import Joiner, cut
 
 if TYPE_CHECKING:
     import execnet

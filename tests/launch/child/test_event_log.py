@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rank_events import returned
 
-from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log, pids_of_ranks, read_event_log
+from pytest_aorta.launch.child.attempt_files import (
+    EventLogRelay,
+    EventLogWriter,
+    event_log,
+    pids_of_ranks,
+    read_event_log,
+)
 from pytest_aorta.trials.events import TrialEvent
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.launch.diagnosis.agent_failure import agent_failure
-from pytest_aorta.launch.diagnosis.judge import judge
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.launch.diagnosis.judge import agent_failure, judge
 
 
 def evidence(agent: AgentEnd, ranks: int = 0) -> TrialEvidence:
@@ -46,13 +45,6 @@ def port_in_use() -> None:
         dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)  # type: ignore[attr-defined]
 
 
-def health_check_port_in_use() -> None:
-    from pytest_aorta.launch.child.health_server import HealthServer
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        HealthServer(taken.getsockname()[1])
-
-
 def no_other_node() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
@@ -65,21 +57,13 @@ def node_0_has_gone() -> None:
     raise RendezvousConnectionError("The connection to the C10d store has failed. See inner exception for details.")
 
 
-def no_etcd() -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
-
-    raise RendezvousConnectionError("The connection to etcd has failed. See inner exception for details.")
-
-
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
         (no_backend, "rdzv_backend="),
         (port_in_use, "rdzv_endpoint="),
-        (health_check_port_in_use, "--aorta-slots"),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),
-        (no_etcd, "--enable-v2"),
     ],
 )
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 from support.rank_events import SETUP_DONE, raised, returned
 
-from pytest_aorta.launch.child.attempt_log import write_exit, write_start
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
-from pytest_aorta.launch.child.rank_evidence import attempt_evidence, collectives_file
-from pytest_aorta.launch.child.rank_files import attempt_folder
+from pytest_aorta.launch.child.attempt_files import (
+    EventLogWriter,
+    attempt_evidence,
+    attempt_folder,
+    collectives_file,
+    event_log,
+    write_exit,
+    write_start,
+)
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.events import TrialEvent
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.rank_events import returned
 
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log, read_event_log
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, read_event_log
 from pytest_aorta.launch.diagnosis.judge import judge
 from pytest_aorta.launch.host.external_ranks import gather_evidence, rank_folder, report_exit
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.child.rank_evidence import keep_evidence
-from pytest_aorta.launch.diagnosis.trial_evidence import TrialEvidence, unknown_rank
+from pytest_aorta.launch.child.attempt_files import keep_evidence
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence, unknown_rank
 from pytest_aorta.launch.host import node_files
 from pytest_aorta.launch.host.node_files import node_folder, with_other_nodes
 

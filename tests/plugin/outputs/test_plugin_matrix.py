@@ -158,8 +158,8 @@ def test_an_earlier_matrix_moves_to_the_history_with_its_trials(flaky: Stage) ->
 @pytest.mark.slow
 def test_the_history_of_matrices_is_bounded(flaky: Stage) -> None:
     for _ in range(4):
-        flaky.run_here(*RUN, "--aorta-history", "1")
-        flaky.run_here("flaky.py", "--aorta-history", "1")
+        flaky.run_here(*RUN, "-o", "aorta_history=1")
+        flaky.run_here("flaky.py", "-o", "aorta_history=1")
     assert len(list((flaky.results / ".history").rglob("matrix.json"))) <= 3
 
 

@@ -220,7 +220,7 @@ def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
     program = """
 from pytest_aorta.runtime.children.main import serve
 from pytest_aorta.runtime.memory.callables import define
-from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.channel import Channel
 ours, theirs = Channel.pair()
 pause = define("time:sleep")
 ours.send({"op": "task", "id": 0, "digest": pause.digest, "args": {"config": None, "scalars": []}})
