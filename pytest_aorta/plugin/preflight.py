@@ -21,6 +21,7 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.request_checks import check_resources, check_results
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.spec import TrialSpec

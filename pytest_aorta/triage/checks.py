@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from pytest_aorta.common.first_names import first_names
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts, WatchedVariables
 
@@ -270,13 +270,6 @@ def failure_trend(failed: Sequence[bool]) -> Trend | None:
     tau = 2 * float(result.statistic) / (len(late) * len(early)) - 1
     third = len(failed) // 3
     return Trend(tau, min(1.0, float(result.pvalue)), fmean(failed[:third]), fmean(failed[-third:]))
-
-
-# Whether anything but the mitigations has changed while the trials ran: rates, speed, the host.
-#
-# All tests are of ranks, so that they assume no distribution; they do assume that trials are independent of each other.
-# Of tables in which nothing changes, at most the part ``LEVEL`` is warned of, whatever the number of cells (Bonferroni):
-# half of it is shared by the tests of failures and step times of the baselines, half by those of the hosts.
 
 
 #: Part of the tables without any change that are warned of, at most.

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pytest_aorta.probe.environment_facts import PACKAGES, RULES, Fact, Value, facts_of_section, is_complete, sections
-from pytest_aorta.probe.fact_texts import FILES, clause, is_hidden
-from pytest_aorta.probe.redaction import DIGEST, REDACTED
+from pytest_aorta.probe.environment_facts import (
+    FILES,
+    PACKAGES,
+    RULES,
+    Fact,
+    Value,
+    clause,
+    facts_of_section,
+    is_complete,
+    is_hidden,
+    sections,
+)
+from pytest_aorta.probe.variables import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER
 

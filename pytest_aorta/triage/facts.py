@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.

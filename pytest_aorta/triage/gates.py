@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, is_named
 

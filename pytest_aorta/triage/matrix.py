@@ -115,7 +115,8 @@ def _planned_rows(table: Table, state: RunState) -> list[Row]:
 def _plain(value: Any) -> Any:
     """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
     if is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in _keys(type(value))}
+        kind: Any = type(value)
+        return {name: _plain(getattr(value, name)) for name in _keys(kind)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

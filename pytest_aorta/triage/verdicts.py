@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -450,8 +450,8 @@ class Triage:
             for signature in signatures[:_WAYS] if len(signatures) > 1 else ():
                 watched = None
                 if sequential:
-                    sides = ([one.signature == signature for one in side.stream()] for side in (base, cell))
-                    watched = sequential_comparison(*sides, self.settings.margin, 1 - LEVEL)
+                    one, other = ([facts.signature == signature for facts in side.stream()] for side in (base, cell))
+                    watched = sequential_comparison(one, other, self.settings.margin, 1 - LEVEL)
                 asked.append((key, signature))
                 numbers = ours.get(signature, 0), cell.statistics.counted
                 pairs.append(Pair(*numbers, theirs.get(signature, 0), base.statistics.counted, watched))

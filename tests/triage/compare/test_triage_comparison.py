@@ -8,7 +8,7 @@ import pytest
 from support.environments import env
 from support.results import write_cell
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.compare import CellChange, RunComparison, compare_runs
 from pytest_aorta.triage.rates import difference_interval, difference_p, holm
 
