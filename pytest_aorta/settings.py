@@ -53,6 +53,10 @@ class RequestError(ValueError):
     """A request that cannot be carried out, refused before its first trial; the message says what would be valid."""
 
 
+class OptionError(RequestError):
+    """A value that an option cannot take; the message names value, source and what would be valid."""
+
+
 def taken(read: Reader, value: Any, source: str) -> Any:
     """What a reader makes of a value; ``RequestError`` with the ``source``, the value and what would be valid."""
     __tracebackhide__ = True  # pytest would show the arguments

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_aorta.launch.host.service import TrialOrder
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.submitted import SlotTrial
+from pytest_aorta.launch.pool import JobPool
+from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -21,8 +23,8 @@ _PORT = 29400
 class MultiNodeTrial(SlotTrial):
     """The job of a trial's first node. Its record holds the ranks of the ``others`` as well."""
 
-    def __init__(self, spec: TrialSpec, folder: Path) -> None:
-        super().__init__(spec, folder)
+    def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
+        super().__init__(order, folder, pool)
         self.others: list[SlotTrial] = []
 
     def interrupt(self, why: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError
-from pytest_aorta.settings import SETTINGS
+from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:

@@ -131,7 +131,6 @@ def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
 
 
 def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
-    pytest.importorskip("xdist")
     write_tests(stage, files=2, tests=10)
     found = counted(stage, "-n", "2")
     assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
@@ -141,7 +140,6 @@ def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
 
 
 def test_a_test_that_starts_trials_in_a_worker_is_noticed_by_the_controller(stage: Stage) -> None:
-    pytest.importorskip("xdist")
     stage.write(
         test_starts="""
         class Idle:

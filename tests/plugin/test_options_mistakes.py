@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from option_reading import NO_VARIABLES, on_command_line, option, read, typed
 
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError, read_selection
-from pytest_aorta.settings import SETTINGS, Setting, shown_command
+from pytest_aorta.plugin.options import read_selection
+from pytest_aorta.settings import SETTINGS, OptionError, Setting, shown_command
 
 MISTAKES = [
     ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),

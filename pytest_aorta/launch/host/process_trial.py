@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
+from pytest_aorta.launch.diagnosis.traces import crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read
@@ -17,6 +17,7 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
+from pytest_aorta.launch.host.start_failure import see_start_failure
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
@@ -28,7 +29,7 @@ from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
-from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError, ZygoteTimeout
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
@@ -115,13 +116,8 @@ class ProcessTrial:
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             if not self._resume_held(cell, inherited, allocation):
                 self._submit(cell, inherited, allocation, timeout)
-        except ZygoteTimeout as error:
-            hang = ImportHang(error.limit, error.stacks, error.output)
-            hang.see(self.seen, self.spec.workload.target, self._folder)
-        except ZygoteError as error:
-            self._lose(error)
-        except (EnvironmentUnusable, ConfigError, LaunchModeError) as error:
-            self._lose(ZygoteError(str(error)))
+        except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
+            see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     def _resume_held(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation) -> bool:
         """Run in the process that has imported the workload for the first trial of the cell, if it is there."""
@@ -234,9 +230,7 @@ class ProcessTrial:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
-        """It could not start, or its zygote died."""
-        if self._task is None:
-            self.seen.phase = error.phase
+        """Its zygote died."""
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:

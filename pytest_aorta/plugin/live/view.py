@@ -26,7 +26,7 @@ from pytest_aorta.plugin.xdist_roles import is_controller
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from pytest_aorta.launch.submitted import SlotTrial
+    from pytest_aorta.launch.slot_trial import SlotTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec
