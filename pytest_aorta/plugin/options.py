@@ -152,13 +152,8 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     Raises:
         OptionError: naming the value, where it came from and what would be valid.
     """
-    from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.xdist_roles import worker_of_workers
-    from pytest_aorta.triage.verdicts import TriageSettings
-    from pytest_aorta.trials.elastic_options import elastic_options
-    from pytest_aorta.trials.execution import Execution, Resources
-    from pytest_aorta.trials.limits import Limits
-    from pytest_aorta.trials.output_rules import OutputRules
+    from pytest_aorta.plan import select
+    from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
 
     values = {setting.name: read_option(config, setting.name, environ) for setting in SETTINGS}
     if values["slots"] is not None and values["slots"][0] == 0 and (is_worker(config) or is_controller(config)):
