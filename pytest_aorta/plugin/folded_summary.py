@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.triage.facts import Outcome, TrialFacts
-    from pytest_aorta.triage.failures.signatures import Signature
+    from pytest_aorta.triage.signatures import Signature
 
 
 #: Categories of reports, and their letters in ``-r``.

@@ -19,8 +19,8 @@ from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.plugin.writer import check_report
 from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
+from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds that an import may hold up the trials of other slots.

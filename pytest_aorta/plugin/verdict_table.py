@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.plugin.compat import terminal_width
-from pytest_aorta.triage.conclusion import conclusions, has_verdict
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions, counted
 from pytest_aorta.triage.facts import CellKey, Outcome
-from pytest_aorta.triage.matrix.run_state import MATRIX_MD
-from pytest_aorta.triage.table import Row, Table
-from pytest_aorta.triage.verdicts import Verdict, VerdictKind
-from pytest_aorta.triage.wording import below, counted, p_value, rate_with_interval, step_ms
+from pytest_aorta.triage.matrix import MATRIX_MD
+from pytest_aorta.triage.verdicts import Row, Table, VerdictKind
 
-#: Cells that are shown one by one.
+#: Cells that are shown one by one: of more, those that say most.
 MOST_CELLS = 40
 
 #: Of more cells, a way to fail is only shown where it is new.
@@ -43,22 +42,8 @@ _COLOURS: Mapping[VerdictKind, str] = {
 
 _UNCOUNTED: tuple[Outcome, ...] = ("infrastructure", "did not run")
 
-#: Which cells are shown where there are too many: those that say most.
-_FIRST: tuple[VerdictKind, ...] = (
-    "worse",
-    "error",
-    "did not run",
-    "fixes",
-    "reduces",
-    "baseline",
-    "second baseline",
-    "undecided",
-    "no effect",
-)
 
-
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of a line; ``colour`` is a name that pytest's terminal writer knows, or empty."""
 
     text: str
@@ -69,13 +54,28 @@ Line = tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
-class _Column:
-    """``colour`` of a text is that of its verdict."""
+class _Layout:
+    """The columns beside the names, and whether their verdicts are the long ones."""
 
-    title: str
-    text: Callable[[Row], str]
-    left: bool = False
-    is_verdict: bool = False
+    columns: tuple[Column, ...]
+    long_verdicts: bool = True
+
+    def texts(self, row: Row) -> list[str]:
+        return [
+            row.verdict.kind if column.key == "verdict" and not self.long_verdicts else column.short_text_of(row)
+            for column in self.columns
+        ]
+
+    def widths(self, rows: Sequence[Row]) -> list[int]:
+        lines = zip(*([column.title.lower() for column in self.columns], *map(self.texts, rows)), strict=True)
+        return [max(map(terminal_width, texts)) for texts in lines]
+
+    def room(self, rows: Sequence[Row], width: int) -> int:
+        """What is left for the names."""
+        return width - sum(len(_GAP) + each for each in self.widths(rows))
+
+    def shows(self, key: str) -> bool:
+        return any(column.key == key for column in self.columns)
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
@@ -84,29 +84,28 @@ def table_lines(table: Table, width: int) -> list[Line]:
     shown = _shown(rows)
     names = _names(rows)
     layout = _layout(shown, names, width)
-    widths = [max(terminal_width(text) for text in (column.title, *map(column.text, shown))) for column in layout]
-    room = width - sum(len(_GAP) + each for each in widths)
-    longest = max((terminal_width(text) for row in shown for text in names[row.cell.key][-1:]), default=0)
-    name_width = min(room, max(longest, len("cell")))
-    lines: list[Line] = [_row(("cell", *(column.title for column in layout)), name_width, layout, widths)]
+    widths = layout.widths(shown)
+    longest = max((terminal_width(names[row.cell.key][-1]) for row in shown), default=0)
+    name_width = min(layout.room(shown, width), max(longest, len("cell")))
+    lines = [_row("cell", [column.title.lower() for column in layout.columns], name_width, layout, widths)]
     heading: tuple[str, ...] = ()
     seen: set[str] = set()
     for row in shown:
         *above, name = names[row.cell.key]
-        if above and above != list(heading):
+        if above and tuple(above) != heading:
             lines.append((Piece(shortened(above[0], width), "bold"),))
         heading = tuple(above)
         if terminal_width(name) > name_width:
             lines.append((Piece(shortened(name, width)),))
             name = ""
-        texts = (name, *(column.text(row) for column in layout))
-        lines.append(_row(texts, name_width, layout, widths, _COLOURS[row.verdict.kind]))
-        lines += [
-            (Piece(shortened(f"    {note.text}", width), note.colour),)
-            for note in _notes(row, layout, seen if len(shown) > _FEW_CELLS else set())
-        ]
+        lines.append(_row(name, layout.texts(row), name_width, layout, widths, _COLOURS[row.verdict.kind]))
+        for note in _notes(row, layout, seen if len(shown) > _FEW_CELLS else set()):
+            lines.append((Piece(shortened(f"    {note.text}", width), note.colour),))
     keys = {row.cell.key for row in shown}
-    lines += [(Piece(line),) for line in _folded([row for row in rows if row.cell.key not in keys], width)]
+    if folded := Counter(row.verdict.kind for row in rows if row.cell.key not in keys):
+        listing = ", ".join(f"{number} {kind}" for kind, number in folded.items())
+        text = f"and {counted(folded.total(), 'more cell')}, {listing}: see {MATRIX_MD} in the results"
+        lines += [(Piece(line),) for line in _wrapped(text, width)]
     for sentence in conclusions(table):
         lines += [(Piece(line, "bold"),) for line in _wrapped(sentence, width)]
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
@@ -136,16 +135,10 @@ def shortened(text: str, width: int) -> str:
 def _shown(rows: Sequence[Row]) -> list[Row]:
     if len(rows) <= MOST_CELLS:
         return list(rows)
-    chosen = sorted(rows, key=lambda row: _FIRST.index(row.verdict.kind))[:MOST_CELLS]
+    importance = list(MEANINGS)
+    chosen = sorted(rows, key=lambda row: importance.index(row.verdict.kind))[:MOST_CELLS]
     keys = {row.cell.key for row in chosen}
     return [row for row in rows if row.cell.key in keys]
-
-
-def _folded(rows: Sequence[Row], width: int) -> Iterable[str]:
-    if rows:
-        kinds = Counter(row.verdict.kind for row in rows)
-        listing = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-        yield from _wrapped(f"and {counted(len(rows), 'more cell')}, {listing}: see {MATRIX_MD} in the results", width)
 
 
 def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, ...]]:
@@ -176,44 +169,29 @@ def _numbered(keys: Sequence[CellKey]) -> list[str]:
     return labels
 
 
-_FAILED = _Column("failed", lambda row: f"{row.cell.failures} of {row.cell.counted}" if row.cell.counted else "-")
-_RATE = _Column("rate (95%)", lambda row: rate_with_interval(row.cell.rate, row.cell.rate_interval))
-_VERDICT = _Column("verdict", lambda row: _verdict_text(row.verdict), left=True, is_verdict=True)
-_SHORT_VERDICT = _Column("verdict", lambda row: row.verdict.kind, left=True, is_verdict=True)
-_P = _Column("p", lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "")
-_CONFOUND = _Column("confound", lambda row: row.confound.text if row.confound else "", left=True)
-_STEP = _Column("step ms", lambda row: step_ms(row.cell.steps.median_ms if row.cell.steps else None))
-
-
-def _layout(rows: Sequence[Row], names: Mapping[CellKey, tuple[str, ...]], width: int) -> list[_Column]:
-    """The columns beside the names: as many as there is something to say in, and as there is room for."""
-    steps = [_STEP] if any(row.cell.steps for row in rows) else []
-    if not any(has_verdict(row) for row in rows):
-        return [_FAILED, _RATE, *steps]
-    p = [_P] if any(row.comparison for row in rows) else []
-    confound = [_CONFOUND] if any(row.confound and row.confound.kind == "speed" for row in rows) else []
-    layouts = [
-        [_FAILED, _RATE, _VERDICT, *p, *confound, *steps],
-        [_FAILED, _RATE, _VERDICT, *p, *steps],
-        [_FAILED, _RATE, _SHORT_VERDICT, *p, *confound, *steps],
-        [_FAILED, _RATE, _SHORT_VERDICT, *p, *steps],
-    ]
+def _layout(rows: Sequence[Row], names: Mapping[CellKey, tuple[str, ...]], width: int) -> _Layout:
+    """As many columns as there is something to say in, and as there is room for."""
+    columns = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(rows)]
+    unwanted = set()
+    if not any(row.has_verdict for row in rows):
+        unwanted.add("verdict")
+    if not any(row.is_slower for row in rows):
+        unwanted.add("confound")
+    wide = tuple(column for column in columns if column.key not in unwanted)
+    narrow = tuple(column for column in wide if column.key != "confound")
+    layouts = [_Layout(each, long) for long in (True, False) for each in (wide, narrow)]
     longest = max((terminal_width(names[row.cell.key][-1]) for row in rows), default=0)
-
-    def room(layout: Sequence[_Column]) -> int:
-        taken = (max(terminal_width(text) for text in (column.title, *map(column.text, rows))) for column in layout)
-        return width - sum(len(_GAP) + each for each in taken)
-
-    fitting = (layout for layout in layouts if room(layout) >= max(longest, len("cell")))
-    return next(fitting, next((layout for layout in layouts if room(layout) >= _NAME), layouts[-1]))
+    fitting = (layout for layout in layouts if layout.room(rows, width) >= max(longest, len("cell")))
+    return next(fitting, next((each for each in layouts if each.room(rows, width) >= _NAME), layouts[-1]))
 
 
 def _row(
-    texts: Sequence[str], name_width: int, layout: Sequence[_Column], widths: Sequence[int], colour: str = ""
+    name: str, texts: Sequence[str], name_width: int, layout: _Layout, widths: Sequence[int], colour: str = ""
 ) -> Line:
-    pieces = [Piece(_padded(texts[0], name_width, left=True))]
-    for text, column, width in zip(texts[1:], layout, widths, strict=True):
-        pieces += [Piece(_GAP), Piece(_padded(text, width, left=column.left), colour if column.is_verdict else "")]
+    pieces = [Piece(_padded(name, name_width, left=True))]
+    for text, column, width in zip(texts, layout.columns, widths, strict=True):
+        padded = _padded(text, width, left=column.left)
+        pieces += [Piece(_GAP), Piece(padded, colour if column.key == "verdict" else "")]
     while not pieces[-1].text.strip():
         pieces.pop()
     pieces[-1] = Piece(pieces[-1].text.rstrip(), pieces[-1].colour)
@@ -225,34 +203,20 @@ def _padded(text: str, width: int, *, left: bool) -> str:
     return text + space if left else space + text
 
 
-def _verdict_text(verdict: Verdict) -> str:
-    if verdict.kind == "undecided" and verdict.more_trials is not None:
-        return f"undecided (~{verdict.more_trials} more)"
-    if verdict.kind == "fixes" and verdict.rate_below is not None:
-        return f"fixes (<{below(verdict.rate_below)})"
-    return verdict.kind
-
-
-def _notes(row: Row, layout: Sequence[_Column], seen: set[str]) -> Iterable[Piece]:
+def _notes(row: Row, layout: _Layout, seen: set[str]) -> Iterator[Piece]:
     """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
-    if verdict.reason and has_verdict(row):
+    if verdict.reason and row.has_verdict:
         yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
-    if _VERDICT not in layout and _verdict_text(verdict) != verdict.kind:
+    if not layout.long_verdicts and verdict.text != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
-    if _CONFOUND not in layout and row.confound and row.confound.kind == "speed":
+    if row.is_slower and row.confound and not layout.shows("confound"):
         yield Piece(f"confound: {row.confound.text}", "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
-    yield from _outcomes(row)
-    yield from _ways(row, seen)
-
-
-def _outcomes(row: Row) -> Iterable[Piece]:
-    """Trials that the columns leave out."""
-    missing = [f"{row.cell.count(kind)} {kind}" for kind in _UNCOUNTED if row.cell.count(kind)]
-    if missing:
+    if missing := [f"{row.cell.count(kind)} {kind}" for kind in _UNCOUNTED if row.cell.count(kind)]:
         yield Piece(f"not counted: {', '.join(missing)}", "yellow")
+    yield from _ways(row, seen)
 
 
 def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
@@ -265,11 +229,8 @@ def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
     lines = []
     for text, number in texts:
         way = judged.pop(text, None)
-        lines.append(
-            Piece(f"{number}x {text}: {way.verdict.kind}", _COLOURS[way.verdict.kind])
-            if way
-            else Piece(f"{number}x {text}")
-        )
+        line = f"{number}x {text}"
+        lines.append(Piece(f"{line}: {way.verdict.kind}", _COLOURS[way.verdict.kind]) if way else Piece(line))
     for text, way in judged.items():
         if way.verdict.kind != row.verdict.kind and text not in dict(texts):
             line = f"0x {text}, {way.base_failures}x in the baseline: {way.verdict.kind}"

@@ -9,13 +9,13 @@ from functools import lru_cache
 from math import exp, inf, log
 from typing import TYPE_CHECKING
 
-from pytest_aorta.triage.statistics.interval import Interval
+from pytest_aorta.triage.rates import Interval
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from pytest_aorta.triage.statistics.paired_e_process import PairedEProcess
+    from pytest_aorta.triage.e_process import PairedEProcess
 
 # The ends of the interval lie on this grid, rounded outwards.
 _GRID = [step / 100 for step in range(-99, 100)]
@@ -25,18 +25,12 @@ _GRID = [step / 100 for step in range(-99, 100)]
 class SequentialComparison:
     """What the pairs so far say of d, the cell's failure rate less the baseline's.
 
-    All of it may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the
-    two-sided p value of "no difference", ``p_lower`` that of "the cell's rate is not lower", ``p_higher`` of "not
-    higher", ``p_within`` of "d lies outside of the margin" (two one-sided tests); none of them rises as pairs are
-    added. ``interval`` is a confidence sequence: with the stated probability it holds d after every pair at once; its
-    ends are multiples of 0.01.
+    It may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the two-sided p
+    value of "no difference", and never rises as pairs are added. ``interval`` is a confidence sequence: with the stated
+    probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin.
     """
 
-    pairs: int
     p: float
-    p_lower: float
-    p_higher: float
-    p_within: float
     interval: Interval
 
 
@@ -54,45 +48,35 @@ class SequentialTest:
         self._level = level
         self._waiting: list[tuple[bool, bool]] = []
         self._process: PairedEProcess | None = None
+        self._comparison: SequentialComparison | None = None
         self.pairs = 0
 
-    def add(self, base_failed: bool, cell_failed: bool) -> None:
-        """The next pair: one trial of the baseline, one of the cell."""
-        self.extend([base_failed], [cell_failed])
-
     def extend(self, base_failed: Sequence[bool], cell_failed: Sequence[bool]) -> None:
-        """Some pairs at once, in their order."""
+        """The next pairs, in their order: trials of the baseline, and of the cell; True is a failure."""
         self._waiting += zip(base_failed, cell_failed, strict=True)
         self.pairs += len(base_failed)
 
     def comparison(self) -> SequentialComparison:
         """What the pairs so far say."""
-        process = self._up_to_date()
+        if self._comparison is None or self._waiting:
+            self._comparison = self._compare(self._up_to_date())
+        return self._comparison
+
+    def _compare(self, process: PairedEProcess) -> SequentialComparison:
         at_most, at_least = process.bets.at_most, process.bets.at_least
         against_at_most, against_at_least = process.peaks
-        p_higher, p_above_lower_margin = (
-            exp(-against_at_most[bisect_left(at_most, difference)]) for difference in (0, -self._margin)
-        )
-        p_lower, p_below_upper_margin = (
-            exp(-against_at_least[bisect_left(at_least, difference)]) for difference in (0, self._margin)
-        )
+        p_higher = exp(-against_at_most[bisect_left(at_most, 0)])
+        p_lower = exp(-against_at_least[bisect_left(at_least, 0)])
         # Each end errs with half the probability.
         needed = log(2 / (1 - self._level))
         low = (-1.0, *at_most)[_refuted(against_at_most, needed)]
         high = (1.0, *reversed(at_least))[_refuted(against_at_least[::-1], needed)]
-        return SequentialComparison(
-            pairs=self.pairs,
-            p=min(1.0, 2 * min(p_lower, p_higher)),
-            p_lower=p_lower,
-            p_higher=p_higher,
-            p_within=max(p_above_lower_margin, p_below_upper_margin),
-            # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
-            interval=Interval(min(low, high), max(low, high)),
-        )
+        # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
+        return SequentialComparison(min(1.0, 2 * min(p_lower, p_higher)), Interval(min(low, high), max(low, high)))
 
     def _up_to_date(self) -> PairedEProcess:
         if self._process is None:
-            from pytest_aorta.triage.statistics.paired_e_process import PairedEProcess
+            from pytest_aorta.triage.e_process import PairedEProcess
 
             self._process = PairedEProcess(sorted({*_GRID, -self._margin}), sorted({*_GRID, self._margin}))
         if self._waiting:
@@ -111,7 +95,7 @@ def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
 def sequential_comparison(
     base: Sequence[bool], cell: Sequence[bool], margin: float, level: float = 0.95
 ) -> SequentialComparison:
-    """The comparison of trials that are all known; True is a failure.
+    """The comparison of trials that are all known.
 
     The k-th of the baseline is paired with the k-th of the cell; what one side has more than the other is not used.
     """

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, cast
 
-from pytest_aorta.triage.facts import Outcome, TrialFacts
-from pytest_aorta.triage.step_times import TrialSteps
+from pytest_aorta.triage.facts import Outcome, TrialFacts, TrialSteps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
+
 
 #: Colours that matplotlib draws with, and the variables of the page that take their place.
 COLOURS = {

@@ -1,29 +1,138 @@
-"""Two runs, or the same run on two machines: which cells have changed, and what differs around them."""
+"""One of two runs that are compared."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-from pytest_aorta.triage.checks.confounds import THRESHOLD
-from pytest_aorta.triage.compare.differences import Difference, differences
-from pytest_aorta.triage.compare.environments import Environments
-from pytest_aorta.triage.compare.matching import label, match_cells
-from pytest_aorta.triage.compare.sides import Side, read_side
+from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.settings import MARGIN
-from pytest_aorta.triage.statistics.interval import Interval
-from pytest_aorta.triage.statistics.multiplicity import holm
-from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
-from pytest_aorta.triage.statistics.sample_size import more_trials
-from pytest_aorta.triage.statistics.step_ratio import step_time_ratio
-from pytest_aorta.triage.verdicts import LEVEL
+from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, holm, more_trials, step_time_ratio
+from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.verdicts import LEVEL, MARGIN, SLOWER
 from pytest_aorta.workspace.paths import HISTORY
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs.
+
+    Attributes:
+        results: where it was read from.
+        cells: in order, with the statistics of each.
+        environments: of the trials of each cell.
+        hosts: names, in order.
+        began, ended: when the first trial and the last one began, ISO 8601 in UTC; empty where no record says it.
+    """
+
+    results: Results
+    cells: dict[CellKey, CellStatistics]
+    environments: dict[CellKey, Environments]
+    hosts: tuple[str, ...]
+    began: str
+    ended: str
+
+    @property
+    def trials(self) -> int:
+        """How many were read."""
+        return sum(cell.total for cell in self.cells.values())
+
+
+def read_side(path: Path) -> Side:
+    """Read one of two runs.
+
+    Raises:
+        RequestError: it does not exist, or has no trials.
+    """
+    results = Results(path)
+    environments: dict[CellKey, Environments] = {}
+    facts = []
+    for trial in results:
+        facts.append(trial.facts)
+        environments.setdefault(trial.facts.key, Environments()).add(trial.record)
+    if not facts:
+        raise results.nothing_found()
+    times = sorted(each.started_at for each in facts if each.started_at)
+    return Side(
+        results=results,
+        cells={cell.key: cell.statistics for cell in triage_in_order(facts).cells},
+        environments=environments,
+        hosts=tuple(sorted({each.host.name for each in facts if each.host.name})),
+        began=times[0] if times else "",
+        ended=times[-1] if times else "",
+    )
+
+
+def label(key: CellKey) -> str:
+    """A cell in words: test, workload, cell and options, as far as it has them."""
+    return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
+
+
+#: What cells are matched by: the first that tells them apart. A digest has places on the disk in it.
+_EXACTLY: tuple[Callable[[CellStatistics], Hashable], ...] = (
+    lambda cell: cell.key,
+    lambda cell: (cell.key.workload, cell.key.cell, cell.key.test, cell.key.options),
+)
+
+
+def match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
+    """Pairs of cells, in the order of B, and whether their environments have other names.
+
+    Raises:
+        RequestError: there is none.
+    """
+    partner: dict[CellKey, CellKey] = {}
+    for identity in _EXACTLY:
+        _match(a, b, identity, partner)
+    across = False
+    if not partner and all(len({cell.environment for cell in side.cells.values()}) == 1 for side in (a, b)):
+        _match(a, b, lambda cell: (cell.key.workload, cell.mitigations, cell.key.test, cell.key.options), partner)
+        across = True
+    if not partner:
+        raise RequestError(_nothing_in_common(a, b))
+    return [(partner[key], key) for key in b.cells if key in partner], across
+
+
+def _match(a: Side, b: Side, identity: Callable[[CellStatistics], Hashable], partner: dict[CellKey, CellKey]) -> None:
+    """Match what is not matched yet; several cells that are alike are matched in their order."""
+    free: dict[Hashable, list[CellKey]] = {}
+    taken = set(partner.values())
+    for key, cell in a.cells.items():
+        if key not in taken:
+            free.setdefault(identity(cell), []).append(key)
+    for key, cell in b.cells.items():
+        if key not in partner and (candidates := free.get(identity(cell))):
+            partner[key] = candidates.pop(0)
+
+
+def _nothing_in_common(a: Side, b: Side) -> str:
+    """What each run has, and which of it the other has not."""
+    aspects: dict[str, Callable[[CellStatistics], str]] = {
+        "workload": lambda cell: cell.key.workload,
+        "test": lambda cell: cell.key.test,
+        "environment": lambda cell: cell.environment,
+        "mitigation set": lambda cell: "+".join(cell.mitigations),
+    }
+    reason = "no combination of workload, environment, mitigations and options is the same"
+    for name, of in aspects.items():
+        ours, theirs = ({of(cell) for cell in side.cells.values()} for side in (a, b))
+        if ours.isdisjoint(theirs):
+            reason = f"no {name} is the same ({_few(ours)} in A, {_few(theirs)} in B)"
+            break
+    lists = " and ".join(f"{side} has {_few([label(key) for key in run.cells])}" for side, run in (("A", a), ("B", b)))
+    return f"A ({a.results.path}) and B ({b.results.path}) have no cell in common: {reason}. {lists}"
+
+
+def _few(names: Sequence[str] | set[str]) -> str:
+    listed = sorted(names) if isinstance(names, set) else list(names)
+    shown = ", ".join(name or "none" for name in listed[:4])
+    return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
+
 
 #: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
 ChangeKind = Literal["worse", "better", "no change", "undecided", "not compared"]
@@ -204,11 +313,11 @@ def _speed(a: CellStatistics, b: CellStatistics) -> SpeedChange:
     if found is None:
         return SpeedChange("n/a")
     kind: SpeedKind = "undecided"
-    if found.interval.low > THRESHOLD:
+    if found.interval.low > SLOWER:
         kind = "slower"
-    elif found.interval.high < 1 / THRESHOLD:
+    elif found.interval.high < 1 / SLOWER:
         kind = "faster"
-    elif found.interval.within(1 / THRESHOLD, THRESHOLD):
+    elif found.interval.within(1 / SLOWER, SLOWER):
         kind = "similar"
     return SpeedChange(kind, found.ratio, found.interval)
 
