@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.compat import has_no_summary, terminal_width, with_lines
-from pytest_aorta.triage.wording import counted
+from pytest_aorta.triage.columns import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.verdict_table import table_lines
-from pytest_aorta.triage.wording import counted
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.run import FinishedTrial, RowKey, Run
-    from pytest_aorta.triage.table import Table
+    from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.execution import Resources
 
 

@@ -24,13 +24,11 @@ from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.matrix.earlier import was_looked_at
-from pytest_aorta.triage.matrix.run_state import MATRIX_JSON, MATRIX_MD, RunState
-from pytest_aorta.triage.matrix.text import markdown
-from pytest_aorta.triage.table import Triage
-from pytest_aorta.triage.wording import counted
+from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, RunState, markdown, was_looked_at
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.history import keep
 from pytest_aorta.workspace.paths import TrialPaths
@@ -40,9 +38,8 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.gates import Gate, GateResult
-    from pytest_aorta.triage.matrix.document import MatrixText
-    from pytest_aorta.triage.settings import TriageSettings
-    from pytest_aorta.triage.table import Table
+    from pytest_aorta.triage.matrix import MatrixText
+    from pytest_aorta.triage.verdicts import Table, TriageSettings
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore
@@ -225,7 +222,7 @@ class MatrixWriter:
         text = markdown(table, state)
         try:
             if self._text is None:
-                from pytest_aorta.triage.matrix.document import MatrixText
+                from pytest_aorta.triage.matrix import MatrixText
 
                 self._text = MatrixText()
                 self._make_room()

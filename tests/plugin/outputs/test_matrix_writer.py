@@ -17,8 +17,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.plugin import writer as matrix_writer
 from pytest_aorta.plugin.writer import LARGEST_SUMMARY, MatrixWriter, append_to_summary
-from pytest_aorta.triage.matrix.document import Matrix, MatrixCell
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
 
@@ -76,7 +75,7 @@ from itertools import count
 from pathlib import Path
 from support.triage_facts import trials
 from pytest_aorta.plugin.writer import MatrixWriter
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
 folder, triage = Path(sys.argv[1]), Triage()
