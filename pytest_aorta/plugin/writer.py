@@ -27,8 +27,8 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, RunState, markdown, was_looked_at
 from pytest_aorta.triage.verdicts import Triage
+from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.history import keep
 from pytest_aorta.workspace.paths import TrialPaths
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.gates import Gate, GateResult
-    from pytest_aorta.triage.matrix import MatrixText
-    from pytest_aorta.triage.verdicts import Table, TriageSettings
+        from pytest_aorta.triage.verdicts import Table, TriageSettings
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore
@@ -182,7 +181,7 @@ class MatrixWriter:
         self._planned: dict[CellKey, int] = {}
         self._plans_counted = 0
         self._clock = clock
-        self._text: MatrixText | None = None
+        self._has_written = False
         self._started_at = _now()
         self._next = clock() + _SHORTEST
         #: Why the files could not be written, the last time.
@@ -194,7 +193,7 @@ class MatrixWriter:
             return
         begun = self._clock()
         table = self._triage.table(running=True)
-        if self._text is None:
+        if not self._has_written:
             begun = self._clock()  # what the statistics import, the table at the end needs as well
         self._write(table, complete=False)
         ended = self._clock()
@@ -221,12 +220,10 @@ class MatrixWriter:
         )
         text = markdown(table, state)
         try:
-            if self._text is None:
-                from pytest_aorta.triage.matrix import MatrixText
-
-                self._text = MatrixText()
+            if not self._has_written:
+                self._has_written = True
                 self._make_room()
-            write_text(self._folder / MATRIX_JSON, self._text.of(table, state))
+            write_text(self._folder / MATRIX_JSON, matrix_json(table, state))
             write_text(self._folder / MATRIX_MD, text)
             self.error = None
         except OSError as error:
@@ -455,7 +452,7 @@ class TrialWriter:
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
     """As they were given; sequential where trials are added to some that were looked at."""
     settings = run.selection.triage
-    added = run.selection.resume and was_looked_at(run.results, planned_trials(plans))
+    added = run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(plans))
     return replace(settings, sequential=True) if added else settings
 
 
