@@ -27,8 +27,8 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.history import keep
 from pytest_aorta.workspace.paths import TrialPaths
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.gates import Gate, GateResult
-        from pytest_aorta.triage.verdicts import Table, TriageSettings
+    from pytest_aorta.triage.verdicts import Table, TriageSettings
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore
