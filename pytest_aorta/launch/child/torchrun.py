@@ -79,9 +79,9 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
 
 def _evidence(payload: TrialPayload, attempt: int, code: int = 0, *, script: bool = False) -> TrialEvidence:
     folder = Path(payload["folder"])
-    agent: AgentEnd = {"name": "torchrun", "returncode": code}
+    agent = AgentEnd("torchrun", code)
     with contextlib.suppress(OSError, ValueError):
-        agent["error"] = json.loads((folder / ERROR).read_text())
+        agent.error = json.loads((folder / ERROR).read_text())
     return attempt_evidence(folder, attempt, "script" if script else "torchrun", payload["source"], agent=agent)
 
 
