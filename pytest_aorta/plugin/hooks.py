@@ -51,8 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
-        from pytest_aorta.plugin.late_hooks import register_hooks
-        from pytest_aorta.plugin.trial_hooks import select
+        from pytest_aorta.plugin.roles import register_hooks
 
         register_hooks(config)
         if not config.option.help:

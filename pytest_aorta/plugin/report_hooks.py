@@ -92,24 +92,6 @@ class ReportHooks:
         #: What has decided the exit status, where there are gates.
         self._gating: Gating | None = None
 
-    def _writer_of(self, nodeid: str) -> TrialWriter:
-        """What writes the records of an item."""
-        from pytest_aorta.plugin.outputs.writer import TrialWriter
-
-        action_run: Run | None = None
-        if ".toml::" in nodeid:
-            from pytest_aorta.plugin.recipes.runs import action_run_of_item
-
-            action_run = action_run_of_item(self.config, nodeid)
-        if action_run is None:
-            return self.writer
-        if action_run not in self._action_writers:
-            action_run.runner.store.settle(action_run.plan.flat_cells)
-            writer = self._action_writers[action_run] = TrialWriter(action_run)
-            writer.alike = self.writer.alike  # failures of all actions are folded together
-            writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
-        return self._action_writers[action_run]
-
     @property
     def writer(self) -> TrialWriter:
         """Of the trials that the options ask for, and of tests; made when there is something to write."""
@@ -124,7 +106,7 @@ class ReportHooks:
         writer = self.writer
         if ".toml::" not in nodeid:
             return writer
-        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
         from pytest_aorta.plugin.writer import TrialWriter
 
         run = action_run_of_item(self.config, nodeid)

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.current_run import current_run, current_runs
-from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
+from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker, place_under_each
+from pytest_aorta.plugin.run import (
+    PAYLOAD,
+    TIMEOUT,
+    current_run,
+    current_runs,
+    ignore_sigterm_from_now_on,
+    refuse,
+    run_of,
+)
+from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, omit
 
 if TYPE_CHECKING:
     from collections.abc import Generator

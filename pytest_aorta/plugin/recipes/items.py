@@ -18,14 +18,11 @@ import pytest
 
 from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.common.terminal_text import printable
-from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
+from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, action_run, asked_of_plan, recipe_run
-from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.stopping.decided_cells import cell_of
-from pytest_aorta.plugin.stopping.early_end import NotNeeded
+from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.stopping import NotNeeded, cell_of
+from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.runtime import process_tree as process_tags
 from pytest_aorta.runtime.process_tree import Family, die_with_parent, end_all
 from pytest_aorta.settings import RequestError
