@@ -135,7 +135,6 @@ class AllReduce(Workload):
         failures: Failures,
         unsupported: dict[tuple[str, DtypeName], str],
     ) -> int:
-        """Run and check all collectives in all types; returns how many results were compared."""
         checks = 0
         for name, prepare in COLLECTIVES.items():
             # All types are prepared before the first call and checked after the last one: what a rank computes in
@@ -220,15 +219,7 @@ UNWRITTEN = 77
 
 @dataclass(frozen=True)
 class Setting:
-    """Where one collective is called: on whom, with what.
-
-    Attributes:
-        ranks: the process group.
-        device: where the tensors are.
-        dtype: type of their elements.
-        size: elements per rank.
-        step: number of the pass.
-    """
+    """Where one collective is called, and with what: ``size`` elements per rank, in the pass number ``step``."""
 
     ranks: Ranks
     device: torch.device
@@ -256,13 +247,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Call:
-    """One prepared collective.
+    """One prepared collective: ``start`` calls it and waits.
 
-    Attributes:
-        start: calls it and waits.
-        outputs: the tensors that it writes on this rank.
-        expected: what these hold afterwards: int64, or float64 for an average.
-        tolerance: largest absolute error that is no failure.
+    ``outputs`` are the tensors that it writes on this rank, ``expected`` what they hold afterwards (int64, or float64
+    for an average), and ``tolerance`` the largest absolute error that is no failure.
     """
 
     start: Callable[[], object]
@@ -371,7 +359,6 @@ def _broadcast(setting: Setting) -> Call:
 
 
 def _inputs(setting: Setting) -> tuple[list[Tensor], Tensor]:
-    """The elements of all ranks, and those of this rank on its device."""
     of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
     return of_ranks, setting.send(of_ranks[setting.ranks.rank])
 
