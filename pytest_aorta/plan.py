@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.commands import CommandError, command_entries, completed
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
-from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.verdicts import TriageSettings
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources, automatic_slots

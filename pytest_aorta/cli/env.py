@@ -15,7 +15,7 @@ from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.environments import Environments
 
 #: Key of the list of all installed distributions, beside the sections of a snapshot.
 _INSTALLED = "installed"
@@ -75,7 +75,7 @@ def _cut(value: str) -> str:
 
 
 def _diff(a: Path, b: Path, *, as_json: bool) -> None:
-    from pytest_aorta.triage.compare.differences import differences
+    from pytest_aorta.triage.environments import differences
 
     (environments_a, installed_a), (environments_b, installed_b) = _read(a), _read(b)
     found = differences(environments_a, environments_b, (installed_a, installed_b))
