@@ -98,7 +98,7 @@ def _value(values: list[dict[str, Any]]) -> Any:
 
 def _read(file: Path) -> tuple[Environments, Callable[[str], Mapping[str, str] | None]]:
     """The environment that a file holds, and what gives the installed packages by their digest."""
-    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.environments import Environments
     from pytest_aorta.triage.reading import Results
 
     expected = "expected a trial file, or one that pytest-aorta env --json has written"
