@@ -211,7 +211,6 @@ class ReportHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _write_report(self, run: Run, given: Path) -> None:
-        """``--aorta-report``; not in a run that has ended before its first trial."""
         if any(cell.finished for cell in self.writer.triage.cells):
             from pytest_aorta.plugin.writer import write_run_report
 
@@ -285,13 +284,11 @@ class ReportHooks:
 
 
 def _worker_of(report: pytest.TestReport) -> int:
-    """Which of the workers of ``--dist each`` has sent a report; 0 otherwise."""
     node = getattr(report, "node", None)
     return 0 if node is None else (place_under_each(node) or (0, 1))[0]
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
-    """What has ended the run before its last trial; ``None`` for nothing."""
     stopped = interrupted or session.shouldfail or session.shouldstop
     if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
         stopped = "interrupted"
