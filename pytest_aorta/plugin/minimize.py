@@ -132,8 +132,7 @@ class MinimizeItem(GeneratedFunction):
 
 
 @pytest.mark.aorta
-def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
-    ...
+def _use_fixtures(aorta_extra_env: dict[str, str]) -> None: ...
 
 
 def name_of(spec: TrialSpec) -> str:

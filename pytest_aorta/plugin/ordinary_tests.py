@@ -194,6 +194,8 @@ class RunTrial:
             running.interrupt(why)
             run.add_record(self.item, paths, running.finish(), running.resumed, row)
             raise
+        if run.watcher is not None:
+            run.watcher.trial_ended(paths.file_in(run.results))
         run.add_record(self.item, paths, record, running.resumed, row)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths

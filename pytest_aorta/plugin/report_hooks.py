@@ -120,14 +120,19 @@ class ReportHooks:
             self._writers[run].select(name for name in self._selected or () if name.startswith(action))
         return self._writers[run]
 
+    def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
+        writer = self._writer_of(nodeid)
+        found = writer.find(nodeid)
+        return None if found is None else (writer.run, *found)
+
     def pytest_sessionstart(self) -> None:
         """On a terminal, show the trials that run."""
         if sys.stdout.isatty():
-            from pytest_aorta.plugin.live.view import LiveView, wanted_file
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
 
             file = wanted_file(self.config, os.environ)
             if file is not None:
-                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                view = self.config.stash[WATCHER] = LiveView(self.config, file, self._trial_of)
                 self.config.pluginmanager.register(view, "aorta_live_view")
 
     @pytest.hookimpl(tryfirst=True)

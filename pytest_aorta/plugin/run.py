@@ -68,8 +68,7 @@ def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs)
 # SIGTERM, which batch systems send before they kill: pytest ends as with Ctrl-C, in order and with its results.
 
 
-class Terminated(KeyboardInterrupt):
-    ...
+class Terminated(KeyboardInterrupt): ...
 
 
 def reason_of(error: BaseException) -> str:
@@ -221,6 +220,9 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
 class TrialWatcher(Protocol):
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
         """A slot is about to start a trial, whose file and name are these; called on its thread."""
+
+    def trial_ended(self, file: Path) -> None:
+        """The trial of a test is over, and the test goes on."""
 
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
         """The result of a trial has been written."""

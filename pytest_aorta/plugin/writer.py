@@ -283,7 +283,7 @@ class TrialWriter:
 
     def begin(self, nodeid: str) -> None:
         """The item of a trial has begun."""
-        found = self._find(nodeid)
+        found = self.find(nodeid)
         if found is not None:
             spec = found[0]
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
@@ -336,7 +336,7 @@ class TrialWriter:
 
     def select(self, nodeids: Iterable[str]) -> None:
         """Only the cells of these items have trials in this run, and are compared."""
-        found = [self._find(nodeid) for nodeid in nodeids]
+        found = [self.find(nodeid) for nodeid in nodeids]
         self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
@@ -352,7 +352,7 @@ class TrialWriter:
 
         ``repeat``: which one of its trial it was.
         """
-        found = self._find(nodeid)
+        found = self.find(nodeid)
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
@@ -364,7 +364,7 @@ class TrialWriter:
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
         return spec, paths
 
-    def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
+    def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         from pytest_aorta.plugin.collection import plans_of
 
         base, _, name = nodeid.rpartition("::")
@@ -391,7 +391,7 @@ class TrialWriter:
         for trial in list(self.run.unreported):
             self.write(trial)
         for nodeid, repeat in unfinished:
-            found = self._find(nodeid)
+            found = self.find(nodeid)
             if found is not None and found[1].repeated(repeat).file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}", repeat)
