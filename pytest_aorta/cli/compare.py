@@ -18,7 +18,6 @@ CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
 
 
 def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """The conditions, which may be separated by commas."""
     found = tuple(word.strip() for value in values for word in value.split(","))
     for word in found:
         if word not in CONDITIONS:
@@ -68,7 +67,6 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
 
 
 def _lines_of(what: str, comparison: RunComparison) -> Iterator[str]:
-    """One line for each cell that a condition holds for."""
     from pytest_aorta.cli.comparison_text import change_text
     from pytest_aorta.common.terminal_text import one_line
 

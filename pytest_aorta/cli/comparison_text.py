@@ -82,7 +82,6 @@ def _about(side: Side) -> tuple[str, str, str]:
 
 
 def _table(changes: Sequence[CellChange]) -> Iterator[str]:
-    """One line for each cell; its name is on a line of its own where both together are too long."""
     heading, names = _names(changes)
     rows = [(name, *_numbers(change), _verdict(change)) for name, change in zip(names, changes, strict=True)]
     lines = columns([(heading, *_HEADINGS), *rows], _RIGHT)
@@ -98,7 +97,6 @@ def _table(changes: Sequence[CellChange]) -> Iterator[str]:
 
 
 def _names(changes: Sequence[CellChange]) -> tuple[str, list[str]]:
-    """The heading of the names, which is the workload where all have the same, and the names."""
     workloads = {change.b.key.workload for change in changes}
     if len(workloads) > 1 or any(change.b.key.test for change in changes):
         return "cell", [change.label for change in changes]
@@ -124,14 +122,12 @@ def _verdict(change: CellChange) -> str:
 
 
 def _colored(line: str, change: CellChange) -> str:
-    """With the color of what is worst in its verdict."""
     verdict = _verdict(change)
     color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.kind)), None)
     return line.removesuffix(verdict) + click.style(verdict, fg=color)
 
 
 def _notes(changes: Sequence[CellChange]) -> Iterator[str]:
-    """What is to be known of the table, as far as it is in it."""
     if any(change.more_trials is not None for change in changes):
         yield "~N more: about so many more trials, in A and in B, would decide"
     for change in changes:
@@ -175,6 +171,5 @@ def _listed(differences: Sequence[Difference], most: int | None) -> Iterator[str
 
 
 def _titled(title: str, lines: Iterable[str]) -> list[str]:
-    """A heading and what is below it; nothing without that."""
     shown = [f"  {one_line(line)}" for line in lines]
     return ["", click.style(one_line(title), bold=True), *shown] if shown else []

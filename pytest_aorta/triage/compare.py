@@ -44,11 +44,6 @@ class Side:
 
 
 def read_side(path: Path) -> Side:
-    """Read one of two runs.
-
-    Raises:
-        RequestError: it does not exist, or has no trials.
-    """
     results = Results(path)
     environments: dict[CellKey, Environments] = {}
     facts = []
@@ -81,11 +76,6 @@ _EXACTLY: tuple[Callable[[CellStatistics], Hashable], ...] = (
 
 
 def match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
-    """Pairs of cells, in the order of B, and whether their environments have other names.
-
-    Raises:
-        RequestError: there is none.
-    """
     partner: dict[CellKey, CellKey] = {}
     for identity in _EXACTLY:
         _match(a, b, identity, partner)
@@ -99,7 +89,6 @@ def match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
 
 
 def _match(a: Side, b: Side, identity: Callable[[CellStatistics], Hashable], partner: dict[CellKey, CellKey]) -> None:
-    """Match what is not matched yet; several cells that are alike are matched in their order."""
     free: dict[Hashable, list[CellKey]] = {}
     taken = set(partner.values())
     for key, cell in a.cells.items():
@@ -111,7 +100,6 @@ def _match(a: Side, b: Side, identity: Callable[[CellStatistics], Hashable], par
 
 
 def _nothing_in_common(a: Side, b: Side) -> str:
-    """What each run has, and which of it the other has not."""
     aspects: dict[str, Callable[[CellStatistics], str]] = {
         "workload": lambda cell: cell.key.workload,
         "test": lambda cell: cell.key.test,
@@ -144,14 +132,6 @@ SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
 
 @dataclass(frozen=True)
 class RateChange:
-    """The failure rate of a cell in B, less that in A.
-
-    Attributes:
-        difference, interval: 95 %.
-        p: two-sided, of this cell alone.
-        p_adjusted: after Holm's correction over all cells compared.
-    """
-
     difference: float
     interval: Interval
     p: float
@@ -160,8 +140,6 @@ class RateChange:
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """Step times in B as a multiple of those in A, with their 95 % interval; ``None`` where ``kind`` is ``n/a``."""
-
     kind: SpeedKind
     ratio: float | None = None
     interval: Interval | None = None
@@ -197,8 +175,6 @@ class CellChange:
 
 @dataclass(frozen=True)
 class ParticularDifferences:
-    """What differs in the environment of some cells only: their labels, and what."""
-
     cells: tuple[str, ...]
     differences: tuple[Difference, ...]
 
@@ -325,7 +301,6 @@ def _speed(a: CellStatistics, b: CellStatistics) -> SpeedChange:
 def _environment(
     a: Side, b: Side, pairs: Sequence[tuple[CellKey, CellKey]], labels: Sequence[str]
 ) -> tuple[tuple[Difference, ...], tuple[ParticularDifferences, ...]]:
-    """What differs around all cells, and around some of them."""
     installed = (a.results.installed, b.results.installed)
     found: dict[Hashable, tuple[Difference, list[str]]] = {}
     before, after = Environments(), Environments()
