@@ -93,7 +93,7 @@ def _make(project: Path, record: dict[str, Any]) -> None:
     """A recipe, its index, and files that are as large as those of real trials."""
     from pytest_aorta.recipe_plans import cell_requests
     from pytest_aorta.registry import Registry
-    from pytest_aorta.trials.sources import file_digest
+    from pytest_aorta.trials.loading import file_digest
     from pytest_aorta.workflow.reading import read_recipe
     from pytest_aorta.workspace.index.completions import TrialCompletion
     from pytest_aorta.workspace.index.journal import Journal

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from pytest_aorta.plan import PlanError, Selection, trials_of
 from pytest_aorta.registry import Registry, RegistryError
-from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.elastic_options import elastic_options
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier, to_plain
+from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.cell_requests import CellRequest

@@ -70,7 +70,7 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
 def _lines_of(what: str, comparison: RunComparison) -> Iterator[str]:
     """One line for each cell that a condition holds for."""
     from pytest_aorta.cli.comparison_text import change_text
-    from pytest_aorta.common.terminal_text import one_line
+    from pytest_aorta.common.texts import one_line
 
     for change in comparison.cells:
         if _holds(what, change):

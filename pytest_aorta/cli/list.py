@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ Entry = dict[str, Any]
 
 def registered(registry: Registry, kind: Kind) -> list[Entry]:
     """The names of one kind, sorted; ``problem`` is ``None`` for those that can be used."""
-    from pytest_aorta.registry.errors import RegistryError, one_line_of
+    from pytest_aorta.registry.types import RegistryError, one_line_of
 
     names, entry_of = _KINDS[kind]
     entries = []
@@ -246,8 +246,8 @@ def options_of_workload(registry: Registry, name: str) -> list[Entry]:
         RequestError: there is no such workload, or it cannot be imported.
     """
     from pytest_aorta.registry import WorkloadEntry
-    from pytest_aorta.registry.errors import one_line_of
-    from pytest_aorta.trials.declared_options import declared_options
+    from pytest_aorta.registry.types import one_line_of
+    from pytest_aorta.trials.config import declared_options
     from pytest_aorta.trials.loading import load_class
 
     if name.endswith(".py"):

@@ -177,7 +177,7 @@ def look_at_jobs(recipe: Recipe, files: Sequence[str], *, everything: bool = Fal
         return ()
     from pytest_aorta.clusters.jobs import read_jobs
     from pytest_aorta.clusters.reconciliation import reconcile
-    from pytest_aorta.common.terminal_text import one_line
+    from pytest_aorta.common.texts import one_line
     from pytest_aorta.ended_jobs import EndedJobs
 
     ended = EndedJobs(recipe, tuple(map(Path, registry_files(files))))

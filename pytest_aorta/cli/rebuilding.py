@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Recipe

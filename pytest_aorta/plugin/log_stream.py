@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 
 #: Seconds between two looks at the logs.
 _INTERVAL = 0.1

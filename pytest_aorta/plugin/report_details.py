@@ -11,8 +11,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable, read_tail
 
 if TYPE_CHECKING:
     import pytest

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.errors import RecipeError

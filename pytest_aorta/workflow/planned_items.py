@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.actions import Action, Recipe
 from pytest_aorta.workflow.command_units import CommandUnit, actions_in_order
 from pytest_aorta.workflow.commands import takes_all

@@ -14,7 +14,7 @@ from support.projects import COMMANDS, MATRIX, command, project, short_status
 from pytest_aorta.cli import project as project_module
 from pytest_aorta.cli import status as module
 from pytest_aorta.cli.project import Project
-from pytest_aorta.trials.sources import file_digest
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workspace.index.completions import CommandCompletion, TrialCompletion
 from pytest_aorta.workspace.index.journal import Journal
 

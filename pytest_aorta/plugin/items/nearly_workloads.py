@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.items.discovery import is_abstract, last_name
 from pytest_aorta.plugin.options import given_options, is_typed
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.common.garbage import collector_paused
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.deadlines import deadline_of
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """While very many objects are made that all live on: a full pass walks all of them, and there are several."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 Item = TypeVar("Item", bound="TrialItem")
 

@@ -16,7 +16,7 @@ from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.refusals import MARKER
 from pytest_aorta.plugin.run import run_of
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run

@@ -20,7 +20,7 @@ from pytest_aorta.plugin.ordinary_tests.aorta_run import in_a_process, shortened
 from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.ordinary_tests.torchrun_result import TorchrunResult
 from pytest_aorta.registry import WorkloadEntry
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial

@@ -21,7 +21,7 @@ from pytest_aorta.registry import RegistryError
 from pytest_aorta.triage.baselines import check_baseline, is_named
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.recipes.in_job import StartedTrials
 from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
 from pytest_aorta.plugin.xdist_roles import test_run_of

@@ -24,7 +24,7 @@ from pytest_aorta.clusters.submission import (
     pytest_line,
     submit,
 )
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.ended_jobs import EndedJobs
 from pytest_aorta.plugin.compat import without_capture
 from pytest_aorta.plugin.recipes.command_item import CommandItem

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.conclusion import conclusions, has_verdict
 from pytest_aorta.triage.facts import CellKey, Outcome

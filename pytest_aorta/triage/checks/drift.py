@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage.baselines import Baselines
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.checks.host_conditions import CONDITIONS, Condition, busy_since, main_host, started

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytest_aorta.common.traceback_text import own_frames
+from pytest_aorta.common.texts import own_frames
 from pytest_aorta.triage.report.safe_text import bounded, inside, log_tail, one_line
 
 #: Entries of ``failure_details``, of ranks and of warnings that are shown; the trial file has all.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage.conclusion import conclusions
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
 from pytest_aorta.triage.failures.signatures import Signature

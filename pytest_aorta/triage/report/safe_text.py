@@ -7,8 +7,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.common.traceback_text import without_runner
+from pytest_aorta.common.texts import read_tail, without_runner
 
 #: Colours and movements of a terminal, which are not what was said.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_aorta.trials.sources import file_digest
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workspace.atomic import write_text
 
 #: A file that has changed less than this ago may change again without getting another time of modification.

@@ -91,7 +91,7 @@ def test_no_workspace_and_no_value_file(tmp_path: Path) -> None:
 
 
 def test_sources_are_read_only_when_size_or_time_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_aorta.trials.sources import file_digest
+    from pytest_aorta.trials.loading import file_digest
     from pytest_aorta.workspace.index import source_changes
 
     source = tmp_path / "w.py"
