@@ -131,7 +131,7 @@ def _trial_files(roots: Sequence[Path]) -> int:
 
 
 def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
-    from pytest_aorta.triage.matrix.merged import write_merged_matrix
+    from pytest_aorta.triage.matrix import write_merged_matrix
     from pytest_aorta.workspace.merge import PENDING
 
     for results in sorted(plan.results):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.plugin.options import read_option
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.roles import is_worker
 from pytest_aorta.settings import OptionError
 
 #: Name of the plugin.

@@ -14,14 +14,13 @@ import pytest
 
 from pytest_aorta.plan import Plan, PlanError
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run_of, shared_folder
+from pytest_aorta.plugin.roles import test_run_everywhere
 from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.xdist_roles import test_run_everywhere
 from pytest_aorta.recipe_plans import selection_of
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.triage.baselines import check_baseline, is_named
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
+from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion
@@ -30,8 +29,6 @@ from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.requests import request_digest
 from pytest_aorta.workspace.index.decided import DecidedCells, note_decided
 
-ACTION_RUNS = pytest.StashKey[dict[tuple[Path, str], Run]]()
-
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     """The run of an action with a workload, made when it is first asked for.
@@ -39,7 +36,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     Raises:
         RequestError: no plan can be made of it.
     """
-    runs = config.stash.setdefault(ACTION_RUNS, {})
+    runs = run_of(config).of_actions
     key = (recipe.recipe.file, action.name)
     if key not in runs:
         runs[key] = _new_run(config, recipe, action)
@@ -133,7 +130,7 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     if not base.endswith(".toml"):
         return None
     file, beginning = config.rootpath / base, name.partition("[")[0]
-    for (recipe_file, action_name), run in config.stash.get(ACTION_RUNS, {}).items():
+    for (recipe_file, action_name), run in run_of(config).of_actions.items():
         if recipe_file == file and identifier(action_name) == beginning:
             return run
     recipe = recipe_run_of(config, file)
@@ -141,8 +138,3 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
         if action.is_matrix and identifier(action.name) == beginning:
             return action_run(config, recipe, action)
     return None
-
-
-def action_runs(config: pytest.Config) -> list[Run]:
-    """All runs of actions in this process."""
-    return list(config.stash.get(ACTION_RUNS, {}).values())

@@ -15,7 +15,7 @@ import pytest
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.recipes.in_job import StartedTrials
 from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
-from pytest_aorta.plugin.xdist_roles import test_run_of
+from pytest_aorta.plugin.roles import test_run_of
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.workflow.directories import directories_of
 from pytest_aorta.workflow.errors import RecipeError

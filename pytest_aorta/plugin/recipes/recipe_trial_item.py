@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import printable
-from pytest_aorta.plugin.failure_text import TrialFailed
-from pytest_aorta.plugin.items.trial_item import TrialItem, item_of
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.action_runs import action_run, asked_of_plan
 from pytest_aorta.plugin.recipes.matrix_units import unit_of
-from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.stopping.decided_cells import cell_of
-from pytest_aorta.plugin.stopping.early_end import NotNeeded
+from pytest_aorta.plugin.run import PAYLOAD
+from pytest_aorta.plugin.stopping import NotNeeded, cell_of
+from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
 from pytest_aorta.workspace.index.decided import read_decided
 
