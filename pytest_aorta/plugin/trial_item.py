@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from pluggy import HookRelay
 
-from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.garbage import collector_paused
 from pytest_aorta.common.import_target import target_file
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import describe_exception, printable
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of

@@ -20,7 +20,7 @@ from pytest_aorta.recipe_plans import selection_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.completions import trial_completion

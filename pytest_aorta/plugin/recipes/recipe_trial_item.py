@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.action_runs import action_run, asked_of_plan
 from pytest_aorta.plugin.recipes.matrix_units import unit_of
