@@ -218,9 +218,9 @@ def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments
     ("arguments", "message"),
     [
         (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
-        (["--aorta-stop=decided"], "use --aorta-stop=decided"),
-        (["--aorta-stop=8h"], "use --aorta-stop=8h"),
-        (["-o", "aorta_grace=5"], "use -o aorta_grace=VALUE, or the ini file"),
+        (["--aorta-until-decided"], "use --aorta-stop=decided"),
+        (["--aorta-duration=8h"], "use --aorta-stop=8h"),
+        (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
     ],
 )
 def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
