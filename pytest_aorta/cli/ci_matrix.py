@@ -137,7 +137,7 @@ _Items = Sequence[tuple[str, "Sequence[Hashable]"]]
 
 def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str, float], _Items, str]:
     """What is known of durations, the items, and the file."""
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
     from pytest_aorta.workflow.project import planned_items
 
     project = open_project(files)

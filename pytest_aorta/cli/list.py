@@ -77,7 +77,7 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 
 
 def _registered(registry: Registry, kind: Kind) -> list[Entry]:
-    from pytest_aorta.registry.errors import RegistryError, one_line_of
+    from pytest_aorta.registry.types import RegistryError, one_line_of
 
     names, entry_of = _KINDS[kind]
     entries = []
