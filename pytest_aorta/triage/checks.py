@@ -10,7 +10,7 @@ from datetime import datetime
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts, WatchedVariables

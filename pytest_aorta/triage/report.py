@@ -18,9 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.common.first_names import first_names
-from pytest_aorta.common.traceback_text import own_frames, without_runner
+from pytest_aorta.common.texts import first_names, own_frames, read_tail, without_runner
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import charts, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
