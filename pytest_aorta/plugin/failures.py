@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.common.terminal_text import printable as printable
-from pytest_aorta.common.traceback_text import own_frames, without_runner
+from pytest_aorta.common.texts import own_frames, read_tail, without_runner
+from pytest_aorta.common.texts import printable as printable
 from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
-from pytest_aorta.trials.place_variables import KEPT_DAYS
+from pytest_aorta.trials.execution import KEPT_DAYS
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import Failure, TrialResult

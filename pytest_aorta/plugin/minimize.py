@@ -18,7 +18,7 @@ from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import pytest_aorta.settings as valid
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
 from pytest_aorta.plugin.compat import add_reason, add_section
 from pytest_aorta.plugin.failures import failure_text, short_reason
@@ -30,9 +30,8 @@ from pytest_aorta.plugin.run import (
 from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.trials.conversion import canonical_json, to_plain
+from pytest_aorta.trials.conversion import canonical_json, identifier, to_plain
 from pytest_aorta.trials.execution import Execution
-from pytest_aorta.trials.names import identifier
 from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.failures import html_header, html_row
 from pytest_aorta.plugin.folded_summary import FoldedSummary, cut_reasons
@@ -106,7 +106,7 @@ class ReportHooks:
         writer = self.writer
         if ".toml::" not in nodeid:
             return writer
-        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
         from pytest_aorta.plugin.writer import TrialWriter
 
         run = action_run_of_item(self.config, nodeid)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.verdict_table import table_lines
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.workspace.paths import repeat_of

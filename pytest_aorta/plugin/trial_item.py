@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import gc
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from pluggy import HookRelay
 
-from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.common.garbage import collector_paused
 from pytest_aorta.common.import_target import target_file
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import describe_exception, printable
 from pytest_aorta.plan import Plan, PlanError, check_variables
 from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.slot_trial import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """While very many objects are made that all live on: a full pass walks all of them, and there are several."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _PACKAGE = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.import_target import module_file
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.hooks import may_have_workloads
 from pytest_aorta.plugin.options import given_options, is_typed
 from pytest_aorta.plugin.roles import register_hooks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
