@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
 from pytest_aorta.plugin.live_state import CellName, LiveState, RunningTrial
 from pytest_aorta.plugin.roles import is_controller
@@ -459,7 +459,7 @@ def clock(seconds: float) -> str:
 def last_step(folder: Path) -> tuple[int, int | None] | None:
     """Step and total that a trial, or its rank 0, has reported last, by its artifacts folder; ``None`` without one."""
     from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
-    from pytest_aorta.trials.steps import read_steps, step_file
+    from pytest_aorta.trials.lifecycle import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))
     return None if found is None else (found["step"], found["total"])
