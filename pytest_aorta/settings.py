@@ -411,21 +411,21 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "fail-on",
-            "pytest_aorta.trials.output_rules:checked_regex",
+            "pytest_aorta.trials.command_line:checked_regex",
             "RE",
             "a line that matches fails a command (repeat)",
             separator="\n",
         ),
         Setting(
             "pass-on",
-            "pytest_aorta.trials.output_rules:checked_regex",
+            "pytest_aorta.trials.command_line:checked_regex",
             "RE",
             "a command passes only if a line matches (repeat)",
             separator="\n",
         ),
         Setting(
             "metric",
-            "pytest_aorta.trials.output_rules:checked_metric",
+            "pytest_aorta.trials.command_line:checked_metric",
             "RE",
             "named groups are metrics of a command (repeat)",
             separator="\n",
@@ -463,7 +463,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "elastic",
-            "pytest_aorta.trials.elastic_options:elastic_option",
+            "pytest_aorta.trials.execution:elastic_option",
             "K=V",
             "an option of the ranks' agent: max_restarts=1 (repeat)",
             separator=";",

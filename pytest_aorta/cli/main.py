@@ -21,7 +21,7 @@ from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
 from pytest_aorta.cli.submit import submit
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.project import Project

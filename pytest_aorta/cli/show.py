@@ -23,7 +23,7 @@ from pytest_aorta.cli.selections import (
     where_option,
 )
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import click
 
 from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.cli.selections import chosen_units, typed_conditions, units_where, where_option
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _planned(
     limit: int | None,
     arguments: Sequence[str],
 ) -> _Planned:
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
     from pytest_aorta.workflow.commands import shell_commands
     from pytest_aorta.workflow.groups import check_whole
     from pytest_aorta.workflow.jobs import command_lines, plan_jobs, pytest_line

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.sources import file_digest
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workspace.atomic import locked, write_text
 

@@ -23,10 +23,9 @@ from pytest_aorta.common.conditions import Json
 from pytest_aorta.plan import PlanError, Selection, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
-from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
-from pytest_aorta.trials.elastic_options import elastic_options
+from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, identifier, to_plain
+from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
-from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.known import Completion, Request
 from pytest_aorta.workflow.recipe import Action, Recipe

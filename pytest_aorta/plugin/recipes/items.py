@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.bounded_waits import wait_bounded
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, action_run, asked_of_plan, recipe_run
 from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of

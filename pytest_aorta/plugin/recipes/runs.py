@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import PlanError
 from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
 from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
@@ -26,7 +26,7 @@ from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace

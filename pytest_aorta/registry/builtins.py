@@ -1,16 +1,25 @@
-"""The mitigations that come with the package.
-
-``read_by`` and the comments say what reads the variable: one that nothing reads makes a second baseline under another
-name. The CPU ones were tried, and say what was seen, with torch 2.13 (MKL 2024.2, oneDNN 3.12, libgomp) and glibc 2.36
-on an AMD EPYC with AVX-512; OMP_DYNAMIC=FALSE was tried too and left out, as libgomp's default is already that. The
-GPU ones are taken from the sources and the documentation of the libraries named, not from a run on such a machine.
-"""
+"""The environments that come with the package: both are the host and the interpreter that pytest runs in."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pytest_aorta.registry.types import BUILTIN_SOURCE, Mitigation
+from pytest_aorta.registry.types import BUILTIN_SOURCE, Environment, Mitigation
+
+BUILTIN_ENVIRONMENTS: Final = (
+    Environment("local", source_package=BUILTIN_SOURCE),
+    # Recipes of other tools call the same thing so.
+    Environment("default", source_package=BUILTIN_SOURCE),
+)
+
+
+# The mitigations that come with the package.
+#
+# ``read_by`` and the comments say what reads the variable: one that nothing reads makes a second baseline under
+# another name. The CPU ones were tried, and say what was seen, with torch 2.13 (MKL 2024.2, oneDNN 3.12, libgomp) and
+# glibc 2.36 on an AMD EPYC with AVX-512; OMP_DYNAMIC=FALSE was tried too and left out, as libgomp's default is already
+# that. The GPU ones are taken from the sources and the documentation of the libraries named, not from a run on such a
+# machine.
 
 
 def _mitigation(name: str, env: dict[str, str], read_by: str = "") -> Mitigation:
