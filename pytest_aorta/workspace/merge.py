@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
