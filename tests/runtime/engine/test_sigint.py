@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support.processes import PATIENCE, reset_signals
-
 from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from support.processes import PATIENCE, reset_signals
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -69,7 +68,7 @@ for _ in range(200):
         count += 1
 worker.run(many)
 worker.close()
-print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.map))
+print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.writers))
 """
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.processes import MARK, PATIENCE, kill_all, marked
-
 from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
+from support.processes import MARK, PATIENCE, kill_all, marked
 
 
 class Host:

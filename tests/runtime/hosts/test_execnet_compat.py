@@ -11,7 +11,6 @@ import execnet
 import pytest
 from execnet import gateway_base
 from execnet.script import socketserver
-
 from pytest_aorta.runtime.hosts.execnet_compat import InterceptedExecModel, is_connected, make_gateway
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from host_bench import HostBench, host_bench_at
+from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+from pytest_aorta.runtime.hosts.connection import HostError
 from support.processes import PATIENCE, is_gone, wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
-from pytest_aorta.runtime.hosts.connection import HostError
 
 
 @pytest.fixture

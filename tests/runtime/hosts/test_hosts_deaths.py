@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from host_bench import HostBench, host_bench_at
+from pytest_aorta.runtime.hosts.connection import HostError
 from support.processes import is_gone, wait_until
 
 from pytest_aorta.runtime.hosts import connection
-from pytest_aorta.runtime.hosts.connection import HostError
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from pytest_aorta.runtime.hosts.specs import expand_specs
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
-from pytest_aorta.runtime.engine.dispatcher import Dispatcher
-from pytest_aorta.runtime.engine.runs import GraphRun
-from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
-from pytest_aorta.runtime.memory.callables import Callables, Definition
-from pytest_aorta.runtime.memory.heap import Heap
+from pytest_aorta.runtime.callables import Callables, Definition
+from pytest_aorta.runtime.dispatcher import Dispatcher
+from pytest_aorta.runtime.heap import Heap
 from pytest_aorta.runtime.records import SUCCEEDED, Completion
+from pytest_aorta.runtime.scheduling import Dispatch, GraphRun, TaskKind
 
 
 class FakeEndpoint:

@@ -15,7 +15,7 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.graph.nodes import State
+from pytest_aorta.runtime.graph import State
 
 MakeBench = Callable[..., DispatcherBench]
 

@@ -28,7 +28,7 @@ from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskRef, Worker
 @pytest.mark.statement(42)
 def test_a_callable_that_no_process_could_run_fails_before_anything_starts() -> None:
     before = threading.active_count()
-    for idle in (Worker(3), Worker(4), Worker(3, slots=2)):
+    for idle in (Worker(3), Worker(4)):
         idle.register(levels_tasks.nothing)
         with pytest.raises(RuntimeError, match="there is no process that could run a callable"):
             idle.init()

@@ -17,9 +17,9 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
-from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.endpoint import MAX_DEATHS
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
+from pytest_aorta.runtime.scheduling import TaskKind
 
 
 class Host:

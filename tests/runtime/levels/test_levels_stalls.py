@@ -16,8 +16,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import run_next, run_one, run_sub, scalars
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints import outbox, process_endpoint
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker, endpoint
 
 #: Bytes of a configuration that no socket takes at once.
 LARGE = 4_000_000
@@ -101,7 +100,7 @@ def test_a_worker_with_a_stopped_process_closes() -> None:
 def test_so_much_waits_for_a_process_that_it_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     echo = worker.register(levels_tasks.echo)
     pid = pid_of(worker, 1)
-    monkeypatch.setattr(outbox, "MAX_WAITING", 0)
+    monkeypatch.setattr(endpoint, "MAX_WAITING", 0)
     record = run_next(worker, echo, worker=1)
 
     assert record.outcome is Outcome.ENDPOINT_FAILURE
@@ -116,7 +115,7 @@ def test_an_idle_process_that_does_not_load_a_callable_is_replaced(
 ) -> None:
     pid = pid_of(worker, 0)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(process_endpoint, "ANSWER", 0.2)
+    monkeypatch.setattr(endpoint, "ANSWER", 0.2)
     late = worker.register(lambda args: "late")
 
     wait_until_gone([pid])

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from support.processes import PATIENCE, wait_until
-
 from pytest_aorta.runtime.memory.rings import HeapRings, Slab
+from support.processes import PATIENCE, wait_until
 
 KIB = 1024
 

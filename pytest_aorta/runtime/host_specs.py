@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import execnet
+if TYPE_CHECKING:
+    import execnet
 
 #: What says how the host is reached; a specification has exactly one of them.
 _KINDS = ("popen", "ssh", "vagrant_ssh", "socket")
@@ -37,6 +39,8 @@ def kind_of(spec: execnet.XSpec) -> str:
 
 def parse_spec(text: str) -> execnet.XSpec:
     """One specification without ``N*``. Raises ``ValueError`` that names what is wrong and what is valid."""
+    import execnet
+
     try:
         if problem := _problem(text):
             raise ValueError(f"{text!r} is not a host: {problem}; {_VALID}")
@@ -45,47 +49,35 @@ def parse_spec(text: str) -> execnet.XSpec:
         raise ValueError(f"{text!r} is not a host: {error}; {_VALID}") from error
 
 
-def expand_specs(texts: Iterable[str]) -> list[str]:
+def expand_specs(texts: Sequence[str]) -> list[str]:
     """Specifications with ``N*`` multiplied out: ``2*popen`` is ``popen``, ``popen``.
 
     Raises:
-        ValueError: one of them is not valid, or two have the same ``id``.
+        ValueError: one of them is not valid or stands for more than 9999 hosts, or two have the same ``id``. The
+            message has no value of a variable, which may be a secret.
     """
     specs: list[str] = []
     for text in texts:
         count, star, rest = text.partition("*")
         if not star or not count.isdecimal():
             specs.append(text)
-        elif int(count) == 0:
-            raise ValueError(f"{text!r} is no host at all: the number before * must be at least 1")
+        elif not 1 <= int(count) <= 9999:
+            raise ValueError(f"{count} hosts are not valid; expected 1 to 9999, as in 2*popen")
         else:
             specs.extend([rest] * int(count))
     ids: dict[str, str] = {}
     for text in specs:
-        name = parse_spec(text).id
+        try:
+            name = parse_spec(text).id
+        except ValueError:
+            parse_spec(without_values(text))  # for the message
+            raise ValueError(f"{without_values(text)!r} is not a host; {_VALID}") from None
         if name is not None and name in ids:
-            raise ValueError(f"{ids[name]!r} and {text!r} have the same id; give every host its own, or none")
+            shown = f"{without_values(ids[name])!r} and {without_values(text)!r}"
+            raise ValueError(f"{shown} have the same id; give every host its own, or none")
         if name is not None:
             ids[name] = text
     return specs
-
-
-def expand_without_secrets(texts: Sequence[str]) -> list[str]:
-    """``expand_specs`` of what a user has given; no message has the value of a variable, which may be a secret.
-
-    Raises:
-        ValueError: as ``expand_specs``, or one of them stands for 10,000 hosts or more.
-    """
-    for text in texts:
-        count = text.partition("*")[0]
-        if count.isdecimal() and len(count) > 4:
-            raise ValueError(f"{count} hosts are not valid; expected at most 9999")
-    try:
-        return expand_specs(texts)
-    except ValueError:
-        pass
-    expand_specs([without_values(text) for text in texts])  # for the message
-    raise ValueError("not valid")
 
 
 def _problem(text: str) -> str | None:

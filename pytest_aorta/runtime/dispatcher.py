@@ -1,4 +1,4 @@
-"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints.
+"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints. No processes.
 
 One lock guards all of them. A change is made in a ``turn``. At its end, every task that can start is started, on the
 thread that made the change: waking a scheduler thread would cost more than a short task.
@@ -11,35 +11,50 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pytest_aorta.common.bounded_waits import PIECE, pieces
-from pytest_aorta.runtime.engine.event_loop import EventLoop
-from pytest_aorta.runtime.engine.placement import Placement
-from pytest_aorta.runtime.engine.runs import GraphRun, independent
-from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
-from pytest_aorta.runtime.engine.task_callbacks import TaskCallbacks
-from pytest_aorta.runtime.engine.tasks import Dispatch, Endpoint, GraphTask, record_of
-from pytest_aorta.runtime.engine.turn import Turn
-from pytest_aorta.runtime.graph.args import Tag
-from pytest_aorta.runtime.graph.graph import Graph
-from pytest_aorta.runtime.graph.nodes import UNSTARTED, Node
-from pytest_aorta.runtime.memory.heap import COPIES
-from pytest_aorta.runtime.memory.rings import Slab
-from pytest_aorta.runtime.records import Completion, Outcome, TaskError, TaskFailure, failed
-
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.ready_queues import ReadyQueues
-    from pytest_aorta.runtime.graph.footprint import Footprint
+from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.event_loop import SIGINT_HELD, CallbackThread, EventLoop
+from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
+from pytest_aorta.runtime.heap import COPIES, Slab
+from pytest_aorta.runtime.records import (
+    Completion,
+    Outcome,
+    TaskError,
+    TaskFailure,
+    TaskRecord,
+    WorkerClosed,
+    failure_of,
+)
+from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, may_start, record_of
 
 #: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
 
 
-class WorkerClosed(RuntimeError):
-    """The worker is closed or closing."""
+class _Turn:
+    """A reentrant lock that calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
+
+    def __init__(self, lock: threading.Condition, finish: Callable[[], None]) -> None:
+        self._lock = lock
+        self._finish = finish
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        SIGINT_HELD.__enter__()
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self._depth == 1:
+                self._finish()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+            SIGINT_HELD.__exit__()
 
 
 class Dispatcher:
@@ -47,82 +62,60 @@ class Dispatcher:
 
     Args:
         name: for messages.
-        level: of its worker.
         grace: seconds that the peers of a failed group member have to end.
     """
 
-    def __init__(self, name: str, level: int, grace: float) -> None:
+    def __init__(self, name: str, grace: float) -> None:
         self.name = name
-        self.level = level
         self.grace = grace
-        self._mutex = threading.RLock()
-        #: The same lock, to wait for the ends of runs.
-        self.lock = threading.Condition(self._mutex)
+        #: Notified when a run ends, a ring has room, or the worker closes.
+        self.lock = threading.Condition(threading.RLock())
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
+        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
-        self.sessions: list[GraphRun] = []
         self.closing = False
         #: Memory of copies, of which no two tasks use the same bytes; runs that use some of it share nothing.
         self._copies: set[Hashable] = set()
         self.release_slab: Callable[[Slab], None] = lambda slab: None
-        #: Called without the lock when a run has ended.
+        #: Called within the turn in which a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
         self._ids = itertools.count()
-        self._turn = Turn(self._mutex, self._start_ready)
-        self.callbacks = TaskCallbacks(f"aorta-{name}-callbacks", self._turn, self.loop.notify)
+        self._turn = _Turn(self.lock, self._start_ready)
 
-    def turn(self) -> Turn:
+    def turn(self) -> _Turn:
         """The context manager within which changes are made."""
         return self._turn
 
     def _start_ready(self) -> None:
         """Start every task that can start."""
-        head = None
-        while self.runs and self.runs[0] is not head:  # a run may end here, when its tasks can run nowhere
-            head = self.runs[0]
-            self._start_ready_of(head.queues)
-        if len(self.runs) > 1:
-            for run in independent(self.runs):
-                self._start_ready_of(run.queues)
-        # A session, which stays open for as long as its worker, delays no run, nor is it delayed.
-        for run in tuple(self.sessions):
-            self._start_ready_of(run.queues)
-
-    def _start_ready_of(self, queues: ReadyQueues) -> None:
-        while queues:
-            match = self.placement.match(queues)
-            if match is not None:
-                node, endpoints = match
-                if self.graph.claim(node):
-                    self._dispatch(node, endpoints)
-                continue
-            hopeless = list(self.placement.take_hopeless(queues))
-            if not hopeless:
-                return
-            for node, endpoint in hopeless:
-                assert endpoint.gone is not None
-                self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
+        for run in may_start(self.runs):
+            while run.queues:
+                match = self.placement.match(run.queues)
+                if match is not None:
+                    if self.graph.claim(match[0]):
+                        self._dispatch(*match)
+                    continue
+                hopeless = list(self.placement.take_hopeless(run.queues))
+                if not hopeless:
+                    break
+                for node, endpoint in hopeless:
+                    assert endpoint.gone is not None
+                    self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
 
     # Runs
 
     def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; unless it is a session, blocks while two others of this thread are open."""
+        """Begin a run; blocks while two others of this thread are open."""
         with self.lock:
-            while not run.is_session and self._open_of(run.thread) >= DEPTH and not self.closing:
-                with SIGINT_GUARD.allowed():
+            while sum(other.thread is run.thread for other in self.runs) >= DEPTH and not self.closing:
+                with SIGINT_HELD.released():
                     self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
-            self._open_runs(run).append(run)
+            self.runs.append(run)
             return run
-
-    def _open_of(self, thread: threading.Thread) -> int:
-        return sum(run.thread is thread for run in self.runs)
-
-    def _open_runs(self, run: GraphRun) -> deque[GraphRun] | list[GraphRun]:
-        return self.sessions if run.is_session else self.runs
 
     def close_run(self, run: GraphRun) -> None:
         """Its graph is complete."""
@@ -133,31 +126,36 @@ class Dispatcher:
     def _end_if_over(self, run: GraphRun) -> None:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
-        self._open_runs(run).remove(run)
+        self.runs.remove(run)
         for other in run.shares_with:
             other.shares_with.discard(run)
         run.shares_with, run.memory = set(), set()
         run.keeps = None
-        self._turn.defer(self.run_ended)
+        self.run_ended()
         run.ended.set()
-        self.loop.notify()
-        self.callbacks.note_end(run)
+        if not run.calling_back:
+            run.called_back.set()
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
         """Cancel the tasks that have not started, and with ``running`` those that have."""
-        with self.lock:
+        with self.turn():
             run.cancelled = run.cancelled or why
-            unsettled = [node for node in run.nodes if not node.payload.has_settled]
-        for node in unsettled:
-            self.cancel(node, why, running)
+            for node in [node for node in run.nodes if not node.payload.has_settled]:
+                self.cancel(node, why, running)
+
+    def cancel_runs(self, why: str) -> None:
+        """End the tasks of all runs."""
+        with self.turn():
+            for run in tuple(self.runs):
+                self.cancel_run(run, why, running=True)
 
     def unsettled_with(self, digest: str) -> int:
         """How many tasks of a callable have not ended."""
         with self.lock:
             return sum(
                 member.definition is not None and member.definition.digest == digest
-                for run in (*self.runs, *self.sessions)
+                for run in self.runs
                 for node in run.nodes
                 if not node.payload.has_settled
                 for member in node.payload.members
@@ -170,18 +168,15 @@ class Dispatcher:
                 self.lock.wait(PIECE)
 
     def drain(self, timeout: float) -> bool:
-        """Accept no run any more, and wait for the open ones; whether they have ended in time.
-
-        Jobs were cancelled before. Those that do not react end with the processes that they drive.
-        """
+        """Accept no run any more, and wait for the open ones; whether they have ended in time."""
         give_up = time.monotonic() + timeout
         with self.lock:
             self.closing = True
             self.lock.notify_all()
-            while self.runs or self.sessions:
+            while self.runs:
                 left = give_up - time.monotonic()
                 if left <= 0:
-                    return not self.runs
+                    return False
                 self.lock.wait(min(left, PIECE))
         return True
 
@@ -191,41 +186,36 @@ class Dispatcher:
         self,
         run: GraphRun,
         task: GraphTask,
+        label: str,
         accesses: Sequence[tuple[Footprint, Tag]] = (),
         after: Sequence[Node] = (),
     ) -> Node:
-        """Add a task to the graph of a run; it may start before this returns.
+        """Add a task to the graph of a run, within a turn, at whose end it may start.
 
         Raises:
             TaskError: an earlier task of a run with ``fail_fast`` has failed.
             RingFull: the run has as many tasks that have not ended as its ring has slots.
             RuntimeError: the run is closed or cancelled.
         """
-        with self._turn:
-            self._check_accepts(run)
-            run.ring.take()
-            for footprint, _ in accesses:
-                if footprint.backing not in self._copies:
-                    run.note_use(footprint.backing, self.runs)
-            try:
-                node = self.graph.add(task, run, accesses, after, task.label)
-            except BaseException:
-                run.ring.give_back()
-                raise
-            if not task.has_settled or not run.is_session:
-                run.nodes[node] = None
-            return node
+        self._check_accepts(run)
+        run.take_slot()
+        for footprint, _ in accesses:
+            if footprint.backing not in self._copies:
+                run.note_use(footprint.backing, self.runs)
+        node = self.graph.add(task, run, accesses, after, label)
+        run.nodes[node] = None
+        return node
 
     def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:
-        """Block until a slot of a run's ring is free, the run accepts no task any more, or ``timeout`` has passed."""
-        # In pieces: one free slot is enough, though it is not worth to be woken for.
-        for seconds in pieces(timeout):
-            with self.lock:
-                if run.closed or run.cancelled is not None or not run.ring.full:
+        """Block until a run's ring has room, the run accepts no task any more, or ``timeout`` has passed."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        with self.lock:
+            while not run.closed and run.cancelled is None and run.unsettled >= run.ring_size:
+                left = PIECE if give_up is None else min(PIECE, give_up - time.monotonic())
+                if left <= 0:
                     return
-                room = run.ring.awaited()
-            if self.loop.run_until(room, seconds):
-                return
+                with SIGINT_HELD.released():
+                    self.lock.wait(left)  # in pieces: one free slot is enough, though it is not worth to be woken for
 
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
@@ -235,7 +225,7 @@ class Dispatcher:
                 self._copies.add(footprint.backing)
             else:
                 run.note_use(footprint.backing, self.runs)
-            return self.graph.add_completed(slab, run, [(footprint, Tag.OUTPUT)], "memory")
+            return self.graph.add_memory(slab, run, footprint)
 
     @staticmethod
     def _check_accepts(run: GraphRun) -> None:
@@ -246,7 +236,7 @@ class Dispatcher:
         if run.fail_fast and run.first_failure is not None:
             raise TaskError(run.first_failure)
 
-    def release_scope(self, nodes: Sequence[Node]) -> None:
+    def release_scope(self, nodes: Iterable[Node]) -> None:
         """The scope in which they were submitted has ended."""
         with self.turn():
             for node in nodes:
@@ -282,19 +272,17 @@ class Dispatcher:
         task.has_settled = True
         run: GraphRun = node.run
         for member in task.members:  # what only its tensors have kept is free from now on
-            member.args = member.config = member.job = member.definition = None
+            member.args = member.config = member.definition = None
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
-        if run.ring.give_back():
-            self.loop.notify()
-        if run.is_session:
-            run.nodes.pop(node, None)
+        run.unsettled -= 1
+        if run.unsettled == run.low_water:
+            self.lock.notify_all()
         if task.settled is not None:
             task.settled.set()
             task.settled = None
-            self.loop.notify()
         for callback in task.callbacks or ():
-            self.callbacks.add(node, callback)
+            self._call_back(node, callback)
         task.callbacks = None
         if run.closed:
             self._end_if_over(run)
@@ -308,6 +296,41 @@ class Dispatcher:
         if run.nodes.pop(node, self) is None:
             run.records[node.id] = record_of(node)
 
+    # Callbacks
+
+    def when_settled(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record of a task once there is one. A run has ended for those who wait when such calls have."""
+        task: GraphTask = node.payload
+        with self.lock:
+            if task.has_settled:
+                self._call_back(node, callback)
+            else:
+                task.callbacks = [*(task.callbacks or ()), callback]
+
+    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        node.run.calling_back += 1
+        self.callbacks.add(partial(self._run_callback, node, callback))
+
+    def _run_callback(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        record, raised = record_of(node), None
+        try:
+            callback(record)
+        except BaseException as error:
+            raised = error
+        run: GraphRun = node.run
+        with self.lock:
+            run.calling_back -= 1
+            if raised is not None and not run.called_back.is_set():
+                failure = failure_of(raised).at(f"when_settled of task {record.id} ({record.label})")
+                failed = replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)
+                run.callback_failure = run.callback_failure or failed
+                raised = None
+            if run.ended.is_set() and not run.calling_back:
+                run.called_back.set()
+        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
+            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook))
+
     # Dispatches
 
     def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
@@ -316,26 +339,22 @@ class Dispatcher:
         task.running = tuple([Dispatch(next(self._ids), node, member, endpoint) for member, endpoint in pairs])
         for dispatch in task.running:
             dispatch.endpoint.busy += 1
-            dispatch.endpoint.assign(dispatch)
-            # Without the lock: arguments may be large, and a process that does not read is no other task's trouble.
-            self._turn.defer(partial(self._start, dispatch))
+        for dispatch in task.running:
+            if task.failure is not None:  # another member could not be started
+                self.ended(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
+            elif not dispatch.over:  # its endpoint has not died meanwhile
+                self._start(dispatch, task)
 
-    def _start(self, dispatch: Dispatch) -> None:
-        task: GraphTask = dispatch.node.payload
-        failure = task.failure
-        if dispatch.over or failure is not None:  # its endpoint has died, or another member could not be started
-            if failure is not None:
-                self.ended(dispatch, Completion(Outcome.SKIPPED, None, failure))
-            return
+    def _start(self, dispatch: Dispatch, task: GraphTask) -> None:
         dispatch.member.started = time.time()
         dispatch.member.ran_on = dispatch.endpoint.name
         if task.timeout is not None:
             dispatch.deadline = self.loop.call_at(time.monotonic() + task.timeout, partial(self._overdue, dispatch))
         try:
             dispatch.endpoint.start(dispatch)
-        except Exception as error:
-            outcome = Outcome.ENDPOINT_FAILURE if isinstance(error, OSError) else Outcome.TASK_FAILURE
-            self.ended(dispatch, failed(error, outcome).at(dispatch.endpoint.name))
+        except Exception as error:  # its arguments cannot be sent
+            failure = failure_of(error).at(dispatch.endpoint.name)
+            self.ended(dispatch, Completion(Outcome.TASK_FAILURE, None, failure))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         """An endpoint reports how a task ended."""
@@ -385,13 +404,11 @@ class Dispatcher:
         for dispatch in task.running:
             self._stop_one(dispatch, completion, why)
 
-    def _stop_one(self, dispatch: Dispatch, completion: Completion, why: str) -> None:
+    @staticmethod
+    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
         if not dispatch.over and dispatch.stopping is None:
             dispatch.stopping = completion
-            self._turn.defer(partial(dispatch.endpoint.stop, dispatch, why))
-
-    def fail(self, dispatch: Dispatch, error: BaseException, what: str) -> None:
-        """End a task early because of an error on this side, in ``what``."""
-        completion = failed(error, traceback=traceback.format_exc())
-        with self.turn():
-            self._stop_one(dispatch, completion.at(what).at(dispatch.endpoint.name), what)
+            try:
+                dispatch.endpoint.stop(dispatch, why)
+            except Exception:
+                traceback.print_exc()  # an error of this package, which must not end the turn

@@ -1,14 +1,21 @@
-"""Callables that tasks run: identified by a digest, named by handles that are checked."""
+"""Callables that tasks run, identified by a digest, and all that travels between processes as a pickle.
+
+Callables, configurations and results go by cloudpickle: what can be imported on the other side goes by name, functions
+within functions, lambdas and those of ``__main__`` go by value.
+"""
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
 import importlib.machinery
 import inspect
+import io
 import itertools
+import math
+import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +25,18 @@ from pytest_aorta.common.import_target import import_target
 #: Callables that one worker may have registered at a time.
 MAX_CALLABLES = 64
 
-_VERSION = b"aorta-callable-1"
+#: Bytes that a task's return value may have, pickled.
+MAX_RESULT = 2**20
+
+_FITS = (
+    f"what can be pickled fits into a record, {MAX_RESULT} bytes in all; write other results to a tensor in shared"
+    " memory (Tag.OUTPUT), or to a file, and return its name"
+)
+
+#: Begins the data of a callable that is given as a text ``module:qualname``; no pickle begins so.
+_IMPORT = b"import "
+
+loads = pickle.loads
 
 
 @dataclass(frozen=True)
@@ -43,48 +61,33 @@ class CallableHandle:
 
 @dataclass(frozen=True)
 class Definition:
-    """How another process gets hold of a callable: by import, or by its pickled code."""
+    """How another process gets hold of a callable."""
 
-    kind: str
-    content: str
     name: str
+    data: bytes
 
     @cached_property
     def digest(self) -> str:
-        """Identity: the kind and the content, nothing else."""
-        fields = (_VERSION, self.kind.encode(), self.content.encode())
-        size = b"".join(len(part).to_bytes(8, "little") + part for part in fields)
-        return "sha256:" + hashlib.sha256(size).hexdigest()
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
     def load(self) -> Any:
         """The callable itself, in this process."""
-        if self.kind == "import":
-            return import_target(self.content)
-        import cloudpickle
-
-        return cloudpickle.loads(base64.b64decode(self.content))
+        if self.data.startswith(_IMPORT):
+            return import_target(self.data.removeprefix(_IMPORT).decode())
+        return loads(self.data)
 
     def load_task(self) -> Callable[[Any], Any]:
         """The callable as a slot calls it, with one argument; one that takes none is called without."""
         function = self.load()
-        return (lambda args: function()) if _takes_nothing(function) else function
-
-    def to_plain(self) -> list[str]:
-        """JSON values."""
-        return [self.kind, self.content, self.name]
-
-
-def _takes_nothing(function: Any) -> bool:
-    try:
-        return not inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions written in C do not say
-        return False
+        try:
+            takes_nothing = not inspect.signature(function).parameters
+        except (TypeError, ValueError):  # some functions written in C do not say
+            takes_nothing = False
+        return (lambda args: function()) if takes_nothing else function
 
 
 def define(target: Callable[..., Any] | str) -> Definition:
     """How to send a callable, or ``module:qualname``, to another process.
-
-    What can be imported there by name is; the rest (functions inside functions, lambdas, ``__main__``) goes by value.
 
     Raises:
         TypeError: not a callable, or one that cannot be pickled.
@@ -92,31 +95,32 @@ def define(target: Callable[..., Any] | str) -> Definition:
     if isinstance(target, str):
         if ":" not in target:
             raise TypeError(f"{target!r} is not a callable; a text must be 'module:qualname'")
-        return Definition("import", target, target)
+        return Definition(target, _IMPORT + target.encode())
     if not callable(target):
         raise TypeError(f"{target!r} is not a callable")
     name = getattr(target, "__qualname__", type(target).__qualname__)
-    module = getattr(target, "__module__", None)
-    if module is not None and _importable(target, module, name):
-        return Definition("import", f"{module}:{name}", name)
-    return Definition("pickle", base64.b64encode(_pickled(target, module)).decode(), name)
+    with _modules_by_value(getattr(target, "__module__", None)):
+        return Definition(name, dumps(target, f"{name} cannot be sent to another process"))
 
 
-def _importable(target: Any, module: str, qualname: str) -> bool:
-    if module == "__main__" or "<" in qualname:
-        return False
-    found: Any = sys.modules.get(module)
-    file = getattr(found, "__file__", None)
+@contextlib.contextmanager
+def _modules_by_value(module: str | None) -> Iterator[None]:
+    """Have what is in a module go by value if a fresh process with our ``sys.path`` would not find the same file."""
+    import cloudpickle
+
+    found = sys.modules.get(module or "")
+    named = found is not None and module != "__main__" and sys.modules.get(found.__name__) is found
+    if found is None or not named or _is_on_path(found.__name__, getattr(found, "__file__", None)):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(found)
     try:
-        for name in qualname.split("."):
-            found = getattr(found, name)
-    except AttributeError:
-        return False
-    return found is target and _is_on_path(module, file)
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(found)
 
 
 def _is_on_path(module: str, file: str | None) -> bool:
-    """Whether a fresh process with our ``sys.path`` would find the same file under this name."""
     path = None
     spec = None
     for part in itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}"):
@@ -127,27 +131,97 @@ def _is_on_path(module: str, file: str | None) -> bool:
     return spec is not None and spec.origin == file
 
 
-def _pickled(target: Any, module: str | None) -> bytes:
+# Pickles
+
+
+def dumps(value: Any, refusal: str) -> bytes:
+    """Pickle for another process; raises ``TypeError`` that begins with ``refusal``."""
     import cloudpickle
 
-    known = sys.modules.get(module or "")
-    # A module that the other process cannot find: its functions go by value, too.
-    by_value = (
-        known is not None
-        and module != "__main__"
-        and sys.modules.get(known.__name__) is known
-        and not _is_on_path(known.__name__, getattr(known, "__file__", None))
-    )
-    if by_value:
-        cloudpickle.register_pickle_by_value(known)
     try:
-        data: bytes = cloudpickle.dumps(target)
-    except Exception as error:
-        raise TypeError(f"{target!r} cannot be sent to another process: {error}") from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(known)
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # its own methods may raise anything
+        raise TypeError(f"{refusal}: {_text_of(error)}") from error
     return data
+
+
+def dump_result(value: Any) -> bytes | None:
+    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned.
+
+    Raises:
+        TypeError: it does not fit into a record, because of what it is.
+        ValueError: because it is too large.
+    """
+    if value is None:
+        return None
+    import cloudpickle
+
+    class ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def reducer_override(self, found: Any) -> Any:
+            reduced = _reduce_result(found)
+            return super().reducer_override(found) if reduced is None else reduced
+
+    file = io.BytesIO()
+    try:
+        ResultPickler(file).dump(value)
+    except _DoesNotFit as error:
+        raise error.reason from None
+    except Exception as error:
+        raise TypeError(f"the return value cannot be pickled: {_text_of(error)}; {_FITS}") from error
+    if file.tell() > MAX_RESULT:
+        raise _too_large(file.tell()).reason
+    return file.getvalue()
+
+
+class _DoesNotFit(Exception):
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+
+
+def _too_large(size: int) -> _DoesNotFit:
+    return _DoesNotFit(ValueError(f"the return value has {size} bytes or more: {_FITS}"))
+
+
+def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    handles = sys.modules.get("pytest_aorta.runtime.handles")
+    if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
+        return _itself, (value.record.payload,)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return None
+    if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise _DoesNotFit(
+            TypeError(
+                f"the return value has a tensor on {value.device} of layout {value.layout} and type {value.dtype},"
+                f" but only a dense one on the CPU can be sent; call .cpu(), .to_dense() or .dequantize(). {_FITS}"
+            )
+        )
+    if value.numel() * value.element_size() > MAX_RESULT:  # before it is copied
+        raise _too_large(value.numel() * value.element_size())
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return _tensor, (tuple(value.shape), value.dtype, bytes(flat.numpy()))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _tensor(shape: tuple[int, ...], dtype: Any, content: bytes) -> Any:
+    import torch
+
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+# What is registered
 
 
 @dataclass(frozen=True)
@@ -160,7 +234,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class CallableTable:
-    """What a ``Callables`` holds, at one moment.
+    """What a ``Callables`` holds, at one moment, for another process.
 
     Attributes:
         owner: the worker whose callables they are.
@@ -187,11 +261,7 @@ class Callables:
         self._serials = itertools.count()
 
     def add(self, definition: Definition, eligible: frozenset[int] | None = None) -> CallableHandle:
-        """Register a callable; every call gives another handle.
-
-        Raises:
-            RuntimeError: there is no room for one more.
-        """
+        """Register a callable; every call gives another handle. ``RuntimeError``: there is no room for one more."""
         if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
             raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
         self.definitions[definition.digest] = definition

@@ -1,25 +1,30 @@
-"""The processes below a worker: they are started, addressed and ended together."""
+"""The endpoints of a worker: their processes are started, addressed and ended together."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import pieces
-from pytest_aorta.runtime.endpoints.device_leases import DeviceLeases
-from pytest_aorta.runtime.endpoints.process_endpoint import Launch, ProcessEndpoint
-from pytest_aorta.runtime.endpoints.protocol import StartupError, packed
-from pytest_aorta.runtime.endpoints.zygote_link import ZygoteLink
-from pytest_aorta.runtime.engine.tasks import TaskKind
-from pytest_aorta.runtime.memory.wakeup import Wakeup
+from pytest_aorta.runtime.endpoint import Link, Message, ProcessEndpoint, ProcessLink, socket_pair
+from pytest_aorta.runtime.records import StartupError
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
-from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
+from pytest_aorta.runtime.resources.devices import (
+    are_named_only,
+    choose_devices,
+    device_variables,
+    devices_text,
+    find_devices,
+)
+from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases
+from pytest_aorta.runtime.scheduling import TaskKind
 from pytest_aorta.runtime.zygotes.concurrent_task import start_task
 from pytest_aorta.runtime.zygotes.pool import ZygotePool
 from pytest_aorta.runtime.zygotes.zygote import Zygote
@@ -27,16 +32,20 @@ from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
 from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
-    from pytest_aorta.runtime.memory.callables import Definition
-    from pytest_aorta.runtime.worker_spec import WorkerSpec
+    from pytest_aorta.runtime.callables import Definition
+    from pytest_aorta.runtime.dispatcher import Dispatcher
+    from pytest_aorta.runtime.resources.leases import Lease
+    from pytest_aorta.runtime.worker import WorkerSpec
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+#: Seconds that a start waits for devices; processes of a worker that was killed may still be ending.
+PATIENCE = 5.0
+
 
 class ChildProcesses:
-    """All endpoints of a worker that are processes.
+    """All endpoints of a worker.
 
     Args:
         dispatcher: of the worker.
@@ -49,16 +58,14 @@ class ChildProcesses:
         self._pool = ZygotePool()
         self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
-        self._leases: DeviceLeases | None = None
-        #: Called when much of the memory that processes have mapped is not needed any more.
-        self._many_dead: Wakeup | None = None
+        self._lease: Lease | None = None
         # Taken now, so that the successor of a process that dies finds the same.
         self._spec = ZygoteSpec(
             command=(sys.executable,),
             environ=dict(os.environ),
-            prepare="pytest_aorta.runtime.children.main:prepare",
+            prepare="pytest_aorta.runtime.leaf:prepare",
             argument={"torch": expects_tensors()},
-            run="pytest_aorta.runtime.children.main:serve",
+            run="pytest_aorta.runtime.leaf:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),
             cwd=os.getcwd(),
             concurrent=True,
@@ -67,21 +74,16 @@ class ChildProcesses:
     def start(self, give_up: float) -> None:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
         worker = self._describe()
-        self._leases = leases = DeviceLeases(worker.device_ids, give_up)
-        self._many_dead = Wakeup()
-        self._dispatcher.loop.watch(self._many_dead.fileno(), self._release_dead)
+        locks = self._lease_devices(worker.device_ids, give_up)
         found = find_devices()
-        slots = worker.num_sub_workers + len(worker.device_ids)
-        shares = iter(_shares(slots) if are_named_only(found) else [None] * slots)
+        shares = _shares(worker.num_sub_workers + len(worker.device_ids), named_only=are_named_only(found))
         for index in range(worker.num_sub_workers):
-            launch = self._slot_launcher(next(shares), {})
-            self._add(self._slot(TaskKind.SUB, index, f"sub_worker {index}", launch))
+            self._add_slot(TaskKind.SUB, index, f"sub_worker {index}", next(shares), {}, ())
         for index, device in enumerate(worker.device_ids):
             variables = device_variables([device], found)
-            launch = self._slot_launcher(next(shares), variables, leases.descriptors(device))
-            self._add(self._slot(TaskKind.NEXT_LEVEL, index, f"slot {index}", launch))
+            self._add_slot(TaskKind.NEXT_LEVEL, index, f"slot {index}", next(shares), variables, (locks[device],))
         for index, (child, host) in enumerate(worker.children):
-            self._add(self._child(index, child, host))
+            self._add_child(index, child.level, host)
         if not self._endpoints:
             return
         # The first failure counts, even if others still start or hang: they end with the rest.
@@ -98,78 +100,109 @@ class ChildProcesses:
             names = ", ".join(started[attempt].name for attempt in late)
             raise StartupError(f"{names}: not ready in time; startup_timeout_s is too short")
 
+    def _lease_devices(self, devices: Sequence[int], give_up: float) -> dict[int, int]:
+        """Lease devices, all or none: their ids, each with the descriptor of its lock, which its slot keeps open.
+
+        What this process was handed by the one that started it counts as leased.
+        """
+        if not devices:
+            return {}
+        until = min(give_up, time.monotonic() + PATIENCE)
+        try:
+            found = find_devices()
+            if not are_named_only(found):
+                choose_devices(tuple(devices), found)
+            inherited = Leases(devices).inherited()
+            leases = Leases([device for device in devices if device not in inherited])
+            looks = itertools.count()  # at least one, however late it is
+            self._lease = leases.acquire(
+                len(leases.devices), cancelled=lambda: next(looks) > 0 and time.monotonic() > until
+            )
+        except LeaseCancelled:
+            held = leases.holders() or dict.fromkeys(leases.devices, "other processes")
+            holders = ", ".join(f"device {device} by {holder}" for device, holder in held.items())
+            raise StartupError(
+                f"device_ids {devices_text(devices)} are not free: {holders}; a device belongs to one worker at a time"
+            ) from None
+        except (LeaseError, OSError, ValueError) as error:
+            raise StartupError(f"device_ids {devices_text(devices)}: {error}") from error
+        return {**inherited, **dict(zip(self._lease.devices, self._lease.descriptors, strict=True))}
+
     def _add(self, endpoint: ProcessEndpoint) -> None:
         self._endpoints.append(endpoint)
         self._dispatcher.placement.add(endpoint)
 
-    def _slot(self, kind: TaskKind, index: int, name: str, launch: Launch) -> ProcessEndpoint:
-        assert self._many_dead is not None
-        return ProcessEndpoint(self._dispatcher, kind, index, name, launch, many_dead=self._many_dead)
-
-    def _child(self, index: int, child: WorkerSpec, host: str | None) -> ProcessEndpoint:
-        if host is None:
-            launch: Launch = self._worker_launcher(index)
-        else:
-            from pytest_aorta.runtime.endpoints.host_link import remote_launcher  # which loads execnet
-
-            launch = remote_launcher(self._describe, index)
-        assert self._many_dead is not None
-        return ProcessEndpoint(
-            self._dispatcher,
-            TaskKind.JOB if child.total_slots else TaskKind.NEXT_LEVEL,
-            index,
-            f"child_worker {index} level={child.level}",
-            launch,
-            capacity=max(1, child.total_slots),
-            respawn=host is None,
-            cancels=True,
-            many_dead=self._many_dead,
-        )
-
-    def _slot_launcher(
-        self, cores: tuple[int, ...] | None, variables: Mapping[str, str], held: Sequence[int] = ()
-    ) -> Launch:
-        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
+    def _add_slot(
+        self,
+        kind: TaskKind,
+        index: int,
+        name: str,
+        cores: tuple[int, ...] | None,
+        variables: Mapping[str, str],
+        held: Sequence[int],
+    ) -> None:
+        def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            payload = {
-                "role": "slot",
-                "callables": [definition.to_plain() for definition in worker.callables.definitions],
-                "prepare": None if worker.prepare is None else worker.prepare.to_plain(),
-                "variables": dict(variables),
-            }
-            return self._fork(endpoint, payload, _threads(cores), cores, held)
+            # As many threads as a slot has cores; one, where slots share cores.
+            count = str(threads_of(cores)) if cores else "1"
+            threads = {name: count for name in _THREADS if name not in os.environ}
+            what = (list(worker.callables.definitions), worker.prepare)
+            payload = {"role": "slot", "variables": dict(variables)}
+            return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
-        return launch
+        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch))
 
-    def _worker_launcher(self, index: int) -> Launch:
-        def launch(endpoint: ProcessEndpoint) -> ZygoteLink:
-            child, _ = self._describe().children[index]
-            return self._fork(endpoint, {"role": "worker", "spec": packed(child), "variables": {}}, {})
+    def _add_child(self, index: int, level: int, host: str | None) -> None:
+        def launch(endpoint: ProcessEndpoint) -> Link:
+            worker = self._describe()
+            child, _ = worker.children[index]
+            if host is None:
+                return self._fork(endpoint, {"role": "worker", "variables": {}}, (child,))
+            from pytest_aorta.runtime.hosts import HostLink  # which loads execnet
 
-        return launch
+            return HostLink(endpoint, host, child, worker.identity)
+
+        name = f"child_worker {index} level={level}"
+        self._add(
+            ProcessEndpoint(
+                self._dispatcher, TaskKind.NEXT_LEVEL, index, name, launch, respawn=host is None, cancels=True
+            )
+        )
 
     def _fork(
         self,
         endpoint: ProcessEndpoint,
         payload: dict[str, Any],
-        threads: Mapping[str, str],
+        what: Message,
+        *,
+        threads: Mapping[str, str] | None = None,
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
-    ) -> ZygoteLink:
+    ) -> ProcessLink:
         """A fork of the zygote that was started with these variables, or is now. One process, however long it lives."""
         output = _own_output()
+        ours, theirs = socket_pair()
         try:
-            zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
+            zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **(threads or {})}))
             assert isinstance(zygote, Zygote)
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
-            task = start_task(zygote, {**payload, "output": output}, cores=cores, descriptors=held)
-            for fd in output:
+            payload = {**payload, "output": output, "owner": os.getpid()}
+            task = start_task(zygote, payload, cores=cores, descriptors=held)
+            for fd in (theirs.fileno(), *output):
                 task.send_fd(fd)
         except (ZygoteError, OSError) as error:
+            ours.close()
             raise StartupError(f"{endpoint.name}: {error}") from error
-        return ZygoteLink(endpoint, self._dispatcher.loop, task)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours)
+        link.send(what)
+        return link
 
     def broadcast(self, definition: Definition) -> None:
         """Have every process load a callable; all of them, or none.
@@ -194,16 +227,9 @@ class ChildProcesses:
             endpoint.unregister(digest)
 
     def run_ended(self) -> None:
-        """Let go of the memory of the last run."""
+        """Let go of the memory of the last run; within a turn."""
         for endpoint in self._endpoints:
-            endpoint.run_ended()
-
-    def _release_dead(self) -> None:
-        if self._many_dead is not None:
-            self._many_dead.clear()
-        with self._dispatcher.turn():
-            for endpoint in self._endpoints:
-                endpoint.release_dead()
+            endpoint.unmap(everything=True)
 
     def close(self, grace: float) -> None:
         """End everything, all at once."""
@@ -219,12 +245,8 @@ class ChildProcesses:
             self._starting.shutdown(wait=True)
         for endpoint in self._endpoints:
             endpoint.join(grace)
-            endpoint.forget_memory()
-        if self._many_dead is not None:
-            self._dispatcher.loop.unwatch(self._many_dead.fileno())
-            self._many_dead = None
-        if self._leases is not None:
-            self._leases.release()
+        if self._lease is not None:
+            self._lease.release()
 
 
 def expects_tensors() -> bool:
@@ -237,17 +259,11 @@ def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
     endpoint.wait_ready(give_up)
 
 
-def _shares(slots: int) -> list[tuple[int, ...] | None]:
-    """Cores of their own for every slot, as far as there are as many cores as slots."""
-    if slots > len(os.sched_getaffinity(0)):
-        return [None] * slots
-    return list(core_shares(slots)) if slots else []
-
-
-def _threads(cores: tuple[int, ...] | None) -> dict[str, str]:
-    """As many threads as a slot has cores; one, where slots share cores."""
-    count = str(threads_of(cores)) if cores else "1"
-    return {name: count for name in _THREADS if name not in os.environ}
+def _shares(slots: int, *, named_only: bool) -> Iterator[tuple[int, ...] | None]:
+    """Cores of their own for every slot, as far as there are as many cores as slots, and no GPUs."""
+    if not slots or not named_only or slots > len(os.sched_getaffinity(0)):
+        return itertools.repeat(None)
+    return iter(core_shares(slots))
 
 
 def _own_output() -> list[int]:

@@ -1,4 +1,4 @@
-"""Everything of execnet that it does not document: how it starts processes and makes sockets.
+"""What execnet does not document: how it starts processes and makes sockets.
 
 ``tests/runtime/hosts/test_execnet_compat.py`` says what breaks when one of these names goes.
 """
@@ -15,13 +15,8 @@ import execnet
 from execnet.gateway_base import ThreadExecModel
 
 
-class InterceptedExecModel(ThreadExecModel):
-    """execnet's usual model, except that processes and sockets are made by the caller's functions.
-
-    Args:
-        popen: called as ``subprocess.Popen``.
-        make_socket: called as ``socket.socket``.
-    """
+class _InterceptedExecModel(ThreadExecModel):
+    """execnet's usual model, except that processes and sockets are made by the caller's functions."""
 
     def __init__(self, popen: Callable[..., Any], make_socket: Callable[..., Any]) -> None:
         self._popen = popen
@@ -39,16 +34,11 @@ class InterceptedExecModel(ThreadExecModel):
 
 
 def make_gateway(spec: execnet.XSpec, popen: Callable[..., Any], make_socket: Callable[..., Any]) -> execnet.Gateway:
-    """Connect, with processes and sockets that ``popen`` and ``make_socket`` make.
+    """Connect; ``popen`` is called as ``subprocess.Popen``, ``make_socket`` as ``socket.socket``.
 
     The code there runs in the main thread of its process: only there can it handle signals, and only with that thread's
     end does the kernel end the children that asked to die with their parent.
     """
     group = execnet.Group()
-    group.set_execmodel(InterceptedExecModel(popen, make_socket), "main_thread_only")  # type: ignore[arg-type]
+    group.set_execmodel(_InterceptedExecModel(popen, make_socket), "main_thread_only")  # type: ignore[arg-type]
     return group.makegateway(spec)
-
-
-def is_connected(gateway: execnet.Gateway) -> bool:
-    """Whether the thread that receives still runs."""
-    return gateway.hasreceiver()
