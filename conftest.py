@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -26,6 +27,7 @@ if find_spec("hypothesis") is not None:
 
 # Without bytecode, each of hundreds of processes that tests start would rewrite the assertions of all plugins anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Runs of pytest in this process would append to it.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)

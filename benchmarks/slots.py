@@ -44,8 +44,7 @@ def subjects(place: Workplace) -> dict[str, Subject]:
             f"two{suffix}": Subject(f"--aorta-slots 2{said}", run("--aorta-slots=2", threads=threads)),
             f"xdist{suffix}": Subject(f"-n 2{said}", run("-n2", threads=threads)),
         }
-    own = "--aorta-own-cores"
     return found | {
-        "two_own": Subject(f"--aorta-slots 2 {own}", run("--aorta-slots=2", own, threads=None)),
-        "xdist_own": Subject(f"-n 2 {own}", run("-n2", own, threads=None)),
+        "two_own": Subject("--aorta-slots 2,own-cores", run("--aorta-slots=2,own-cores", threads=None)),
+        "xdist_own": Subject("-n 2 --aorta-slots own-cores", run("-n2", "--aorta-slots=own-cores", threads=None)),
     }

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pytest_aorta._version import __version__ as __version__
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
-    from pytest_aorta.common.request_error import RequestError as RequestError
     from pytest_aorta.plugin.ordinary_tests.torchrun_result import TorchrunResult as TorchrunResult
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
+    from pytest_aorta.settings import RequestError as RequestError
     from pytest_aorta.trials.elastic_options import ElasticOptions as ElasticOptions
     from pytest_aorta.trials.execution import Execution as Execution
     from pytest_aorta.trials.execution import Resources as Resources
@@ -30,7 +30,7 @@ _HOMES = {
     "EnvSnapshot": "probe.snapshot",
     "Execution": "trials.execution",
     "Limits": "trials.limits",
-    "RequestError": "common.request_error",
+    "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",
     "TorchrunResult": "plugin.ordinary_tests.torchrun_result",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pytest_aorta.option_values as valid
-from pytest_aorta.common.request_error import RequestError
+import pytest_aorta.settings as valid
 from pytest_aorta.plan import Selection, check_variables, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.request_checks import check_resources, check_results
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.execution import Execution, Resources, automatic_slots
 from pytest_aorta.trials.limits import Limits
 from pytest_aorta.workspace.history import KEPT_RECORDS
@@ -72,7 +74,7 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True  # pytest would show the variables
-        for name, read in READERS[RunRequest].items():
+        for name, read in _readers(RunRequest).items():
             object.__setattr__(self, name, valid.taken(read, getattr(self, name), f"RunRequest.{name}"))
         object.__setattr__(self, "extra_env", _variables(self.extra_env))
         object.__setattr__(self, "execution", _group("execution", Execution, self.execution))
@@ -80,45 +82,59 @@ class RunRequest:
         object.__setattr__(self, "resources", _group("resources", Resources, self.resources))
 
 
-#: What each field takes; those that are not here are groups of others, and variables.
-READERS: Mapping[type, Mapping[str, valid.Reader]] = {
-    RunRequest: {
-        "workload": valid.name,
-        "trials": valid.positive_int,
-        "environment": valid.name,
-        "mitigations": valid.names,
-        "steps": valid.optional(valid.positive_int),
-        "config_overrides": valid.options,
-        "results_dir": valid.folder,
-        "resume": valid.switch,
-        "history": valid.history,
-        "collect": valid.names_or_none,
-        "registry_files": valid.files,
-    },
-    Execution: {
-        "isolation": valid.isolation,
-        "launcher": valid.launcher,
-        "nproc": valid.optional(valid.positive_int),
-        "elastic": valid.elastic,
-        "seed": valid.optional(valid.whole),
-        "preload": valid.preload,
-    },
-    Limits: {
-        "timeout": valid.optional(valid.seconds),
-        "stall_timeout": valid.optional(valid.seconds),
-        "grace": valid.grace,
-        "memory": valid.optional(valid.size),
-        "log_limit": valid.size,
-    },
-    Resources: {
-        "slots": valid.slots,
-        "devices": valid.optional(valid.devices),
-        "hosts": lambda value: valid.hosts(value, "Resources.hosts"),
-        "own_cores": valid.switch,
-        "workers": valid.positive_int,
-        "worker": valid.whole,
-    },
+def _elastic(value: object) -> ElasticOptions:
+    """``ElasticOptions``, or a mapping of their values."""
+    if not isinstance(value, ElasticOptions | Mapping):
+        raise ValueError("ElasticOptions, or a mapping of their names to values")
+    return elastic_options(value.to_plain() if isinstance(value, ElasticOptions) else value)
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    __tracebackhide__ = True  # a specification may set variables, which may be secrets
+    texts = _several(value)
+    for each in texts:
+        valid.taken(valid.name, each, "Resources.hosts")
+    if not texts:
+        return ()
+    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+
+    try:
+        return tuple(expand_without_secrets(texts))
+    except ValueError as error:
+        raise RequestError(f"Resources.hosts: {error}") from None
+
+
+def _several(value: Any) -> Sequence[Any]:
+    """One text or path is one, and not several letters."""
+    if isinstance(value, str | os.PathLike):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise ValueError("a name")
+    return value
+
+
+#: Fields that are no setting, or take other values than the setting's text.
+_OWN_READERS: Mapping[str, valid.Reader] = {
+    "collect": lambda value: () if value in ((), []) else valid.names(value),
+    "config_overrides": valid.options,
+    "elastic": _elastic,
+    "hosts": _hosts,
+    "own_cores": valid.switch,
+    "registry_files": lambda value: tuple(map(valid.folder, _several(value))),
+    "results_dir": valid.folder,
+    "worker": valid.whole,
+    "workers": valid.positive_int,
 }
+
+
+def _readers(kind: type[Any]) -> dict[str, valid.Reader]:
+    """What each field of a request, or of a group of its fields, takes: that of the setting of its name."""
+    found = {}
+    for each in fields(kind):
+        if each.name not in ("extra_env", "execution", "limits", "resources"):
+            read = _OWN_READERS.get(each.name) or valid.BY_NAME[each.name.replace("_", "-")].parse
+            found[each.name] = valid.optional(read) if each.default is None else read
+    return found
 
 
 def _group(field: str, kind: type[Group], given: object) -> Group:
@@ -126,10 +142,13 @@ def _group(field: str, kind: type[Group], given: object) -> Group:
     if not isinstance(given, kind):
         raise RequestError(f"RunRequest.{field}: {valid.shown(given)} is not valid; expected {kind.__name__}(...)")
     changes = {
-        name: valid.taken(read, getattr(given, name), f"{kind.__name__}.{name}") for name, read in READERS[kind].items()
+        name: valid.taken(read, getattr(given, name), f"{kind.__name__}.{name}")
+        for name, read in _readers(kind).items()
     }
-    if changes.get("slots") == 0:
-        changes["slots"] = automatic_slots(changes["devices"])
+    if "slots" in changes:
+        changes["slots"], own_cores = changes["slots"]
+        changes["own_cores"] = changes["own_cores"] or own_cores
+        changes["slots"] = changes["slots"] or automatic_slots(changes["devices"])
     return replace(given, **changes)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry.types import BUILTIN_SOURCE, WorkloadEntry
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.elastic_options import DEFAULTS
 from pytest_aorta.trials.execution import Execution

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.addressing import is_multi_node, meets_in_etcd
+from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.execution import Execution
 
@@ -18,16 +17,15 @@ Spelling = Callable[[str, object], str]
 _NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
 
 #: Rendezvous of several nodes.
-_OF_NODES = ("c10d", "static", "etcd", "etcd-v2")
+_OF_NODES = ("c10d", "static")
 
 
-def check_elastic(execution: Execution, spell: Spelling, hosts: Sequence[str] = ()) -> None:
+def check_elastic(execution: Execution, spell: Spelling) -> None:
     """Refuse options that cannot act, and rendezvous that cannot work.
 
     Args:
         execution: of the trials.
         spell: for messages.
-        hosts: that are the nodes, where one pytest runs them.
 
     Raises:
         RequestError: naming the option, and what would be valid.
@@ -52,37 +50,22 @@ def check_elastic(execution: Execution, spell: Spelling, hosts: Sequence[str] = 
                 raise RequestError(
                     f"{_spelled(spell, name, given[name])}: torchrun uses it with rdzv_backend=static only"
                 )
-    _check_rendezvous(options, spell, hosts)
-
-
-def _check_rendezvous(options: ElasticOptions, spell: Spelling, hosts: Sequence[str]) -> None:
-    backend = options.rdzv_backend or "c10d"
-    asked = _spelled(spell, "rdzv_backend", backend)
     if is_multi_node(options):
-        _check_nodes(options, backend, asked, hosts, spell)
-    if meets_in_etcd(options):
-        if importlib.util.find_spec("etcd") is None:
-            raise RequestError(f"{asked}: torch needs the package python-etcd for it, which is not installed here")
-        if options.rdzv_endpoint is None:
-            raise RequestError(f"{asked} needs rdzv_endpoint=HOST:PORT, where etcd listens")
+        _check_nodes(options, spell)
 
 
-def _check_nodes(options: ElasticOptions, backend: str, asked: str, hosts: Sequence[str], spell: Spelling) -> None:
+def _check_nodes(options: ElasticOptions, spell: Spelling) -> None:
     least, most = options.nnodes
+    backend = options.rdzv_backend or "c10d"
     if options.node_rank is not None and options.node_rank >= most:
         raise RequestError(
             f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
         )
     if backend not in _OF_NODES:
-        raise RequestError(f"{asked}: several nodes meet by {', '.join(_OF_NODES)}")
+        raise RequestError(f"{_spelled(spell, 'rdzv_backend', backend)}: several nodes meet by {', '.join(_OF_NODES)}")
     if backend == "static" and least != most:
         raise RequestError(
             f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
-        )
-    if meets_in_etcd(options) and options.rdzv_id is None and not hosts:
-        raise RequestError(
-            f"{asked} on several nodes needs rdzv_id=NAME, the same on all nodes and another one for each run: etcd "
-            "remembers the rendezvous of earlier runs"
         )
 
 

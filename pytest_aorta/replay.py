@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pytest_aorta.launch.child.script import file_digest
+from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.probe.redaction import REDACTED
+from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.elastic_options import PLACES, ElasticOptions, elastic_options
 from pytest_aorta.trials.execution import Execution, Resources

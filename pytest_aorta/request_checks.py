@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.slurm_step import check_step, check_tasks
+from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, is_multi_node
 from pytest_aorta.plan import Selection
+from pytest_aorta.settings import RequestError
 
 #: How the user has spelled an option and its value: ``--aorta-slots 2``.
 Spelling = Callable[[str, object], str]
@@ -28,7 +27,7 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     Raises:
         RequestError: naming the options.
     """
-    check_elastic(selection.execution, spell, selection.resources.hosts)
+    check_elastic(selection.execution, spell)
     _check_slots(selection, spell, parallel)
     _check_devices(selection, spell)
     if is_multi_node(selection.execution.elastic):
@@ -51,7 +50,7 @@ def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
     resources = selection.resources
     if resources.own_cores and selection.execution.isolation == "none":
         raise RequestError(
-            f"{_alone(spell, 'own-cores')} and {spell('isolation', 'none')}: "
+            f"{spell('slots', 'own-cores')} and {spell('isolation', 'none')}: "
             "a trial in pytest's own process has that process's cores"
         )
     if resources.total_slots == 1 and not resources.hosts:

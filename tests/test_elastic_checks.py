@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.plan import PlanError, check_variables
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.execution import Execution
 
@@ -36,12 +36,8 @@ OTHERS = {
 
 
 def check(launcher: Any, **options: Any) -> None:
-    check_on((), launcher, **options)
-
-
-def check_on(hosts: tuple[str, ...], launcher: Any, **options: Any) -> None:
     execution = Execution(launcher=launcher, elastic=elastic_options(options))
-    check_elastic(execution, lambda name, value: f"--aorta-{name} {value}", hosts)
+    check_elastic(execution, lambda name, value: f"--aorta-{name} {value}")
 
 
 def test_every_option_is_tried() -> None:
@@ -80,7 +76,7 @@ def test_torchrun_uses_a_master_with_static(name: str) -> None:
 def test_where_several_nodes_meet(backend: str) -> None:
     check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
     with pytest.raises(
-        RequestError, match="--aorta-elastic rdzv_backend=telepathy: several nodes meet by c10d, static,"
+        RequestError, match="--aorta-elastic rdzv_backend=telepathy: several nodes meet by c10d, static"
     ):
         check("auto", rdzv_backend="telepathy", rdzv_endpoint="node0:29500", nnodes=2)
 
@@ -94,27 +90,6 @@ def test_a_node_is_one_of_them() -> None:
     check("auto", nnodes="1:3", node_rank=2)
     with pytest.raises(RequestError, match="--aorta-elastic node_rank=3: of 3 nodes, the last one is 2"):
         check("auto", nnodes="1:3", node_rank=3)
-
-
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_etcd_needs_a_name_for_the_rendezvous_of_a_run(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    where: dict[str, Any] = {"rdzv_backend": backend, "rdzv_endpoint": "head:2379", "nnodes": 2}
-    with pytest.raises(RequestError, match=f"rdzv_backend={backend} on several nodes needs rdzv_id=NAME"):
-        check("auto", **where)
-    check("auto", **where, rdzv_id="run-7")
-    check_on(("ssh=a", "ssh=b"), "auto", **where)
-
-
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_etcd_needs_its_package_and_a_place(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=f"rdzv_backend={backend}: torch needs the package python-etcd"):
-        check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    check("auto", rdzv_backend=backend, rdzv_endpoint="localhost:2379")
-    with pytest.raises(RequestError, match=f"rdzv_backend={backend} needs rdzv_endpoint=HOST:PORT"):
-        check("auto", rdzv_backend=backend)
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "http"])

@@ -15,12 +15,11 @@ import pytest
 
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RequestError, Resources, RunRequest, run_trials
-from pytest_aorta.api import READERS
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import RegistryError
+from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
@@ -49,8 +48,10 @@ REFUSED = {
     "memory": (["0", "8X"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "log-limit": (["-1", "x"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "preload": (["", "torch,", "1x"], "auto, none, or names of modules separated by commas, such as torch,numpy"),
-    "slots": (["0", "many"], "a whole number of at least 1, or auto"),
-    "own-cores": (["maybe"], "true or false"),
+    "slots": (
+        ["0", "many", ",own-cores"],
+        "a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores",
+    ),
     "devices": (["0,0", "3-1", "gpu"], "a list such as 0-3 or 0,2-4, or none"),
     "host": (["", "telnet=x", "popen//speed=9", "99999*popen"], ""),
 }
@@ -58,8 +59,8 @@ REFUSED = {
 #: Fields that are spelled otherwise than their options.
 SPELLED = {"config_overrides": "config", "registry_files": "registry-file", "hosts": "host"}
 
-#: Fields that pytest-xdist decides, and no option.
-NO_OPTION = ("workers", "worker")
+#: Fields that pytest-xdist decides, or another option.
+NO_OPTION = ("workers", "worker", "own_cores")
 
 GROUPS: dict[type, str] = {Execution: "execution", Limits: "limits", Resources: "resources"}
 
@@ -87,7 +88,6 @@ ODD: dict[str, list[Any]] = {
     "log-limit": [None, 0],
     "preload": [None, (), 3, ("torch", "")],
     "slots": [None, 0, 1.5, True],
-    "own-cores": [None, 1],
     "devices": [(0, 0), (-1,), ("gpu",), 3, (True,), (1.0,)],
 }
 
@@ -95,7 +95,6 @@ ODD: dict[str, list[Any]] = {
 #: What a run of several cells can be asked for.
 OF_PYTEST = {
     "shard",
-    "durations",
     "where",
     "submit",
     "dry-run",
@@ -106,8 +105,7 @@ OF_PYTEST = {
     "baseline",
     "margin",
     "report",
-    "until-decided",
-    "duration",
+    "stop",
     "gate",
     "minimize",
     "max-trials",
@@ -136,8 +134,8 @@ def request_with(kind: type, field: str, value: Any) -> RunRequest:
 
 def typed(option: str, text: str) -> pytest.Config:
     """As much of a configuration as is looked at, with this on the command line."""
-    spelled = next(each for each in OPTIONS if each.name == option)
-    given: Any = dict.fromkeys(each.ini for each in OPTIONS) | {spelled.ini: [text] if spelled.repeat else text}
+    spelled = next(each for each in SETTINGS if each.name == option)
+    given: Any = dict.fromkeys(each.ini for each in SETTINGS) | {spelled.ini: [text] if spelled.repeat else text}
     return cast(
         pytest.Config,
         SimpleNamespace(
@@ -150,10 +148,8 @@ def typed(option: str, text: str) -> pytest.Config:
 
 
 def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
-    options = {option.name for option in OPTIONS}
+    options = {option.name for option in SETTINGS}
     assert {option for _, _, option in fields()} == set(REFUSED) == options - OF_PYTEST - OF_COMMANDS
-    for kind, field, option in fields():
-        assert option == "extra-env" or field in READERS[kind]
     assert set(ODD) == set(REFUSED) - {"extra-env", "elastic", "host"}
 
 
@@ -168,7 +164,7 @@ def test_a_text_is_refused_in_the_words_of_the_command_line(kind: type, field: s
     with pytest.raises(RequestError) as ours:
         request_with(kind, field, value)
     source, _, words = str(theirs.value).partition(": ")
-    assert source == f"--aorta-{option}"
+    assert source == BY_NAME[option].flag
     if field == "config_overrides":
         words = words.replace(repr(text), repr(value))
     assert str(ours.value) == f"{kind.__name__}.{field}: {words}"
@@ -218,14 +214,14 @@ def test_what_the_command_line_takes_a_field_takes() -> None:
         history=cast(Any, "all"),
         registry_files=cast(Any, "a.json"),
         limits=Limits(timeout=cast(Any, "1.5"), memory=cast(Any, "8G")),
-        resources=Resources(slots=cast(Any, "auto"), devices=cast(Any, "2,0-1"), hosts=cast(Any, "2*popen")),
+        resources=Resources(slots=cast(Any, "auto,own-cores"), devices=cast(Any, "2,0-1"), hosts=cast(Any, "2*popen")),
     )
     assert (request.trials, request.mitigations) == (4, ("tf32_off", "omp_1"))
     assert request.extra_env == {"A": "1,2", "B": "3"}
     assert (request.results_dir, request.history) == (Path("out"), sys.maxsize)
     assert request.registry_files == (Path("a.json"),)
     assert request.limits == Limits(timeout=1.5, memory=8 * 2**30)
-    assert request.resources == Resources(slots=3, devices=(0, 1, 2), hosts=("popen", "popen"))
+    assert request.resources == Resources(slots=3, own_cores=True, devices=(0, 1, 2), hosts=("popen", "popen"))
 
 
 def test_values_of_numpy_and_lists_are_plain_values_afterwards() -> None:

@@ -13,9 +13,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from pytest_aorta.launch.child.bootstrap_variables import bootstrap_variables
-from pytest_aorta.launch.child.command_outcome import command_result
-from pytest_aorta.launch.child.command_process import CommandProcess, gives_stacks, last_to_leave
+from pytest_aorta.launch.child.bootstrap import bootstrap_variables
+from pytest_aorta.launch.child.command import CommandProcess, command_result, gives_stacks, last_to_leave
 from pytest_aorta.trials.command_line import (
     CommandNotFound,
     files_in,

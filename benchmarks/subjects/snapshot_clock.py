@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.named_variables import Watch
 
 #: Variables that a plan sets; libraries name some of them.
 WATCHED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DISABLE_TF32", "ONEDNN_MAX_CPU_ISA", "A_MADE_UP_VARIABLE")
@@ -51,7 +51,7 @@ def search() -> float:
     """Looking for what names the watched variables: processor time."""
     watch = Watch.begin(WATCHED)
     begin = time.thread_time()
-    watch.look(static.mapped, static.imported)
+    watch.look(static.mapped, static.modules, static.imported)
     return time.thread_time() - begin
 
 

@@ -14,7 +14,7 @@ import click
 
 from pytest_aorta.cli.project import open_project, registry_option
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.planned_items import Key
@@ -164,7 +164,7 @@ def _trials(results: Sequence[Path]) -> Iterator[tuple[str, str, float | None]]:
 
 
 def _seconds(results: Sequence[Path], name: str | None = None) -> dict[str, float]:
-    """The mean duration of the trials of each cell, as ``--aorta-durations`` has it; ``name`` of the action."""
+    """The mean duration of the trials of each cell, as a file of durations has it; ``name`` of the action."""
     from pytest_aorta.trials.names import identifier
 
     found: dict[str, list[float]] = {}
@@ -205,7 +205,6 @@ def _jobs(
     names, keys = [name for name, _ in items], [keys for _, keys in items]
     if is_plan:
         count = min(count, len(joined(keys)))
-    given = ["--aorta-durations", str(file)] if file is not None else []
     shards = shards_of(names, keys, count, read_durations(file) if file is not None else Durations())
     expected = Durations(known)
     jobs = []
@@ -213,6 +212,7 @@ def _jobs(
         own = [name for name, shard in zip(names, shards, strict=True) if shard == number]
         seconds = sum(map(expected.of, own)) / 1000 if known else None
         shard = f"{number + 1}/{count}"
-        text = shlex.join([*arguments, "--aorta-shard", shard, *given])
+        given = shard if file is None else f"{shard}:{file}"
+        text = shlex.join([*arguments, "--aorta-shard", given])
         jobs.append(Job(shard, text, len(own) if is_plan else None, seconds))
     return jobs

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_aorta.cli.project import open_recipe
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 
 @click.command("clean")

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_aorta.triage.compare.comparison import CellChange, RunComparison
+    from pytest_aorta.triage.compare import CellChange, RunComparison
 
 #: What ``--fail-on`` takes.
 CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
@@ -53,7 +53,7 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
     """
     from pytest_aorta.cli.comparison_json import comparison_as_plain
     from pytest_aorta.cli.comparison_text import comparison_lines
-    from pytest_aorta.triage.compare.comparison import compare_runs
+    from pytest_aorta.triage.compare import compare_runs
 
     comparison = compare_runs(a, b, margin)
     if as_json:
@@ -77,7 +77,7 @@ def _lines_of(what: str, comparison: RunComparison) -> Iterator[str]:
             yield f"{what}: {one_line(change.label)} ({change_text(what, change)})"
     if what == "not-compared":
         for cell in comparison.only_a:
-            from pytest_aorta.triage.compare.matching import label
+            from pytest_aorta.triage.compare import label
 
             yield f"{what}: {one_line(label(cell.key))} (only in A)"
 

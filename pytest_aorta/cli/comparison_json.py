@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-    from pytest_aorta.triage.compare.comparison import CellChange, RunComparison
-    from pytest_aorta.triage.compare.sides import Side
+    from pytest_aorta.triage.compare import CellChange, RunComparison, Side
     from pytest_aorta.triage.facts import CellKey
-    from pytest_aorta.triage.statistics.interval import Interval
+    from pytest_aorta.triage.rates import Interval
 
 #: Of this structure: a reader of version 1 finds all of its keys in later ones that begin with a 1.
 SCHEMA_VERSION = "1.0"

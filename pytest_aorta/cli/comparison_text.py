@@ -10,15 +10,14 @@ import click
 
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
-from pytest_aorta.triage.compare.matching import label
+from pytest_aorta.triage.columns import counted, difference_with_interval, p_value
+from pytest_aorta.triage.compare import label
 from pytest_aorta.triage.facts import OUTCOMES
-from pytest_aorta.triage.wording import counted, difference_with_interval, p_value
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-    from pytest_aorta.triage.compare.comparison import CellChange, RunComparison
-    from pytest_aorta.triage.compare.differences import Difference
-    from pytest_aorta.triage.compare.sides import Side
+    from pytest_aorta.triage.compare import CellChange, RunComparison, Side
+    from pytest_aorta.triage.environments import Difference
 
 _COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 
 @click.command("convert")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.environments import Environments
 
 #: Key of the list of all installed distributions, beside the sections of a snapshot.
 _INSTALLED = "installed"
@@ -84,7 +84,7 @@ class _Side:
 
 
 def _diff(a: Path, b: Path, *, as_json: bool) -> None:
-    from pytest_aorta.triage.compare.differences import differences
+    from pytest_aorta.triage.environments import differences
 
     one, two = _side(a), _side(b)
     found = differences(one.environments, two.environments, (one.installed, two.installed))
@@ -111,7 +111,7 @@ def _side(file: Path) -> _Side:
     Raises:
         RequestError: it cannot be read, or is something else.
     """
-    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.environments import Environments
     from pytest_aorta.triage.reading import Results
 
     expected = "expected a trial file, or one that pytest-aorta env --json has written"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 _TEXT = """\
 # Actions on the directories of {workspace}/, and matrices of trials; run them: pytest aorta.toml

@@ -13,8 +13,8 @@ import click
 
 from pytest_aorta.cli.project import look_at_jobs, open_recipe, registry_option
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.clusters.jobs import Job

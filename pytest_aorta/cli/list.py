@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,15 @@ import click
 
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.registry.registry import Kind
+
 
 #: Kinds of names, and the options, which are listed only if they are asked for.
 KINDS = ("workloads", "mitigations", "environments", "collectors")
@@ -44,8 +53,7 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
     KIND limits the list to some of these: workloads, mitigations, environments, collectors, options; the last ones are
     listed only if they are named. What cannot be loaded is shown with the reason. Only --workload imports a workload.
     """
-    from pytest_aorta.cli.listed_names import registered
-    from pytest_aorta.cli.listed_options import options_of_pytest, options_of_workload
+
     from pytest_aorta.registry import Registry
 
     if workload is not None and set(kinds) - {OPTIONS}:
@@ -102,3 +110,158 @@ def _option(entry: dict[str, Any]) -> list[str]:
     name = " ".join(filter(None, (entry["name"], entry.get("metavar"), default)))
     meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
     return [f"  {one_line(name)}", f"      {one_line(meaning)}"]
+
+
+#: One name: its ``source`` package, and what it stands for, or its ``problem``.
+Entry = dict[str, Any]
+
+
+def registered(registry: Registry, kind: Kind) -> list[Entry]:
+    """The names of one kind, sorted; ``problem`` is ``None`` for those that can be used."""
+    from pytest_aorta.registry.errors import RegistryError, one_line_of
+
+    names, entry_of = _KINDS[kind]
+    entries = []
+    for name in names(registry):
+        entry: Entry = {"name": name, "source": registry.source_package(kind, name), "problem": None}
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints while it is imported
+                entry |= entry_of(registry, name)
+        except RegistryError as error:
+            entry["problem"] = str(error)
+        except Exception as error:
+            entry["problem"] = one_line_of(error)
+        entries.append(entry)
+    return entries
+
+
+def _workload(registry: Registry, name: str) -> Entry:
+    target = registry.workload(name).target
+    module, _, cls = target.rpartition(":")
+    spec = _found(module)
+    problem = None if spec is not None else f"there is no module {module}"
+    return {"target": target, "summary": _summary(spec, cls), "problem": problem}
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """Where a module is; other than with ``importlib.util.find_spec``, the packages around it are not imported."""
+    places: Sequence[str] | None = None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        found = (finder.find_spec(".".join(parts[:end]), places) for finder in sys.meta_path)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+        if places is None:
+            return spec if end == len(parts) else None
+    return spec
+
+
+def _summary(spec: ModuleSpec | None, cls: str) -> str:
+    """The first line of a class's docstring, read and not imported; empty where there is none."""
+    if spec is None or not str(spec.origin).endswith(".py"):
+        return ""
+    try:
+        module = ast.parse(Path(str(spec.origin)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            return (ast.get_docstring(node) or "").partition("\n")[0].replace("``", "")
+    return ""
+
+
+def _mitigation(registry: Registry, name: str) -> Entry:
+    mitigation = registry.mitigation(name)
+    return {"variables": _variables(mitigation.env), "read_by": mitigation.read_by}
+
+
+def _environment(registry: Registry, name: str) -> Entry:
+    environment = registry.environment(name)
+    parts = {
+        "docker": environment.docker,
+        "venv": environment.venv,
+        "rocm": environment.rocm,
+        "launcher": list(environment.launcher),
+        "enter": environment.enter,
+    }
+    problem = None
+    if environment.venv and not environment.enter and not Path(environment.venv, "bin", "python").expanduser().exists():
+        problem = f"there is no virtual environment in {environment.venv}"
+    return {
+        "kind": environment.kind,
+        **{key: value for key, value in parts.items() if value},
+        "variables": _variables(environment.env),
+        "problem": problem,
+    }
+
+
+def _collector(registry: Registry, name: str) -> Entry:
+    return {"name": registry.collector(name)}
+
+
+def _variables(variables: Any) -> dict[str, str]:
+    from pytest_aorta.probe.variables import shown_value
+
+    return {name: shown_value(name, value) for name, value in variables.items()}
+
+
+_KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
+    "workloads": (lambda registry: registry.workload_names(), _workload),
+    "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),
+    "environments": (lambda registry: registry.environment_names(), _environment),
+    "collectors": (lambda registry: registry.collector_names(), _collector),
+}
+
+
+#: ``name``, ``source`` package, what it ``takes``, its ``default`` (``None`` for none) and a ``help`` text.
+
+
+def options_of_pytest() -> list[Entry]:
+    """In the order of ``pytest --help``, each in its three spellings."""
+    from pytest_aorta.registry.types import BUILTIN_SOURCE
+    from pytest_aorta.settings import SETTINGS as OPTIONS
+
+    return [
+        {
+            "name": option.flag,
+            "source": BUILTIN_SOURCE,
+            "metavar": option.metavar,
+            "takes": "nothing" if option.is_switch else option.takes,
+            "default": option.default or None,
+            "repeat": option.repeat,
+            "ini": option.ini,
+            "variable": option.variable,
+            "help": option.help,
+        }
+        for option in OPTIONS
+    ]
+
+
+def options_of_workload(registry: Registry, name: str) -> list[Entry]:
+    """What ``--aorta-config`` takes, of a registered name or of ``FILE.py:CLASS``, which is imported.
+
+    Raises:
+        RequestError: there is no such workload, or it cannot be imported.
+    """
+    from pytest_aorta.registry import WorkloadEntry
+    from pytest_aorta.registry.errors import one_line_of
+    from pytest_aorta.trials.declared_options import declared_options
+    from pytest_aorta.trials.loading import load_class
+
+    if name.endswith(".py"):
+        raise RequestError(f"--workload {name}: expected a registered name, or a file and a class, as in {name}:CLASS")
+    file, _, cls = name.rpartition(":")
+    if file.endswith(".py"):
+        entry = WorkloadEntry(cls, f"{Path(file).absolute()}:{cls}", f"file:{Path(file).name}")
+    else:
+        entry = registry.workload(name)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            declared = declared_options(load_class(entry.target))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may call sys.exit()
+        raise RequestError(f"the workload {name} cannot be imported: {one_line_of(error)}") from error
+    return [{"source": entry.source_package, **vars(option)} for option in declared]

@@ -18,11 +18,10 @@ from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.merge import merge
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
-from pytest_aorta.cli.show import show
-from pytest_aorta.cli.show_clusters import show_cluster, show_launchers
+from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.settings import RequestError
 
 
 class Refused(click.ClickException):

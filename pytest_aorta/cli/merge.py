@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.project import project_of, registry_option
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workspace.merge import Conflict, MergePlan
@@ -131,7 +131,7 @@ def _trial_files(roots: Sequence[Path]) -> int:
 
 
 def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
-    from pytest_aorta.triage.matrix.merged import write_merged_matrix
+    from pytest_aorta.triage.matrix import write_merged_matrix
     from pytest_aorta.workspace.merge import PENDING
 
     for results in sorted(plan.results):

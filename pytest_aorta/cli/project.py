@@ -84,7 +84,7 @@ class Project:
         """
         from fnmatch import fnmatchcase
 
-        from pytest_aorta.common.request_error import RequestError
+        from pytest_aorta.settings import RequestError
 
         found = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
         if not found and self.recipe.actions:

@@ -21,18 +21,18 @@ import click
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Differences of the failure rate that are no effect, as pytest's --aorta-margin.",
+    help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
 )
 def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float | None) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
     Without --baseline and --margin, cells are judged as in the run itself.
     """
-    from pytest_aorta.triage.matrix.earlier import settings_of
+    from pytest_aorta.triage.matrix import EarlierMatrix
     from pytest_aorta.triage.report import write_report
-    from pytest_aorta.triage.settings import TriageSettings
+    from pytest_aorta.triage.verdicts import TriageSettings
 
-    settings = settings_of(results) or TriageSettings()
+    settings = EarlierMatrix(results).settings or TriageSettings()
     if baseline is not None:
         settings = replace(settings, baseline=baseline)
     if margin is not None:

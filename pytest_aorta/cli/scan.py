@@ -8,8 +8,8 @@ import click
 
 from pytest_aorta.cli.project import open_project, registry_option
 from pytest_aorta.cli.selections import chosen_units
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 
 @click.command("scan")

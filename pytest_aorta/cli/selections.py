@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.actions import Action

@@ -14,7 +14,7 @@ from pytest_aorta.clusters import slurm
 from pytest_aorta.clusters.configuration import Configuration
 from pytest_aorta.clusters.jobs import Job, TaskState, read_jobs, submitted_units
 from pytest_aorta.clusters.tables import Cluster
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workspace.atomic import locked, write_text
 from pytest_aorta.workspace.index.submitted import read_submitted
 

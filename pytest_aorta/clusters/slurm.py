@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from pytest_aorta.clusters.jobs import TaskState
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 #: Seconds that an answer may take.
 _PATIENCE = 120.0

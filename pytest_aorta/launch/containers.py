@@ -12,7 +12,7 @@ from typing import Literal
 
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
+from pytest_aorta.runtime.zygote import TAG_WORD
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
 PACKAGES = "/opt/pytest-aorta"

@@ -1,42 +1,37 @@
-"""Runs trials on the runtime: one worker for the whole pytest run, with slots of this host or of several."""
+"""Runs trials on the slots of this host, or of several hosts that execnet reaches."""
 
 from __future__ import annotations
 
-import re
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.service import HostOptions
-from pytest_aorta.launch.job_messages import TrialOrder, broken_cell
+from pytest_aorta.common.bounded_waits import pieces
+from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.host.service import TrialHost, TrialOrder, cell_key
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.multinode import MultiNodeTrial, plan_nodes
-from pytest_aorta.launch.nodes.addressing import endpoint, keeps_store
-from pytest_aorta.launch.nodes.seal import secret_of
-from pytest_aorta.launch.nodes.store import Meeting
-from pytest_aorta.launch.submitted import SlotTrial
+from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
+from pytest_aorta.launch.pool import Job, JobPool, Slot
+from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.runtime.endpoints.protocol import StartupError
-from pytest_aorta.runtime.engine.tasks import Job, Preparation
-from pytest_aorta.runtime.hosts.specs import without_values
-from pytest_aorta.runtime.orchestrator import Orchestrator
-from pytest_aorta.runtime.records import Outcome
-from pytest_aorta.runtime.worker import Worker
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.limits import GRACE
 from pytest_aorta.trials.spec import TrialSpec
 
-_RUN = "pytest_aorta.launch.host.service:run_trial"
-_PREPARE = "pytest_aorta.launch.host.service:prepare_cell"
-_SERVICE = "pytest_aorta.launch.host.service:HostService"
+#: Seconds beyond the grace that trials have to end when the engine is closed.
+_PATIENCE = 10.0
 
 
 class TrialEngine:
-    """Runs trials on the slots of a worker, in the order in which they are launched.
+    """Runs trials in the order in which they are launched; starts what it needs with the first one.
 
     Args:
         resources: slots, devices, cores and hosts of the run.
@@ -55,51 +50,55 @@ class TrialEngine:
         results: Path | None = None,
         elastic: ElasticOptions | None = None,
     ) -> None:
-        self._hosts = hosts = resources.hosts
+        self._resources = resources
+        self._identity = identity or {}
+        self._grace = grace
         self._results = results
-        self._nodes = plan_nodes(elastic, hosts)
-        options = HostOptions(replace(resources, hosts=()), max(1, len(hosts)))
-        if hosts:
-            self._worker = Worker(4, grace=grace)
-            self._worker.identity = identity or {}
-            for number, host in enumerate(hosts):
-                own = replace(options, meeting=None if self._nodes is None else self._nodes.meeting_of(number))
-                below = Worker(3, slots=resources.slots, service=_SERVICE, service_argument=own)
-                self._worker.add_worker(below, host)
-        else:
-            self._worker = Worker(
-                3,
-                slots=resources.slots,
-                service=_SERVICE,
-                service_argument=replace(options, meeting=None if elastic is None else _meeting(elastic, results)),
-                grace=grace,
-            )
-        self._variables: dict[str, str] = {}
+        self._nodes = plan_nodes(elastic, resources.hosts)
+        self._node_store = None if elastic is None or resources.hosts else _node_store(elastic)
+        self._lock = threading.Lock()
+        self._pool: JobPool | None = None
+        self._hosts: list[Any] = []
         self._unusable: Exception | None = None
-        self._cells: dict[str, PreparedCell] = {}
+        self._variables: dict[str, str] = {}
+        self._cells: dict[str, _CellCheck] = {}
 
     @property
-    def _session(self) -> Orchestrator:
+    def pool(self) -> JobPool:
         """Started with the first trial; an engine that cannot be started raises the same error every time."""
-        if self._unusable is None:
-            try:
-                return self._worker.session
-            except LaunchModeError as error:
-                self._unusable = error
-            except (StartupError, ValueError) as error:
-                self._unusable = EngineUnusable(self._message(error))
-        raise self._unusable
+        with self._lock:
+            if self._unusable is not None:
+                raise self._unusable
+            if self._pool is None:
+                try:
+                    self._pool = self._start()
+                except (LaunchModeError, EngineUnusable) as error:
+                    self._unusable = error
+                    raise
+            return self._pool
 
-    def _message(self, error: Exception) -> str:
-        """Why a host cannot be used, in terms of the options."""
-        from pytest_aorta.runtime.hosts.connection import HostError
+    def _start(self) -> JobPool:
+        slots = range(self._resources.slots)
+        if not self._resources.hosts:
+            here = TrialHost(self._resources, node_store=self._node_store)
+            self._hosts.append(here)
+            return JobPool([[Slot(here, index, f"slot {index}") for index in slots]])
+        from pytest_aorta.launch.remote_host import RemoteHost, start_hosts
 
-        if isinstance(error.__cause__, HostError):
-            return str(error.__cause__)
-        names = [without_values(host) for host in self._hosts]
-        text = re.sub(r"^child_worker (\d+) level=3", lambda found: f"host {names[int(found[1])]}", str(error))
-        # Written for a user, wherever it was raised; anything else keeps its traceback.
-        return re.sub(r": LaunchModeError(: .*?)\nTraceback .*", r"\1", text, flags=re.DOTALL)
+        pool: list[JobPool] = []
+
+        def lose(number: int, error: Exception) -> None:
+            if pool:
+                pool[0].lose_host(number, error)
+
+        specs = self._resources.hosts
+        for number, spec in enumerate(specs):
+            store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
+            died = partial(lose, number)
+            self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
+        start_hosts(self._hosts)
+        pool.append(JobPool([[Slot(host, index, host.name) for index in slots] for host in self._hosts]))
+        return pool[0]
 
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
@@ -118,22 +117,13 @@ class TrialEngine:
             LaunchModeError: the workload cannot be launched this way, or needs more devices than there are.
             EngineUnusable: no trial can be run.
         """
-        preparation = self._preparation(self._order(spec, timeout=timeout))
-        key = preparation.key
+        order = self._order(spec, Path(), timeout)
+        key = cell_key(order)
+        pool = self.pool
         if key not in self._cells:
-            try:
-                record = self._session.submit_preparation(preparation).wait(patience)
-            except TimeoutError:
-                return None
-            broken = broken_cell(record)
-            if broken is not None and broken["kind"] == "ConfigError":
-                raise ConfigError(broken["message"])
-            if broken is not None and broken["kind"] == "LaunchModeError":
-                raise LaunchModeError(broken["message"])
-            if record.outcome is not Outcome.SUCCESS:
-                return None
-            self._cells[key] = PreparedCell.from_plain(record.payload)
-        return self._cells[key]
+            self._cells[key] = _CellCheck(order)
+            pool.submit(self._cells[key], urgent=True)
+        return self._cells[key].wait(patience)
 
     def launch(
         self,
@@ -142,7 +132,7 @@ class TrialEngine:
         timeout: float | None = None,
         *,
         urgent: bool = True,
-        on_start: Callable[[SlotTrial], None] | None = None,
+        on_start: Callable[[SlotTrial], object] = lambda trial: None,
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
         make_room: Callable[[], bool] = lambda: True,
     ) -> SlotTrial:
@@ -159,71 +149,74 @@ class TrialEngine:
         """
         nodes = self._nodes
         if nodes is None:
-            single = SlotTrial(spec, folder)
-            single.on_packages, single.make_room = on_packages, make_room
-            return self._submit(single, timeout, urgent, on_start)
-        trial = MultiNodeTrial(nodes.spec_for(spec, 0), folder)
-        trial.make_room = make_room
-        self._submit(trial, timeout, urgent, on_start, host=0)
-        for node in range(1, nodes.count):
-            other = SlotTrial(nodes.spec_for(spec, node), folder.with_name(f"{folder.name}.node_{node}"))
-            trial.others.append(self._submit(other, timeout, urgent, None, host=node))
+            trial = SlotTrial(self._order(spec, folder, timeout), folder, self.pool)
+        else:
+            first = self._order(nodes.spec_for(spec, 0), folder, timeout)
+            trial = MultiNodeTrial(first, folder, self.pool)
+            trial.host = 0
+            for node in range(1, nodes.count):
+                its_folder = folder.with_name(f"{folder.name}.node_{node}")
+                order = self._order(nodes.spec_for(spec, node), its_folder, timeout)
+                other = SlotTrial(order, its_folder, self.pool)
+                other.host = node
+                trial.others.append(other)
+        trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
+        for job in [trial, *trial.others] if isinstance(trial, MultiNodeTrial) else [trial]:
+            self.pool.submit(job, urgent=urgent)
         return trial
 
-    def _submit(
-        self,
-        trial: SlotTrial,
-        timeout: float | None,
-        urgent: bool,
-        on_start: Callable[[SlotTrial], None] | None,
-        host: int | None = None,
-    ) -> SlotTrial:
-        folder = Path(trial.folder.name) if self._hosts else trial.folder.absolute()
-        order = self._order(trial.spec, folder, timeout)
-        job = Job(
-            _RUN,
-            order,
-            preparation=self._preparation(order),
-            on_start=lambda endpoint: trial.begin(self._place(endpoint), on_start),
-            on_event=trial.receive,
-        )
-        trial.follow(self._session.submit_job(job, urgent=urgent, worker=host), order)
-        return trial
-
-    def _place(self, endpoint: str) -> str:
-        """An endpoint's name, in terms of the options."""
-        found = re.match(r"child_worker (\d+)", endpoint)
-        return without_values(self._hosts[int(found[1])]) if found and self._hosts else endpoint
-
-    def _order(self, spec: TrialSpec, folder: Path = Path(), timeout: float | None = None) -> TrialOrder:
-        if self._hosts:  # another host inherits from its worker
-            return TrialOrder(spec, folder, timeout)
+    def _order(self, spec: TrialSpec, folder: Path, timeout: float | None) -> TrialOrder:
         now = Inherited.now(self._results, spec.origin)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
-        return TrialOrder(spec, folder, timeout, replace(now, variables=self._variables))
-
-    def _preparation(self, order: TrialOrder) -> Preparation:
-        try:
-            key = zygote_spec(order.spec, order.inherited or Inherited.now(origin=order.spec.origin)).key()
-        except EnvironmentUnusable as error:
-            key = str(error)  # and the preparation fails with it, on its host
-        # How it is launched, and for how long it may be imported, is part of what can go wrong.
-        limit = order.spec.limits.timeout if order.timeout is None else order.timeout
-        return Preparation(f"{key} {order.spec.execution} {limit}", _PREPARE, replace(order, folder=Path()))
+        return TrialOrder(spec, folder.absolute(), replace(now, variables=self._variables), timeout)
 
     def close(self) -> None:
         """End all processes; from any thread."""
-        with self._worker:  # only the thread that enters it may close it
-            pass
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._unusable = self._unusable or RuntimeError("the engine has been closed")
+        if pool is None:
+            return
+        over = pool.close(self._grace + _PATIENCE)
+        for host in self._hosts:
+            host.close()
+        if not over:
+            pool.close(_PATIENCE)
 
 
-def _meeting(elastic: ElasticOptions, results: Path | None) -> Meeting:
-    """What this node has to know of the run's store.
+class _CellCheck(Job):
+    """Prepares a cell, for whoever wants to know what it needs."""
 
-    Raises:
-        LaunchModeError: where that is, is unknown, or the nodes can have no secret.
-    """
-    host, port = endpoint(elastic)
-    secret = secret_of(results or Path())
-    return Meeting(secret, host, port) if keeps_store(elastic) else Meeting(secret)
+    def __init__(self, order: TrialOrder) -> None:
+        super().__init__()
+        self._order = order
+        self._found: Future[PreparedCell | None] = Future()
+
+    def run(self, slot: Slot) -> None:
+        """Prepare it."""
+        try:
+            self._found.set_result(slot.host.prepare(self._order, slot.index, self))
+        except (ConfigError, LaunchModeError) as error:
+            self._found.set_exception(error)
+        except BaseException:
+            self._found.set_result(None)
+
+    def give_up(self, error: Exception | None = None) -> None:
+        """Its trials find it out as well."""
+        self._found.set_result(None)
+
+    def wait(self, patience: float | None) -> PreparedCell | None:
+        """What was found; ``None`` where it cannot be prepared, or not in time."""
+        for seconds in pieces(patience):
+            try:
+                return self._found.result(seconds)
+            except FutureTimeout:
+                continue
+        return None
+
+
+def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:
+    """Where this node keeps the run's store; raises ``LaunchModeError`` where that is unknown."""
+    at = endpoint(elastic)
+    return at if node_rank(elastic) == 0 else None

@@ -25,7 +25,7 @@ from pytest_aorta.launch.containers import (
 from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
-from pytest_aorta.runtime.zygotes.zygote_spec import Behind, ZygoteSpec
+from pytest_aorta.runtime.zygote import Behind, ZygoteSpec
 from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec
 

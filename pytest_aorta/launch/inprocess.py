@@ -20,11 +20,9 @@ from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.verification import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings, variables_now
+from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.probe.surroundings import surroundings, variables_now
-from pytest_aorta.probe.watch import Watch
 from pytest_aorta.runtime.resources.cores import threads_of
 from pytest_aorta.trials.aorta import added_options, with_added
 from pytest_aorta.trials.config import ConfigError, resolve_config

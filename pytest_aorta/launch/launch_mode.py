@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -16,10 +16,10 @@ from pytest_aorta.trials.spec import TrialSpec
 SCRIPT = "script"
 
 #: ``target`` of such a workload; which script, and how it is started, is in the options.
-SCRIPT_TARGET = "pytest_aorta.launch.child.script:run_script"
+SCRIPT_TARGET = "pytest_aorta.launch.child.torchrun:run_script"
 
 #: ``target`` of a command whose ranks torchrun starts.
-COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.command_ranks:run_command_ranks"
+COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.command:run_command_ranks"
 
 
 Mode = Literal["single", "elastic", "torchrun", "external"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_aorta.launch.host.service import TrialOrder
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes.addressing import is_multi_node, meets_in_etcd
-from pytest_aorta.launch.nodes.store import Meeting
-from pytest_aorta.launch.submitted import SlotTrial
+from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.pool import JobPool
+from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -23,8 +23,8 @@ _PORT = 29400
 class MultiNodeTrial(SlotTrial):
     """The job of a trial's first node. Its record holds the ranks of the ``others`` as well."""
 
-    def __init__(self, spec: TrialSpec, folder: Path) -> None:
-        super().__init__(spec, folder)
+    def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
+        super().__init__(order, folder, pool)
         self.others: list[SlotTrial] = []
 
     def interrupt(self, why: str) -> None:
@@ -63,22 +63,19 @@ class MultiNodePlan:
             )
         self.count = min(options.nnodes[1], len(hosts))
         self._endpoint = options.rdzv_endpoint or _endpoint_on(hosts[0])
-        self._etcd = meets_in_etcd(options)
-        # Of a run: etcd remembers the rendezvous of earlier ones.
-        self._name = options.rdzv_id or (secrets.token_hex(8) if self._etcd else None)
-        self._secret = secrets.token_hex(32)
 
-    def meeting_of(self, node: int) -> Meeting:
-        """What a host has to know of the run's store."""
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where the first host keeps the run's store."""
         host, _, port = self._endpoint.rpartition(":")
-        return Meeting(self._secret, host, int(port)) if node == 0 and not self._etcd else Meeting(self._secret)
+        return host, int(port)
 
     def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
         """A trial as one of its nodes runs it."""
         elastic = spec.execution.elastic
         least = elastic.nnodes[0]
         nnodes = (least, max(least, self.count))
-        elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint, rdzv_id=self._name)
+        elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint)
         return replace(spec, execution=replace(spec.execution, elastic=elastic))
 
 

@@ -14,7 +14,7 @@ from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.verification import check_claims, overall
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.probe.images import image_digest
+from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.registry import Environment
 from pytest_aorta.trials.agreement import recorded_result, warnings_of

@@ -8,9 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_aorta.launch.environment import Inherited, interpreter
-from pytest_aorta.probe.plain import printable
-from pytest_aorta.probe.redaction import redacted_command_line
-from pytest_aorta.probe.variables import shown_value
+from pytest_aorta.probe.guard import printable
+from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.trials.conversion import to_plain

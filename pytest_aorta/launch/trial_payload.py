@@ -55,7 +55,7 @@ class TrialPayload(WorkloadArgument):
     ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before.
     ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
-    file, ``nodes_secret`` what the nodes of the run have in common (``launch.nodes.seal``).
+    file.
     """
 
     overlay: list[str]
@@ -78,5 +78,4 @@ class TrialPayload(WorkloadArgument):
     timeout: float | None
     stall_timeout: float | None
     source: str | None
-    nodes_secret: str | None
     base_pid: NotRequired[int | None]

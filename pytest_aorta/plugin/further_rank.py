@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
 _PATIENCE = 60.0
@@ -68,10 +68,9 @@ class FurtherRankHooks:
     def pytest_unconfigure(self) -> None:
         """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
         if self._is_node and self._failed:
-            from pytest_aorta.launch.nodes.addressing import endpoint, meets_in_etcd
+            from pytest_aorta.launch.nodes.addressing import endpoint
             from pytest_aorta.launch.nodes.store import wait_for_end
             from pytest_aorta.plugin.run import run_of
 
             elastic = run_of(self._config).selection.execution.elastic
-            if not meets_in_etcd(elastic):  # which does not end with node 0
-                wait_for_end(*endpoint(elastic), _PATIENCE)
+            wait_for_end(*endpoint(elastic), _PATIENCE)

@@ -19,7 +19,7 @@ from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
     aorta_torchrun,
     aorta_trial,
 )
-from pytest_aorta.plugin.option_declarations import add_options, is_mentioned
+from pytest_aorta.plugin.options import add_options, is_mentioned
 
 if TYPE_CHECKING:
     from pathlib import Path

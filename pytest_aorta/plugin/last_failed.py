@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.items.discovery import workload_classes
-from pytest_aorta.plugin.options import RECALLED
+from pytest_aorta.plugin.options import RECALLED, given_options
 from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.settings import SETTINGS
 
 #: Where pytest's cache has the options of the last run with trials.
 _OPTIONS = "aorta/options"
@@ -18,15 +16,15 @@ _OPTIONS = "aorta/options"
 _SECRET = ("extra-env", "host")
 
 #: Those of one run only.
-_NOT_KEPT = ("resume", "report", "replay", "shard", "durations", "where", *_SECRET)
+_NOT_KEPT = ("resume", "report", "replay", "shard", "where", *_SECRET)
 
 
 def remember(config: pytest.Config) -> None:
     """Keep the options of a run with trials for a later ``--lf``."""
     cache = getattr(config, "cache", None)
     if cache is not None and not config.option.collectonly:
-        typed = _typed(config)
-        kept = {option.name: typed[option.name] for option in OPTIONS if option.name in typed.keys() - {*_NOT_KEPT}}
+        typed = given_options(config)
+        kept = {option.name: typed[option.name] for option in SETTINGS if option.name in typed.keys() - {*_NOT_KEPT}}
         cache.set(_OPTIONS, {"given": kept, "lacking": [name for name in _SECRET if name in typed]})
 
 
@@ -37,7 +35,12 @@ def recall(config: pytest.Config) -> None:
         pytest.UsageError: they had variables, whose values are not kept.
     """
     cache = getattr(config, "cache", None)
-    if cache is None or is_worker(config) or config.args_source is pytest.Config.ArgsSource.ARGS or _typed(config):
+    if (
+        cache is None
+        or is_worker(config)
+        or config.args_source is pytest.Config.ArgsSource.ARGS
+        or given_options(config)
+    ):
         return
     failed = {nodeid.partition("::")[0] for nodeid in cache.get("cache/lastfailed", {})}
     files = [config.rootpath / path for path in sorted(failed) if path.endswith(".py")]
@@ -49,13 +52,8 @@ def recall(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--lf: the trials that failed had {options}, whose values are not kept; give all options of trials again"
         )
-    for option in OPTIONS:
+    for option in SETTINGS:
         if option.name in found["given"]:
             setattr(config.option, option.ini, found["given"][option.name])
     config.args = [str(file) for file in files if file.exists()]
     config.stash[RECALLED] = True
-
-
-def _typed(config: pytest.Config) -> dict[str, Any]:
-    given = {option.name: getattr(config.option, option.ini, None) for option in OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_aorta.plugin.report_payload import FinishedTrial
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.slot_trial import RunningTrial
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 

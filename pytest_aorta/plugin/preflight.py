@@ -7,23 +7,23 @@ from typing import TypeGuard
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.slurm_step import check_tasks
+from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.items.collection import plan_of_file
 from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.items.trial_item import TrialItem
-from pytest_aorta.plugin.option_declarations import is_mentioned
+from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.outputs.report_option import check_report
 from pytest_aorta.plugin.refusals import refuse
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.xdist_roles import is_controller
 from pytest_aorta.request_checks import check_resources, check_results
-from pytest_aorta.triage.baselines import check_baseline
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.gates import check_gates
+from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds that an import may hold up the trials of other slots.

@@ -7,7 +7,7 @@ from typing import ParamSpec
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.finding import FILE_NAMES
 
 P = ParamSpec("P")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError
+from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
     Raises:
         OptionError: an option on the command line contradicts the records.
     """
-    for option in OPTIONS:
+    for option in SETTINGS:
         if option.name not in _VALID and getattr(config.option, option.ini, None) is not None:
             valid = ", ".join(f"--aorta-{name}" for name in _VALID[1:])
             raise OptionError(

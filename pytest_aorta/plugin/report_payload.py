@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.probe.plain import printable
+from pytest_aorta.probe.guard import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

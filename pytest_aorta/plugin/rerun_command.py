@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_aorta.option_table import OPTIONS
+from pytest_aorta.settings import SETTINGS
 
 #: Not repeated: the item has a result now, and a report is one of all trials.
-_OF_THE_RUN = ("resume", "report", "shard", "durations", "where")
+_OF_THE_RUN = ("resume", "report", "shard", "where")
 
 #: Options of pytest and pytest-timeout that a trial depends on, by where their values are.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
@@ -37,10 +37,10 @@ def shown_nodeid(item: pytest.Item) -> str:
 
 
 def _own_options(config: pytest.Config) -> Iterator[str]:
-    for option in OPTIONS:
+    for option in SETTINGS:
         given = getattr(config.option, option.ini, None)
         for value in given if isinstance(given, list) else [] if given is None else [given]:
-            if option.name in _OF_THE_RUN:
+            if option.name in _OF_THE_RUN or option.scope != "option":
                 continue
             yield option.flag
             if option.name == "extra-env":

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
 from pytest_aorta.plugin.repeats import Occurrences
 from pytest_aorta.plugin.replay_options import replay_selection
@@ -23,10 +23,11 @@ from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_o
 from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
 from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.settings import OptionError
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial, SlotTrial
+    from pytest_aorta.launch.slot_trial import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.result import TrialResult

@@ -33,7 +33,7 @@ def end_in_order_when_terminated(config: pytest.Config) -> None:
     if _PREPARED in config.stash:
         return
     if is_worker(config):
-        from pytest_aorta.runtime.zygotes.process_tree import die_with_parent
+        from pytest_aorta.runtime.process_tree import die_with_parent
 
         config.stash[_PREPARED] = True
         die_with_parent(os.getppid())  # execnet would wait five seconds for the test that runs

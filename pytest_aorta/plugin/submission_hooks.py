@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.plugin.options import OptionError, read_option
+from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.settings import OptionError
 
 #: Name of the plugin.
 SUBMISSION = "aorta_submission"

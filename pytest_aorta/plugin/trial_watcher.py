@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_aorta.launch.submitted import SlotTrial
+    from pytest_aorta.launch.slot_trial import SlotTrial
     from pytest_aorta.triage.facts import TrialFacts
 
 #: Workload, or action of a recipe, and cell.

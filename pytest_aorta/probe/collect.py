@@ -3,25 +3,60 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.git import git_state_now
-from pytest_aorta.probe.guard import Facts, Guard, describe
-from pytest_aorta.probe.imported_modules import count_modules, imported_modules
-from pytest_aorta.probe.libraries import map_before_forks, mapped_now
-from pytest_aorta.probe.named_variables import imported_before_forks
-from pytest_aorta.probe.plain import plain
-from pytest_aorta.probe.process_state import process
+from pytest_aorta.probe.accelerator import accelerator, compilers
+from pytest_aorta.probe.git import GitWatch, git_state, git_state_now
+from pytest_aorta.probe.guard import Facts, Guard, describe, plain
+from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
+from pytest_aorta.probe.loaded import (
+    MappedBefore,
+    ModuleCount,
+    count_modules,
+    imported_modules,
+    loaded_libraries,
+    map_before_forks,
+    mapped_now,
+)
+from pytest_aorta.probe.named_variables import Watch, sources_key
+from pytest_aorta.probe.packages import Installed, installed_distributions, packages
+from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
-from pytest_aorta.probe.static import StaticEnv, gather_static
-from pytest_aorta.probe.torch_state import torch_state
-from pytest_aorta.probe.variables import recorded_variables
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.torch_facts import torch_build, torch_state
+from pytest_aorta.probe.variables import recorded_variables, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StaticEnv:
+    """What cannot change during the life of a process and its forks, as plain data that pickles and serialises.
+
+    Attributes:
+        sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
+        reasons: why some probes failed, one line each.
+        parts_ms: milliseconds that each section took.
+        installed: the installed distributions, all of them.
+        git: signs of a change of the workload's repository; ``None`` without one.
+        clock: whether the processor's clock can be read in every trial.
+        modules: the imported modules.
+        mapped: the mapped shared objects.
+        imported: the ``sources_key`` of the modules, where variables are watched.
+    """
+
+    sections: Facts = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    parts_ms: dict[str, float] = field(default_factory=dict)
+    installed: Installed = field(default_factory=Installed)
+    git: GitWatch | None = None
+    clock: bool = False
+    modules: ModuleCount | None = None
+    mapped: MappedBefore | None = None
+    imported: str | None = None
 
 
 def collect_static(source: Path | None = None) -> StaticEnv:
@@ -33,7 +68,39 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     Args:
         source: a file or folder of the workload, for the state of its git repository.
     """
-    return refreshed(gather_static(source))
+    guard = Guard()
+    installed, watch = Installed(), None
+
+    def distributions() -> Facts:
+        nonlocal installed
+        installed = installed_distributions(guard)
+        return packages(installed)
+
+    def git() -> Facts | None:
+        nonlocal watch
+        state, watch = git_state(source, guard)
+        return state
+
+    probes: dict[str, Callable[[], object]] = {
+        "host": lambda: host(guard),
+        "runtime_context": lambda: runtime_context(guard),
+        "python": lambda: interpreter(guard),
+        "torch": lambda: torch_build(guard),
+        "libraries": loaded_libraries,
+        "accelerator": lambda: accelerator(guard),
+        "compilers": lambda: compilers(guard),
+        "packages": distributions,
+        "git": git,
+    }
+    sections: Facts = {}
+    for name, probe in probes.items():
+        with guard.timed(name):
+            try:
+                sections[name] = plain(probe())
+            except Exception as error:
+                guard.failed(name, error)
+    clock = guard.fact("process.cpu_clock_mhz", clock_is_cheap, False)
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:
@@ -48,10 +115,11 @@ def refreshed(static: StaticEnv) -> StaticEnv:
 
 
 def before_forks(static: StaticEnv) -> StaticEnv:
-    """The same, so that forks of this process need not look at what it has imported. Takes some milliseconds."""
+    """The same for forks that watch variables: they need not look at the sources again. Takes some milliseconds."""
     try:
-        imported = None if static.modules is None else imported_before_forks(static.modules)
-        return replace(static, imported=imported)
+        return replace(
+            static, imported=None if static.modules is None else sources_key(list(sys.modules)[: static.modules.size])
+        )
     except Exception:
         return static
 
@@ -60,7 +128,7 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
     """Find out where and in what this process runs. Never raises.
 
     With ``static`` this takes about a millisecond, and starts no process unless files of the workload's repository have
-    changed since: then git runs once. Every trial can afford it.
+    changed since: then git runs once.
 
     Args:
         static: what ``collect_static()`` found in this process or the one it was forked from; without it, this
@@ -71,24 +139,6 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return _collect(static if static is not None else collect_static(), overlay)
     except Exception as error:
         return EnvSnapshot.unavailable(describe("collect_env", error))
-
-
-def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch | None = None) -> EndSnapshot:
-    """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
-
-    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
-    milliseconds with ``static``, which is used for the names of the installed distributions.
-
-    Args:
-        static: as for ``collect_env()``.
-        over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
-        watch: variables to look for in what was loaded and imported, if there are any: less than a millisecond more,
-            and some tenths of a second for the first trial of a cell.
-    """
-    try:
-        return _collect_end(static if static is not None else collect_static(), over, watch)
-    except Exception as error:
-        return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
 
 
 def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
@@ -118,6 +168,24 @@ def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
     )
 
 
+def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch | None = None) -> EndSnapshot:
+    """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
+
+    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
+    milliseconds with ``static``.
+
+    Args:
+        static: as for ``collect_env()``.
+        over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
+        watch: variables to look for in what was loaded and imported: less than a millisecond more, and some seconds
+            for the first trial of an installation.
+    """
+    try:
+        return _collect_end(static if static is not None else collect_static(), over, watch)
+    except Exception as error:
+        return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
+
+
 def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnapshot:
     guard = Guard()
     captured_at = utc_now()
@@ -126,9 +194,11 @@ def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnaps
     modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed, static.modules)), {})
     variables: Facts | None = None
     if watch is not None and watch.names:
-        # The very facts from before the forks stand for the files from before them.
-        mapped = static.mapped if static.mapped is not None and libraries is static.mapped.facts else None
-        variables = guard.part("variables", lambda: watch.look(mapped, static.imported), {"note": "not searched"})
+        variables = guard.part(
+            "variables",
+            lambda: watch.look(static.mapped, static.modules, static.imported),
+            {"note": "not searched"},
+        )
     return EndSnapshot.model_construct(
         captured_at=captured_at,
         partial=bool(guard.reasons),
@@ -139,3 +209,26 @@ def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnaps
         variables=variables,
         parts_ms=guard.parts_ms,
     )
+
+
+def variables_now() -> dict[str, str]:
+    """The variables that are settings, before a workload that is imported may set some itself."""
+    return settings(os.environ)
+
+
+def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
+    """What a trial finds around its workload and its options, as far as that decides between two results.
+
+    ``python`` (its version and build), ``interpreter``, ``torch``, ``packages``, ``cpus``, ``variables``.
+    ``interpreter`` is a path; ``torch`` a version, followed by the commit that it was built of if it is imported;
+    ``packages`` a digest as in ``probe.packages``; ``cpus`` the number that this process may run on.
+    """
+    python, torch = static.sections.get("python", {}), static.sections.get("torch", {})
+    return {
+        "python": python.get("build"),
+        "interpreter": python.get("executable"),
+        "torch": " ".join(filter(None, (torch.get("version"), torch.get("git_version")))) or None,
+        "packages": static.sections.get("packages", {}).get("digest"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "variables": dict(variables),
+    }

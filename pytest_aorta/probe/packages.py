@@ -15,7 +15,7 @@ from email.parser import HeaderParser
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_aorta.probe.plain import plain, words
+from pytest_aorta.probe.guard import plain, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

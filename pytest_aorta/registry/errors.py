@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 
 class RegistryError(RequestError):

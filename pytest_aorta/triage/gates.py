@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.triage.baselines import is_named
-from pytest_aorta.triage.statistics.sequential import rate_upper_bound_sequential
-from pytest_aorta.triage.table import Row, Table
-from pytest_aorta.triage.verdicts import VerdictKind
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage.sequential import rate_upper_bound_sequential
+from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, is_named
 
 #: What a gate can look at, in the order of messages.
 VALUES = ("failure_rate", "failures", "infrastructure", "step_ms", "speed_ratio", "verdict")
@@ -210,7 +208,7 @@ def _is_about(gate: Gate, row: Row, table: Table) -> bool:
         return is_named(gate.cell, row.cell.key.cell, row.cell.mitigations)
     if gate.value == "infrastructure" or row.verdict.kind != "baseline":
         return True
-    group = [row.cell.key.group == other.cell.key.group and other.cell.total > 0 for other in table.rows]
+    group = [row.cell.key.group() == other.cell.key.group() and other.cell.total > 0 for other in table.rows]
     return sum(group) == 1
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from pytest_aorta.probe.redaction import has_secret, is_secret_name
+from pytest_aorta.probe.variables import has_secret, is_secret_name
 
 #: Characters of an expression and of a value, elements of an array, and values that are shown.
 _EXPRESSION, _VALUE, _ELEMENTS, _VALUES = 200, 120, 10, 10

@@ -41,7 +41,7 @@ class CommandNotFound(Exception):
     """There is no such program or script; the message is for the user, and a traceback is of no use."""
 
 
-def words_of(command: str) -> list[str]:
+def words_of(command: object) -> list[str]:
     """The words of a command, as a shell splits them; nothing is expanded.
 
     Raises:
@@ -61,6 +61,12 @@ def words_of(command: str) -> list[str]:
             f"{expected}; for variables, --aorta-extra-env NAME=VALUE, or env NAME=VALUE before the program"
         )
     return words
+
+
+def checked_command(command: object) -> str:
+    """A command whose words can be told apart; ``ValueError`` with what would be valid."""
+    words_of(command)
+    return str(command)
 
 
 def placeholders_in(words: Sequence[str]) -> set[str]:

@@ -79,6 +79,13 @@ def parse_elastic(key: str, text: str) -> Any:
         raise ValueError(f"{key}= {expected}") from None
 
 
+def elastic_option(text: str) -> tuple[str, str]:
+    """One option as typed, ``KEY=VALUE``, checked."""
+    key, _, value = text.partition("=")
+    parse_elastic(key.strip(), value)
+    return key.strip(), value
+
+
 def elastic_options(values: Mapping[str, Any]) -> ElasticOptions:
     """Options from values, or from texts as on the command line; ``None`` leaves one at its default.
 

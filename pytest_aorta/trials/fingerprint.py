@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.probe.plain import plain
-from pytest_aorta.probe.redaction import DIGEST, REDACTED
-from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.elastic_options import DEFAULTS, PLACES
 

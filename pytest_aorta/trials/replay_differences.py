@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, facts_of_section, is_complete, sections
-from pytest_aorta.probe.fact_texts import clause
+from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, facts_of_section, is_complete, sections
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, parts_of
 from pytest_aorta.trials.place_variables import NAMES
 from pytest_aorta.trials.request_differences import changed_files, differences

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_aorta.probe.redaction import DIGEST, REDACTED
+from pytest_aorta.probe.variables import DIGEST, REDACTED
 from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts
 

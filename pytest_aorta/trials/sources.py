@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.imported_modules import imported_since
+from pytest_aorta.probe.loaded import imported_since
 
 if TYPE_CHECKING:
-    from pytest_aorta.probe.imported_modules import ModuleCount
+    from pytest_aorta.probe.loaded import ModuleCount
 
 #: Bytes of a file that are read for its digest; of a larger one, size and time of modification stand for them.
 READ_AT_MOST = 64 * 2**20

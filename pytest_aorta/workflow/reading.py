@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pytest_aorta.option_values import TRIALS_UNTIL_DECIDED
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
 from pytest_aorta.workflow.actions import Action, Recipe, check_actions
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.errors import RecipeError

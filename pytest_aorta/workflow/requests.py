@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.guard import plain
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
 from pytest_aorta.trials.spec import TrialSpec

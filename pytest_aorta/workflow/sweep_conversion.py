@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.sweeps import Collect, Sweep, SweepCell
 
 #: AORTA's threshold of the ratio of step times, which is not asked for here.

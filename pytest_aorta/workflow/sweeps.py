@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.errors import RecipeError
 from pytest_aorta.workflow.lines import Location, line_of
 from pytest_aorta.workflow.table_errors import describe

@@ -228,7 +228,7 @@ def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
 @pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     """torch would wait for 30 seconds, whatever its arguments are; the deadline is earlier."""
-    options = ("--aorta-grace", "1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")
+    options = ("-o", "aorta_grace=1", "--aorta-elastic", "max_restarts=0", "--aorta-timeout", "25")
     trial = run(sums, "IgnoresSigterm", *options)
     assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGKILL")
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
@@ -236,7 +236,7 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
-    trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "--aorta-grace", "0")
+    trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
     assert trial["exit_status"] == "workload_failed"
     assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
     assert trial["failure"]["signal"] == "SIGKILL"
@@ -254,7 +254,7 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
     sums.register(waits="waits:WaitsInCpp")
-    sums.run("--aorta-workload", "waits", "--aorta-stall-timeout", "4").assert_outcomes(failed=1)
+    sums.run("--aorta-workload", "waits", "-o", "aorta_stall_timeout=4").assert_outcomes(failed=1)
     trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)

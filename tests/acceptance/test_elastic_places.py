@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.etcd import etcd_command
-from support.processes import free_port, wait_until
+from support.processes import free_port
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -114,29 +109,3 @@ def test_what_cannot_act_is_refused_before_the_first_trial(sums: Stage) -> None:
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert re.search("--aorta-elastic rdzv_backend=telepathy: several nodes meet", "\n".join(done.errlines))
     assert sums.files() == []
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[str]:
-    """The endpoint of a real etcd."""
-    client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    process = subprocess.Popen(etcd_command(client, peer, tmp_path))
-    host, _, port = client.partition(":")
-    wait_until(lambda: socket.socket().connect_ex((host, int(port))) == 0)
-    yield client
-    process.terminate()
-    process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_a_rendezvous_of_etcd(sums: Stage, etcd: str, backend: str, launcher: str) -> None:
-    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend=backend, rdzv_endpoint=etcd))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_etcd_remembers_earlier_runs_of_a_trial(sums: Stage, etcd: str, backend: str) -> None:
-    for _ in range(2):
-        found(sums, *given(rdzv_backend=backend, rdzv_endpoint=etcd))

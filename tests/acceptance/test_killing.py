@@ -45,7 +45,7 @@ def ancestor(process: psutil.Process, is_it: Callable[[psutil.Process], bool]) -
 
 def is_zygote(process: psutil.Process) -> bool:
     """By the command that it was started with."""
-    return "pytest_aorta.runtime.zygotes.zygote_main" in " ".join(process.cmdline())
+    return "pytest_aorta.runtime.zygote_main" in " ".join(process.cmdline())
 
 
 def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process]) -> None:

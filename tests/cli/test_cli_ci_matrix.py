@@ -78,7 +78,7 @@ def test_jobs_are_balanced_by_the_durations_of_earlier_results(folder: Path) -> 
     result = command("ci-matrix", "--jobs", "2")
     assert result.stderr.startswith("the durations of 2 cells are known; with --durations FILE, the jobs are balanced")
     found = jobs("--jobs", "2", "--durations", "d.json")
-    assert all("--aorta-durations d.json" in job["arguments"] for job in found)
+    assert all(":d.json" in job["arguments"] for job in found)
     known = json.loads((folder / "d.json").read_text())["seconds"]
     assert known == {"matrix[local-none]": 100, "matrix[local-tf32_off+omp_1]": 10}
     times = [job["expected_sec"] for job in found]
@@ -104,7 +104,7 @@ def test_jobs_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # The file is enough the next time, and is there from the first time on.
     again = jobs("--jobs", "2", "--durations", "d.json", "--", "--aorta-workload", "tiny")
     assert [job["arguments"] for job in again] == [job["arguments"] for job in found]
-    assert "--aorta-durations new.json" in jobs("--jobs", "2", "--durations", "new.json", "--", "x")[0]["arguments"]
+    assert "--aorta-shard 1/2:new.json" in jobs("--jobs", "2", "--durations", "new.json", "--", "x")[0]["arguments"]
     assert json.loads((tmp_path / "d.json").read_text())["seconds"] == {"tiny[local-none]": 7}
 
 

@@ -88,7 +88,7 @@ FAULTS = (
     Fault("thread_that_never_ends", "a thread that never ends", None, ranks=False),
     Fault("child_in_its_own_session", "a daemon is left behind", None, note="was left running, and ended"),
     Fault("fork_bomb", "300 processes are left behind", None, note="more were left running, and ended", ranks=False),
-    Fault("floods_stdout", "more output than `--aorta-log-limit`", None, note="bytes were cut"),
+    Fault("floods_stdout", "more output than `aorta_log_limit`", None, note="bytes were cut"),
     Fault("closes_stdout", "stdout and stderr closed", None),
     Fault("returns_50_mb", "a result of 50 MB", None, phases=("run",), note="left out", ranks=False),
     Fault(

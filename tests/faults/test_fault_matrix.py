@@ -44,7 +44,7 @@ MODES = {
     "xdist": ("-n", "2"),
 }
 
-LIMITS = ("--aorta-grace", "0.5", "--aorta-log-limit", "1M")
+LIMITS = ("-o", "aorta_grace=0.5", "-o", "aorta_log_limit=1M")
 
 
 def run(stage: Stage, workload: str, rows: Sequence[Row], *options: str) -> dict[Row, dict[str, Any]]:

@@ -71,7 +71,7 @@ def works(stage: Stage) -> Stage:
     ("phase", "status"), [("setup", "timeout"), ("run", "timeout"), ("cleanup", "ok")], ids=lambda value: str(value)
 )
 def test_no_progress_for_too_long_is_a_stall(works: Stage, phase: str, status: str) -> None:
-    options = ("--aorta-stall-timeout", "1", "--aorta-config", f"hangs_in={phase}")
+    options = ("-o", "aorta_stall_timeout=1", "--aorta-config", f"hangs_in={phase}")
     result = works.run("works.py::Works", "-v", "-rA", *options)
     trial = works.trial("Works/trial_0.json")
     failure = trial["failure"]
@@ -88,18 +88,18 @@ def test_no_progress_for_too_long_is_a_stall(works: Stage, phase: str, status: s
 
 def test_progress_keeps_a_trial_alive(works: Stage) -> None:
     """Longer than the limit as a whole, but never without a step for so long."""
-    options = ("--aorta-stall-timeout", "1.5", "--aorta-config", "steps=10")
+    options = ("-o", "aorta_stall_timeout=1.5", "--aorta-config", "steps=10")
     works.run("works.py::Finishes", *options).assert_outcomes(passed=1)
 
 
 def test_the_deadline_that_passes_first_is_told(works: Stage) -> None:
-    works.run("works.py::Works", "--aorta-stall-timeout", "60", "--aorta-timeout", "1")
+    works.run("works.py::Works", "-o", "aorta_stall_timeout=60", "--aorta-timeout", "1")
     assert works.trial("Works/trial_0.json")["failure"]["kind"] == "timeout"
 
 
 @pytest.mark.slow
 def test_ranks_stall_together(works: Stage) -> None:
-    works.run("works.py::Ranks", "--aorta-stall-timeout", "3", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Ranks", "-o", "aorta_stall_timeout=3", "-o", "aorta_grace=0").assert_outcomes(failed=1)
     trial = works.trial("Ranks/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["kind"]) == ("timeout", "stall")
     assert "rank 0: wait() at works.py line" in trial["failure"]["message"]
@@ -110,9 +110,9 @@ def test_ranks_stall_together(works: Stage) -> None:
 @pytest.mark.slow
 def test_the_grace_is_what_the_user_says(works: Stage) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
-    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "0").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "-o", "aorta_grace=0").assert_outcomes(failed=1)
     assert not (works.path / "told").exists()
-    works.run("works.py::Resists", "--aorta-timeout", "1", "--aorta-grace", "1").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "1", "-o", "aorta_grace=1").assert_outcomes(failed=1)
     assert (works.path / "told").exists()
     assert works.left_running() == []
 
@@ -121,7 +121,7 @@ def test_a_gigabyte_of_output(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FLOOD", str(2**30))
     for name in ("fault_actions.py", "faulty.py"):
         stage.copy(HERE / name)
-    options = ("--aorta-config", "script=floods_stdout-run", "--aorta-log-limit", "1M")
+    options = ("--aorta-config", "script=floods_stdout-run", "-o", "aorta_log_limit=1M")
     stage.run("faulty.py::Faulty", *options).assert_outcomes(passed=1)
     log = stage.results / "Faulty" / "trial_0" / "stdout.log"
     assert 2**20 < log.stat().st_size < 2**20 + 200
@@ -129,7 +129,7 @@ def test_a_gigabyte_of_output(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     assert text.startswith("0000000 0000001 ")
     assert text.endswith(" 0000015 \n")
     [note] = stage.trial("Faulty/trial_0.json")["result"]["failure_details"]
-    assert note["note"] == "stdout.log: 1072627712 of 1073676288 bytes were cut; --aorta-log-limit keeps 1048576"
+    assert note["note"] == "stdout.log: 1072627712 of 1073676288 bytes were cut; aorta_log_limit keeps 1048576"
 
 
 def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:

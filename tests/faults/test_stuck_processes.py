@@ -14,7 +14,7 @@ STUCK = """
 import os, signal, time
 from functools import partial
 
-from pytest_aorta.runtime.zygotes import process_tree
+from pytest_aorta.runtime import process_tree
 
 send_signal = process_tree.send_signal
 
@@ -43,7 +43,7 @@ class Stuck:
         return {"passed": True, "metrics": {"device": os.environ.get("CUDA_VISIBLE_DEVICES")}}
 """
 
-OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "--aorta-grace", "0")
+OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "-o", "aorta_grace=0")
 
 
 def test_its_trial_is_over_and_names_it(stage: Stage) -> None:

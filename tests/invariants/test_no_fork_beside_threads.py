@@ -160,8 +160,8 @@ def test_a_store_in_an_agent_that_forks_is_refused(stage: Stage) -> None:
     stage.write(
         meets=f"""
         from pytest_aorta.launch.child import rendezvous
-        from pytest_aorta.launch.child.local_store import LocalStore
 
+        LocalStore = rendezvous.LocalStore
         rendezvous.LocalStore = lambda port=0, *, forks: LocalStore(port, forks=False)
         {textwrap.indent(MEETS, 8 * " ")}
         """

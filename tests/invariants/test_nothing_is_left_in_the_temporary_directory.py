@@ -107,7 +107,7 @@ class Waits:
 #: yet, and the decisions that several processes share.
 SHARED = {
     "prefix": ("--aorta-environment", "behind"),
-    "decisions": ("-n", "1", "--aorta-until-decided", "--aorta-trials", "40"),
+    "decisions": ("-n", "1", "--aorta-stop=decided", "--aorta-trials", "40"),
 }
 
 

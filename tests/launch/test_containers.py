@@ -19,7 +19,7 @@ from pytest_aorta.launch.containers import (
 )
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD
+from pytest_aorta.runtime.zygote import TAG_WORD
 
 USER = Caller(1000, 100, "me")
 ROOT = Caller(0, 0, "root")

@@ -9,16 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.option_table import OPTIONS, Option
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import read_selection
+from pytest_aorta.settings import SETTINGS, Setting
 
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-def option(name: str) -> Option:
-    (found,) = (option for option in OPTIONS if option.name == name)
+def option(name: str) -> Setting:
+    (found,) = (option for option in SETTINGS if option.name == name)
     return found
+
+
+def on_command_line(setting: Setting, text: str) -> tuple[str, ...]:
+    return (f"{setting.flag}={text}",) if setting.scope == "option" else ("-o", f"{setting.ini}={text}")
 
 
 def read(
@@ -35,7 +39,7 @@ def configure(pytester: pytest.Pytester, *arguments: str, ini: str = "") -> pyte
 
 def typed(**given: Any) -> pytest.Config:
     """As much of a configuration as is looked at, with these on the command line."""
-    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in OPTIONS})
+    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in SETTINGS})
     return cast(
         pytest.Config,
         SimpleNamespace(

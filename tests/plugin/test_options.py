@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from option_reading import NO_VARIABLES, configure, option, read
+from option_reading import NO_VARIABLES, configure, on_command_line, option, read
 
-from pytest_aorta import option_values as valid
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.option_declarations import is_mentioned
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
+from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trials.execution import Execution, Resources
 from pytest_aorta.trials.limits import Limits
 
@@ -24,12 +23,6 @@ def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytest
     assert not is_mentioned(config, NO_VARIABLES)
 
 
-def test_the_table_of_options_names_what_is_imported_only_to_read_a_value() -> None:
-    assert all(callable(each.parse) for each in OPTIONS)
-    assert option("trials").parse is valid.positive_int
-    assert option("extra-env").separator == f";{valid.NEXT_PAIR}"
-
-
 def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
     selection = read(
         pytester,
@@ -39,12 +32,21 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-extra-env", "A=1,B=2", "--aorta-extra-env", "C=3"),
         *("--aorta-steps", "20", "--aorta-config", "size=64", "--aorta-config", "dtype=float32"),
         *("--aorta-collect", "rocprof,numerics", "--aorta-results-dir", "out", "--aorta-timeout", "1.5"),
-        *("--aorta-stall-timeout", "0.5", "--aorta-grace", "0", "--aorta-memory", "1.5G", "--aorta-log-limit", "4k"),
-        *("--aorta-resume", "--aorta-history", "3", "--aorta-own-cores", "--aorta-replay", "/results/trial_0.json"),
+        *("-o", "aorta_stall_timeout=0.5", "-o", "aorta_grace=0", "--aorta-memory", "1.5G", "-o", "aorta_log_limit=4k"),
+        *("--aorta-resume", "-o", "aorta_history=3", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-preload", "torch,numpy.linalg"),
-        *("--aorta-order", "random", "--aorta-registry-file", "/a.json"),
-        *("--aorta-slots", "3", "--aorta-devices", "0,2-3", "--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
+        *("-o", "aorta_order=random", "--aorta-registry-file", "/a.json"),
+        *(
+            "--aorta-slots",
+            "3,own-cores",
+            "--aorta-devices",
+            "0,2-3",
+            "--aorta-host",
+            "2*popen",
+            "--aorta-host",
+            "ssh=gpu7",
+        ),
     )
 
     assert selection == Selection(
@@ -96,16 +98,15 @@ GIVEN = {
     "elastic": ("max_restarts=1", "nnodes=1:2", "tee=0:3,1:1"),
     "launcher": ("elastic", "torchrun", "external"),
     "order": ("grouped", "random", "interleaved"),
-    "shard": ("1/2", "2/2", "3/4"),
-    "durations": ("a.json", "b.json", "c.json"),
+    "shard": ("1/2", "2/2:b.json", "3/4:c.json"),
     "where": ("/config/lr<0.1", "/trial==1", "/environment==a;b"),
     "preload": ("none", "torch,numpy", "auto"),
-    "slots": ("2", "3", "4"),
+    "slots": ("2", "3,own-cores", "own-cores"),
     "devices": ("0", "0-1", "0,2"),
     "host": ("popen", "ssh=a", "ssh=b"),
     "baseline": ("a", "local-b", "c"),
     "margin": ("0.1", "0.2", "0.3"),
-    "duration": ("8h", "90s", "1h30m"),
+    "stop": ("8h", "decided", "decided,1h30m"),
     "gate": ("failures<1", "failure_rate(a)<=2%", "verdict!=worse"),
     "minimize": ("a,b", "c", "d"),
     "max-trials": ("2", "3", "4"),
@@ -116,7 +117,7 @@ GIVEN = {
 
 
 def test_the_table_above_has_every_option() -> None:
-    assert set(GIVEN) == {each.name for each in OPTIONS if not each.is_switch}
+    assert set(GIVEN) == {each.name for each in SETTINGS if not each.is_switch}
 
 
 def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewhere(pytester: pytest.Pytester) -> None:
@@ -136,9 +137,9 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
     each = option(name)
     typed, exported, written = GIVEN[name]
     ini = f"{each.ini} = {written}"
-    alone = [read(pytester, each.flag, text) for text in GIVEN[name]]
+    alone = [read(pytester, *on_command_line(each, text)) for text in GIVEN[name]]
 
-    assert read(pytester, each.flag, typed, environ={each.variable: exported}, ini=ini) == alone[0]
+    assert read(pytester, *on_command_line(each, typed), environ={each.variable: exported}, ini=ini) == alone[0]
     assert read(pytester, environ={each.variable: exported}, ini=ini) == alone[1]
     assert read(pytester, ini=ini) == alone[2]
     assert read(pytester, environ={each.variable: ""}, ini=ini) == alone[2]
@@ -149,7 +150,7 @@ def test_an_option_from_anywhere_is_mentioned(pytester: pytest.Pytester, name: s
     each = option(name)
     text = GIVEN[name][0]
 
-    assert is_mentioned(configure(pytester, each.flag, text), NO_VARIABLES)
+    assert is_mentioned(configure(pytester, *on_command_line(each, text)), NO_VARIABLES)
     assert is_mentioned(configure(pytester), {each.variable: text})
     assert is_mentioned(configure(pytester, ini=f"{each.ini} = {text}"), NO_VARIABLES)
 
@@ -177,18 +178,18 @@ def test_a_relative_registry_file_of_an_ini_file_is_relative_to_that_file(
 
 
 def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pytest.Pytester) -> None:
-    assert read(pytester, "--aorta-until-decided").trials == 200
+    assert read(pytester, "--aorta-stop=decided").trials == 200
     assert read(pytester, "--aorta-minimize", "a").trials == 200
-    assert read(pytester, "--aorta-duration", "1h").trials == 10_000
+    assert read(pytester, "--aorta-stop", "1h").trials == 10_000
     cells = [word for number in range(40) for word in ("--aorta-mitigations", f"m{number}")]
-    assert read(pytester, "--aorta-duration", "1h", *cells).trials == 250
-    assert read(pytester, "--aorta-duration", "1h", *cells, *cells, *cells).trials == 100
-    assert read(pytester, "--aorta-duration", "1h", "--aorta-trials", "3").trials == 3
+    assert read(pytester, "--aorta-stop", "1h", *cells).trials == 250
+    assert read(pytester, "--aorta-stop", "1h", *cells, *cells, *cells).trials == 100
+    assert read(pytester, "--aorta-stop", "1h", "--aorta-trials", "3").trials == 3
 
 
 def test_a_run_that_may_end_early_is_judged_sequentially(pytester: pytest.Pytester) -> None:
     assert not read(pytester, "--aorta-trials", "3").triage.sequential
-    for arguments in (["--aorta-until-decided"], ["--aorta-duration", "8h"], ["--aorta-minimize", "a"]):
+    for arguments in (["--aorta-stop=decided"], ["--aorta-stop", "8h"], ["--aorta-minimize", "a"]):
         assert read(pytester, *arguments).triage.sequential
 
 
@@ -201,8 +202,8 @@ def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--aorta-duration", "1h", "--aorta-order", "random"], "--aorta-order random and --aorta-duration: whole"),
-        (["--aorta-minimize", "a", "--aorta-until-decided"], "--aorta-minimize and --aorta-until-decided: use one"),
+        (["--aorta-stop", "1h", "-o", "aorta_order=random"], "aorta_order random and --aorta-stop with a time: whole"),
+        (["--aorta-minimize", "a", "--aorta-stop=decided"], "--aorta-minimize and --aorta-stop: use one"),
         (
             ["--aorta-minimize", "a", "--aorta-mitigations", "b", "--aorta-mitigations", "c"],
             "--aorta-mitigations b and c: with --aorta-minimize, expected one other mitigation set",
@@ -212,3 +213,35 @@ def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
 def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         read(pytester, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
+        (["--aorta-until-decided"], "use --aorta-stop=decided"),
+        (["--aorta-duration=8h"], "use --aorta-stop=8h"),
+        (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
+    ],
+)
+def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
+    pytester: pytest.Pytester, arguments: list[str], message: str
+) -> None:
+    result = pytester.runpytest_subprocess(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *{message}*"])
+
+
+def test_a_command_gives_settings_that_have_no_option(pytester: pytest.Pytester) -> None:
+    config = pytester.parseconfig()
+    CommandSettings(minimize="a,b", max_trials="7", yes=None).pytest_configure(config)
+    selection = read_selection(config, NO_VARIABLES)
+    assert (selection.minimize, selection.max_trials) == (("a", "b"), 7)
+
+
+def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = pytester.runpytest_subprocess("--help").outlines
+    groups = [list(group) for _, group in itertools.groupby(lines, key=bool)]
+    ours = [line for group in groups if group[0].startswith("aorta: ") for line in group]
+    assert 30 < len(ours) <= 60

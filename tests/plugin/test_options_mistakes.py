@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from option_reading import NO_VARIABLES, option, read, typed
+from option_reading import NO_VARIABLES, on_command_line, option, read, typed
 
-from pytest_aorta.option_table import OPTIONS, Option
-from pytest_aorta.option_values import shown_command
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import read_selection
+from pytest_aorta.settings import SETTINGS, OptionError, Setting, shown_command
 
 MISTAKES = [
     ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
@@ -58,9 +57,10 @@ def test_a_mistake_on_the_command_line_names_value_source_and_what_is_valid(
     pytester: pytest.Pytester, name: str, text: str, valid: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        read(pytester, f"--aorta-{name}={text}")
+        read(pytester, *on_command_line(option(name), text))
 
-    assert str(caught.value) == f"--aorta-{name}: {text!r} is not valid; expected {valid}"
+    source = option(name).flag if option(name).scope == "option" else f"-o {option(name).ini}"
+    assert str(caught.value) == f"{source}: {text!r} is not valid; expected {valid}"
 
 
 @pytest.mark.parametrize(("name", "text", "valid"), [mistake for mistake in MISTAKES if mistake[1].strip()])
@@ -81,8 +81,8 @@ def test_whole_numbers_may_have_a_sign_and_spaces(pytester: pytest.Pytester, tex
     assert read(pytester, f"--aorta-trials={text}").trials == 3
 
 
-@given(st.sampled_from(OPTIONS), st.text())
-def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Option, text: str) -> None:
+@given(st.sampled_from(SETTINGS), st.text())
+def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Setting, text: str) -> None:
     parsed: Any = "nothing"
     with contextlib.suppress(ValueError):
         parsed = each.parse(text)
@@ -102,14 +102,12 @@ VALID = {
     "fail-on-nonfinite": "true or false",
     "grace": "a number of seconds, 0 for none",
     "preload": "auto, none, or names of modules separated by commas, such as torch,numpy",
-    "slots": "a whole number of at least 1, or auto",
-    "own-cores": "true or false",
-    "until-decided": "true or false",
+    "slots": "a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores",
     **dict.fromkeys(("dry-run", "yes"), "true or false"),
     "submit": "the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files",
     "margin": "a number above 0 and below 1, such as 0.1",
     "report": "the path of a file",
-    "duration": "a duration such as 8h, 1h30m, 90s, or a number of seconds above 0",
+    "stop": "decided, a duration such as 8h, 1h30m, 90s, or both: decided,8h",
     "devices": "a list such as 0-3 or 0,2-4, or none",
     "replay": "the path of a trial file, or of a folder with some",
     "resume": "true or false",
@@ -120,8 +118,7 @@ VALID = {
     "isolation": "one of fork, spawn, none",
     "launcher": "one of auto, elastic, torchrun, external",
     "order": "one of interleaved, grouped, random",
-    "shard": "I/N with I from 1 to N, such as 2/4",
-    "durations": "the path of a file",
+    "shard": "I/N with I from 1 to N, such as 2/4, or 2/4:FILE with a file of durations",
 }
 
 #: How the answers of those begin that add what is wrong.
@@ -142,14 +139,14 @@ odd_texts = (
 )
 
 
-@given(st.sampled_from(OPTIONS), odd_texts)
+@given(st.sampled_from(SETTINGS), odd_texts)
 @example(option("memory"), "3\u212a")
 @example(option("memory"), "9" * 400)
 @example(option("memory"), f"{2**63}")
 @example(option("log-limit"), "9" * 305 + "T")
 @example(option("trials"), "9" * 5000)
 @example(option("slots"), "9" * 5000)
-def test_what_is_no_value_is_answered_by_what_is_valid(each: Option, text: str) -> None:
+def test_what_is_no_value_is_answered_by_what_is_valid(each: Setting, text: str) -> None:
     try:
         value = each.parse(text)
     except ValueError as error:
@@ -183,7 +180,7 @@ def test_a_size_is_whole_and_positive_and_what_the_system_can_count(name: str, n
 
 
 # "auto" counts what this machine has.
-@given(st.dictionaries(st.sampled_from(OPTIONS), odd_texts.filter(lambda text: text.strip() != "auto"), max_size=3))
+@given(st.dictionaries(st.sampled_from(SETTINGS), odd_texts.filter(lambda text: text.strip() != "auto"), max_size=3))
 @example({option("registry-file"): "~nobody-of-this-name/registry.json"})
 @example({option("registry-file"): "x" * 10_000})
 @example({option("registry-file"): "a\0b"})
@@ -192,7 +189,7 @@ def test_a_size_is_whole_and_positive_and_what_the_system_can_count(name: str, n
 @example({option("host"): "//"})
 @example({option("command"): "A=0"})
 def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value_and_source(
-    given_texts: dict[Option, str],
+    given_texts: dict[Setting, str],
 ) -> None:
     config = typed(**{each.ini: [text] if each.repeat else text for each, text in given_texts.items()})
     try:
@@ -218,10 +215,13 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
     [("90s", 90), ("30m", 1800), ("8h", 28800), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("90", 90), (" 0.5h ", 1800)],
 )
 def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> None:
-    assert option("duration").parse(text) == seconds
+    assert option("stop").parse(text) == (False, seconds)
+    assert option("stop").parse(f"{text}, decided") == (True, seconds)
 
 
-@pytest.mark.parametrize("text", ["", "0", "8x", "h", "1m1h", "-1h", "1.2.3h", "8 hours", "inf", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "8x", "h", "1m1h", "-1h", "1.2.3h", "8 hours", "inf", "nan", "1h,2h", "decided,decided"]
+)
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a duration such as 8h, 1h30m, 90s"):
-        option("duration").parse(text)
+        option("stop").parse(text)

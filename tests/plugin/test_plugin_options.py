@@ -56,6 +56,10 @@ def _toml(section: str) -> str:
     return INI.format(section=section, quote='"', **{key: str(values) for key, values in VALUES.items()})
 
 
+def on_command_line(name: str, text: str) -> tuple[str, str]:
+    return ("-o", "aorta_order=grouped") if name == "order" else (f"--aorta-{name}", text)
+
+
 @pytest.mark.parametrize("source", ["pytest.ini", "tool.pytest.ini_options", "environment", "command line"])
 def test_option_can_be_given_in_any_of_its_spellings(
     offered: Stage, monkeypatch: pytest.MonkeyPatch, source: str
@@ -84,7 +88,7 @@ def test_option_can_be_given_in_any_of_its_spellings(
         if source == "environment":
             monkeypatch.setenv(f"PYTEST_AORTA_{name.upper().replace('-', '_')}", ";".join(values))
         elif source == "command line":
-            arguments += [word for one in values for word in (f"--aorta-{name}", one)]
+            arguments += [word for one in values for word in on_command_line(name, one)]
     result = offered.run("-v", *arguments)
     result.assert_outcomes(passed=4)
     names = [f"plain[default-{names}-{index}]" for names in ("none", "mine+omp_1") for index in (0, 1)]

@@ -69,7 +69,7 @@ def union(parts: Iterable[list[str]]) -> list[str]:
     "extra",
     [
         ("-k", "omp_1"),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in [(), ("--aorta-order", "random")]),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in [(), ("-o", "aorta_order=random")]),
     ],
     ids=str,
 )
@@ -133,10 +133,10 @@ def test_durations_decide_what_is_left_of_a_cell(stage: Stage) -> None:
     (stage.path / "d.json").write_text(
         json.dumps({"version": 1, "seconds": {"plain[local-omp_1]": 60, "plain[local-none]": 1}})
     )
-    parts = [collected(stage, *MATRIX, "--aorta-shard", f"{n}/2", "--aorta-durations", "d.json") for n in (1, 2)]
+    parts = [collected(stage, *MATRIX, "--aorta-shard", f"{n}/2:d.json") for n in (1, 2)]
     assert [sum("omp_1" in name for name in part) for part in parts] == [3, 2]
     assert [len(part) for part in parts] == [5, 5]
-    result = stage.run_here(*MATRIX, "--aorta-shard", "1/2", "--aorta-durations", "none.json")
+    result = stage.run_here(*MATRIX, "--aorta-shard", "1/2:none.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["ERROR: *none.json: No such file or directory; expected a file that pytest-aorta ci-m*"]
@@ -148,7 +148,7 @@ def test_a_wrong_shard_is_refused(stage: Stage, value: str) -> None:
     result = stage.run_here(*MATRIX, f"--aorta-shard={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [f"*--aorta-shard: '{value}' is not valid; expected I/N with I from 1 to N, such as 2/4"]
+        [f"*--aorta-shard: '{value}' is not valid; expected I/N with I from 1 to N, such as 2/4, or *"]
     )
 
 

@@ -62,11 +62,9 @@ def test_own_cores_are_imposed_recorded_and_said(
 ) -> None:
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
     options = (*workloads("meets"), "--aorta-trials", "2", *how)
-    result = beside.run(*options, "--aorta-own-cores")
+    result = beside.run(*options, "--aorta-slots=own-cores" if how[0] == "-n" else "--aorta-slots=2,own-cores")
     result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines(
-        [r"2 (slots|xdist workers): \d+ CPUs? and \d+ threads? per trial \(--aorta-own-cores\)"]
-    )
+    result.stdout.re_match_lines([r"2 (slots|xdist workers): \d+ CPUs? and \d+ threads? per trial \(own-cores\)"])
     first, second = metrics(beside)
     assert not set(first["cores"]) & set(second["cores"])
     assert {*first["cores"], *second["cores"]} <= set(MINE)
@@ -91,7 +89,7 @@ def test_own_cores_are_imposed_recorded_and_said(
 
 
 def test_what_a_trial_sets_itself_is_not_imposed(beside: Stage) -> None:
-    options = (*workloads("tells"), *TWO, "--aorta-own-cores", "--aorta-extra-env", "OMP_NUM_THREADS=5")
+    options = (*workloads("tells"), "--aorta-slots=2,own-cores", "--aorta-extra-env", "OMP_NUM_THREADS=5")
     beside.run_here(*options).assert_outcomes(passed=1)
     assert record(beside, workload="tells")["result"]["metrics"]["OMP_NUM_THREADS"] == "5"
     imposed = record(beside, workload="tells")["imposed"]
@@ -100,7 +98,7 @@ def test_what_a_trial_sets_itself_is_not_imposed(beside: Stage) -> None:
 
 
 def test_one_slot_has_all_cores_of_its_own(beside: Stage) -> None:
-    beside.run_here(*workloads("tells"), "--aorta-own-cores").assert_outcomes(passed=1)
+    beside.run_here(*workloads("tells"), "--aorta-slots=1,own-cores").assert_outcomes(passed=1)
     assert record(beside, workload="tells")["imposed"]["threads"] is None
 
 
@@ -120,9 +118,9 @@ def test_devices_are_imposed_by_number(beside: Stage) -> None:
 
 
 def test_own_cores_need_processes_of_their_own(beside: Stage) -> None:
-    result = beside.run_here(*workloads("tells"), "--aorta-own-cores", "--aorta-isolation", "none")
+    result = beside.run_here(*workloads("tells"), "--aorta-slots=own-cores", "--aorta-isolation", "none")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--aorta-own-cores and --aorta-isolation none: " in str(result.stderr)
+    assert "--aorta-slots own-cores and --aorta-isolation none: " in str(result.stderr)
 
 
 def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
@@ -176,4 +174,4 @@ def test_what_is_imposed_on_some_trials_only_is_said_with_their_number() -> None
     lines = SideBySideLines(Resources(slots=2, own_cores=True))
     lines.add(a_record(threads=1))
     lines.add({**a_record(threads=1), "imposed": {"threads": 1, "cpus": None, "devices": None, "variables": {}}})
-    assert lines.lines() == ["2 slots: 1 thread per trial (--aorta-own-cores); so for 1 of 2 trials"]
+    assert lines.lines() == ["2 slots: 1 thread per trial (own-cores); so for 1 of 2 trials"]

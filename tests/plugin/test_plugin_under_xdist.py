@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-pytest.importorskip("xdist")
-
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 
@@ -33,7 +31,7 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     options = (
         *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),
         *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off", "--aorta-config", "size=3"),
-        *("faulty_workloads.py::SegfaultsInRun", "faulty_workloads.py::RaisesInSetup", "--aorta-order", "random"),
+        *("faulty_workloads.py::SegfaultsInRun", "faulty_workloads.py::RaisesInSetup", "-o", "aorta_order=random"),
     )
     alone = faulty.run(*options)
     alone.assert_outcomes(passed=4, failed=8, errors=4)

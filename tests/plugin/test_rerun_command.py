@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.rerun_command import rerun_line
+from pytest_aorta.settings import SETTINGS
 
 NODE_ID = "aorta::fsdp[local-none-3]"
 
@@ -20,7 +20,7 @@ TOP = Path("/project")
 
 def item(node_id: str = NODE_ID, *, here: Path = TOP, others: dict[str, Any] | None = None, **own: Any) -> pytest.Item:
     """As much of an item as is looked at; options as the command line gave them, ``own`` ones without ``aorta_``."""
-    given = argparse.Namespace(**{each.ini: None for each in OPTIONS}, **(others or {}))
+    given = argparse.Namespace(**{each.ini: None for each in SETTINGS}, **(others or {}))
     for name, value in own.items():
         setattr(given, f"aorta_{name}", value)
     config = SimpleNamespace(option=given, rootpath=TOP, invocation_params=SimpleNamespace(dir=here))

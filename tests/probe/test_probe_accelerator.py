@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe import nvidia as nvidia_module
-from pytest_aorta.probe.accelerator import cuda_toolkit, cuda_toolkit_in_use, rocm
-from pytest_aorta.probe.amd import amd, gfx_name
+from pytest_aorta.probe import accelerator as nvidia_module
+from pytest_aorta.probe.accelerator import amd, cuda_toolkit, cuda_toolkit_in_use, gfx_name, nvidia, rocm
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.nvidia import nvidia
 
 Double = Callable[[str, str], None]
 

@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 from pytest_aorta.probe import collect as collect_module
-from pytest_aorta.probe import static as static_module
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe import collect as static_module
+from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Guard, describe
 from pytest_aorta.probe.snapshot import EnvSnapshot
-from pytest_aorta.probe.static import StaticEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +131,6 @@ def broken(*arguments: object, **options: object) -> NoReturn:
         (static_module, "accelerator", "accelerator: OSError: broken for the test"),
         (collect_module, "process", "process: OSError: broken for the test"),
         (collect_module, "recorded_variables", "env_vars: OSError: broken for the test"),
-        (collect_module, "Guard", "collect_env: OSError: broken for the test"),
     ],
 )
 def test_a_broken_probe_is_named_and_never_raises(
@@ -150,7 +148,7 @@ def test_a_broken_probe_is_named_and_never_raises(
 def test_files_that_cannot_be_read_cost_only_what_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", broken)
     static = collect_static()
-    assert "host.cpu_model: OSError: broken for the test" in static.reasons
+    assert "runtime_context.cgroup: OSError: broken for the test" in static.reasons
     assert static.sections["host"]["hostname"] == platform.node()
 
 

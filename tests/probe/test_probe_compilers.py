@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe import compilers as module
-from pytest_aorta.probe.compilers import compilers
+from pytest_aorta.probe import accelerator as module
+from pytest_aorta.probe.accelerator import compilers
 from pytest_aorta.probe.guard import Guard
 
 NVCC = "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 12.4, V12.4.131'"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.cgroup import cgroup_limits
-from pytest_aorta.probe.runtime_context import conda_environment, container, virtual_environment
+from pytest_aorta.probe.host import cgroup_limits, conda_environment, container, virtual_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,14 +16,13 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_aorta.probe import collect as collect_module
-from pytest_aorta.probe import libraries
+from pytest_aorta.probe import loaded as libraries
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.imported_modules import count_modules, imported_modules
-from pytest_aorta.probe.libraries import map_before_forks, mapped_now, mapped_objects
+from pytest_aorta.probe.loaded import count_modules, imported_modules, map_before_forks, mapped_now, mapped_objects
 from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
-from pytest_aorta.probe.torch_state import torch_state
+from pytest_aorta.probe.torch_facts import torch_state
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
@@ -178,7 +177,7 @@ def test_a_namespace_of_several_distributions_belongs_to_none(monkeypatch: pytes
     namespace = ModuleType("shared_namespace")
     namespace.__path__ = ["/site/shared_namespace"]
     monkeypatch.setitem(sys.modules, "shared_namespace", namespace)
-    monkeypatch.setattr("pytest_aorta.probe.imported_modules._MOST_OTHERS", 10**6)  # this process runs many tests
+    monkeypatch.setattr("pytest_aorta.probe.loaded._MOST_OTHERS", 10**6)  # this process runs many tests
     owners: dict[str, tuple[Owner, ...]] = {"shared_namespace": (Owner("one", "/site"), Owner("two", "/site"))}
     assert imported_modules(Installed({}, owners))["other"]["shared_namespace"] == {
         "modules": 1,
@@ -322,7 +321,7 @@ def test_every_part_has_its_time() -> None:
 def test_counting_from_an_earlier_count_gives_what_counting_all_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    monkeypatch.setattr("pytest_aorta.probe.imported_modules._MOST_OTHERS", 10**6)  # this process runs many tests
+    monkeypatch.setattr("pytest_aorta.probe.loaded._MOST_OTHERS", 10**6)  # this process runs many tests
     monkeypatch.setitem(sys.modules, "gone_later", ModuleType("gone_later"))
     installed = installed_distributions(Guard())
     before = count_modules(installed)

@@ -13,18 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_aorta.probe import cpu
-from pytest_aorta.probe.cpu import clock_is_cheap, clock_mhz, cpu_caches, cpu_frequency, cpu_topology
+from pytest_aorta.probe import host
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.host_memory import (
-    memory_policy,
+from pytest_aorta.probe.host import (
+    clock_is_cheap,
+    clock_mhz,
+    cpu_caches,
+    cpu_frequency,
+    cpu_topology,
+    kernel_command_line,
     memory_state,
     numa_balancing,
     numa_nodes,
     transparent_huge_pages,
 )
-from pytest_aorta.probe.machine import kernel_command_line
-from pytest_aorta.probe.process_state import process
+from pytest_aorta.probe.process import memory_policy, process
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -139,9 +142,9 @@ def test_the_clock_of_the_processor_that_a_trial_may_use(tmp_path: Path, monkeyp
 def test_a_clock_that_takes_long_is_not_asked_for_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     tree(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "1500000"})
-    monkeypatch.setattr(cpu, "_CHEAP_SEC", 60.0)
+    monkeypatch.setattr(host, "_CHEAP_SEC", 60.0)
     assert clock_is_cheap(tmp_path)
-    monkeypatch.setattr(cpu, "_CHEAP_SEC", 0.0)
+    monkeypatch.setattr(host, "_CHEAP_SEC", 0.0)
     assert not clock_is_cheap(tmp_path)
 
 
@@ -194,7 +197,7 @@ INTERLEAVE = 3
 def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
     code = f"""
 import ctypes, sys
-from pytest_aorta.probe.host_memory import memory_policy
+from pytest_aorta.probe.process import memory_policy
 before = memory_policy()
 libc = ctypes.CDLL(None, use_errno=True)
 mask = ctypes.c_ulong(1)
@@ -214,7 +217,7 @@ def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
     code = """
 import json, os
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.process_state import process
+from pytest_aorta.probe.process import process
 os.nice(3)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 guard = Guard()
@@ -239,18 +242,6 @@ def test_this_process_is_described_by_the_kernel() -> None:
         assert facts["huge_pages"]["total"] >= facts["huge_pages"]["free"]
 
 
-def test_without_proc_only_what_it_tells_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_aorta.probe import process_state as module
-
-    monkeypatch.setattr(module, "memory_state", lambda: memory_state(tmp_path))
-    monkeypatch.setattr(module, "_status", dict)
-    guard = Guard()
-    facts = process(guard)
-    assert guard.reasons == []
-    assert (facts["threads"], facts["huge_pages"], facts["transparent_huge_pages"]) == (None, None, None)
-    assert facts["memory_available_bytes"] > 0
-
-
 def test_the_command_line_of_this_kernel() -> None:
     line = kernel_command_line()
     assert line is None or line.split()[0] in Path("/proc/cmdline").read_text()
@@ -273,7 +264,7 @@ def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) ->
 def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, percent: float | None
 ) -> None:
-    from pytest_aorta.probe import process_state as module
+    from pytest_aorta.probe import process as module
 
     if text is not None:
         (tmp_path / "cpu").write_text(text)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe import own_name
-from pytest_aorta.probe.own_name import own_name_lookup_ms
+from pytest_aorta.probe import host
+from pytest_aorta.probe.host import own_name_lookup_ms
 from pytest_aorta.probe.tool import ToolTimedOut
 
 
@@ -28,6 +28,6 @@ def test_a_look_up_without_an_answer_is_given_up(tmp_path: Path, monkeypatch: py
     getent.chmod(0o755)
     (tmp_path / "hosts").write_text("")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(own_name, "_PATIENCE", 0.2)
+    monkeypatch.setattr(host, "_PATIENCE", 0.2)
     with pytest.raises(ToolTimedOut, match=f"look-up of {os.uname().nodename} takes longer than 0.2 s"):
         own_name_lookup_ms(tmp_path / "hosts")

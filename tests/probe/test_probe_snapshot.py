@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from pytest_aorta.probe.collect import collect_env, collect_static
-from pytest_aorta.probe.plain import plain
+from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 
 

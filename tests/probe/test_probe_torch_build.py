@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.libraries import loaded_libraries
-from pytest_aorta.probe.torch_build import torch_build
+from pytest_aorta.probe.loaded import loaded_libraries
+from pytest_aorta.probe.torch_facts import torch_build
 
 if TYPE_CHECKING:
     import pytest

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from pytest_aorta.probe.collect import collect_env, collect_static
-from pytest_aorta.probe.redaction import REDACTED, redacted_command_line
-from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.probe.variables import REDACTED, recorded_variables, redacted_command_line
 
 CANARY = "canary-9f3b"
 

@@ -17,11 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygote import Server, Task, Zygote, ZygotePool, ZygoteSpec
 from support.processes import MARK, PATIENCE, kill_all, marked
 
 PREPARE = """

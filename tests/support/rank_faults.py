@@ -21,7 +21,7 @@ import torch.distributed as dist
 #: Seconds; more than any test waits.
 FOREVER = 1000
 
-#: As ``runtime.zygotes.process_tree`` has it.
+#: As ``runtime.process_tree`` has it.
 STACK_SIGNAL = signal.SIGRTMAX - 3
 
 

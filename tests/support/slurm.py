@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_aorta.runtime.zygotes.process_tree import become_subreaper
+from pytest_aorta.runtime.process_tree import become_subreaper
 
 #: Names of the nodes, which are also their host names.
 NODES = ("n0", "n1")

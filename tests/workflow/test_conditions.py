@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.conditions import parse_condition, selected
 
 TRIALS = [

@@ -10,7 +10,7 @@ import pytest
 from support.specs import SPEC
 
 from pytest_aorta.launch.record import lost_record
-from pytest_aorta.triage.compare.environments import Environments
+from pytest_aorta.triage.environments import Environments
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.fingerprint import parts_of
 from pytest_aorta.trials.result import TrialResult

@@ -95,7 +95,7 @@ def test_trial_that_is_late_leaves_nothing_running(stage: Stage) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")
 
-    result = stage.run("--aorta-workload", "hangs", "--aorta-stall-timeout", "2")
+    result = stage.run("--aorta-workload", "hangs", "-o", "aorta_stall_timeout=2")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert set(stage.statuses().values()) == {"timeout"}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.launch.child.visible_state import MEMOS
 from pytest_aorta.launch.trial_payload import Refused
-from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
+from pytest_aorta.runtime.process_tree import reasons_against_forking
 
 
 class PreloadError(ImportError):

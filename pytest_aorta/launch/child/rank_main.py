@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, attempt_folder, event_log, save_collectives
 from pytest_aorta.launch.child.name_service import LOOPBACK
-from pytest_aorta.launch.child.rank_files import attempt_folder
-from pytest_aorta.launch.child.rank_stacks import save_own_collectives
-from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
-from pytest_aorta.launch.child.torch_compat.native_log import quiet_stderr
-from pytest_aorta.launch.child.torch_compat.store_client import connect_without_name_server
+from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis.flight_recorder import socket_path
-from pytest_aorta.runtime.zygotes.task_main import arm
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
+from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
+from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
+from pytest_aorta.runtime.process_tree import request_stacks
+from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.seeding import rank_seed
@@ -25,6 +25,32 @@ from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
+
+
+def look_at_ranks(trial: TrialEvidence, running: Mapping[int, int], folder: Path, sockets: Path) -> None:
+    """Have them taken where they can say for which rank the others have waited.
+
+    Args:
+        trial: what is known so far.
+        running: the processes of the ranks that still run, by rank.
+        folder: of the attempt.
+        sockets: of the flight recorders.
+    """
+    if running and is_about_a_missing_rank(trial):
+        take_stacks(running, folder, sockets)
+
+
+def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
+    """Have the stacks and the flight recorders of processes taken, by rank."""
+    for rank, pid in running.items():
+        save_collectives(folder, rank, pid, sockets)
+    request_stacks(running.values())
+
+
+def save_own_collectives(error: BaseException, folder: Path, rank: int, sockets: Path) -> None:
+    """In a rank whose process group has given up: nothing can be asked of it later."""
+    if gave_up_waiting(str(error)):
+        save_collectives(folder, rank, os.getpid(), sockets)
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:

@@ -1,13 +1,21 @@
-"""The rendezvous of the agents of a trial."""
+"""Where the agent and the ranks of one host meet: stores, and the rendezvous over them.
+
+A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
+forked from that process at such a moment would wait for the lock without end, so an agent that forks has no store
+itself: a process beside it does. An agent that has a store, or other threads of libraries, does not fork.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import os
-import secrets
+import signal
 import socket
+import traceback
 
+import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -16,39 +24,27 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from pytest_aorta.launch.child.fixed_agents import FixedAgents
-from pytest_aorta.launch.child.local_store import LocalStore, connect
-from pytest_aorta.launch.child.name_service import LOOPBACK
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, meets_in_etcd
+from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
+from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 
-def rendezvous(options: ElasticOptions, trial_id: str, nodes_secret: str | None) -> RendezvousHandler:
-    """The handler for the options: ``OneHost`` for one host, torch's for several.
+def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
+    """The handler for a trial on one host: ``OneHost``, or torch's own where another one is asked for.
 
-    Args:
-        options: of the agent.
-        trial_id: of the trial, which is the name of the rendezvous where none is given.
-        nodes_secret: of a run on several nodes.
-
-    Raises:
-        OSError: the port for its store is taken.
+    Raises ``OSError`` where the port for its store is taken.
     """
-    if is_multi_node(options):
-        from pytest_aorta.launch.child.node_rendezvous import rendezvous_of_nodes
-
-        assert nodes_secret is not None
-        local_addr = options.local_addr or address_towards(*endpoint(options))
-        return rendezvous_of_nodes(options, trial_id, nodes_secret, local_addr)
     run_id = options.rdzv_id or trial_id
     forks = options.start_method == "fork"
     if options.rdzv_backend is None and options.nnodes == (1, 1):
         return OneHost(run_id, options.master_addr, options.master_port, forks=forks)
     if options.rdzv_backend == "static":
-        return _at_master(options, run_id, forks)
-    if meets_in_etcd(options) and options.rdzv_id is None:
-        # etcd remembers the nodes of earlier runs of the trial, for which this one would wait.
-        run_id = f"{trial_id}.{secrets.token_hex(8)}"
+        # As torch's, whose handler serves a store from a thread of the agent.
+        if options.rdzv_endpoint is None:
+            return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port, forks=forks)
+        host, _, port = options.rdzv_endpoint.rpartition(":")
+        return OneHost(run_id, host, int(port), forks=forks)
     own_store = options.rdzv_backend in (None, "c10d")
     at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0", forks) if own_store else options.rdzv_endpoint or ""
     parameters = RendezvousParameters(
@@ -65,14 +61,6 @@ def rendezvous(options: ElasticOptions, trial_id: str, nodes_secret: str | None)
     return get_rendezvous_handler(parameters)
 
 
-def _at_master(options: ElasticOptions, run_id: str, forks: bool) -> RendezvousHandler:
-    """What torch's ``static`` rendezvous is on one host; its own handler serves a store from a thread of the agent."""
-    if options.rdzv_endpoint is None:
-        return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port, forks=forks)
-    host, _, port = options.rdzv_endpoint.rpartition(":")
-    return OneHost(run_id, host, int(port), forks=forks)
-
-
 def free_port() -> int:
     """A port that no process of this host listens on."""
     with socket.socket() as probe:
@@ -81,11 +69,7 @@ def free_port() -> int:
 
 
 def _store_here(at: str, forks: bool) -> str:
-    """Serve the store of a rendezvous if its endpoint is on this host; where to reach it.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Serve the store of a rendezvous if its endpoint is on this host; where to reach it."""
     host, _, port = at.rpartition(":")
     if not _is_here(host):
         return at
@@ -110,14 +94,26 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def address_towards(host: str, port: int) -> str | None:
-    """The address of this node on the route to the endpoint; its host name may be known only to itself."""
-    with contextlib.suppress(OSError):
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
-    return None
+class FixedAgents(RendezvousHandler):
+    """Of agents whose number is fixed: none joins later, and none closes the rendezvous for the others.
+
+    Ranks find ``run_id`` in ``TORCHELASTIC_RUN_ID``.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
 
 
 class OneHost(FixedAgents):
@@ -137,12 +133,10 @@ class OneHost(FixedAgents):
         self._store: LocalStore | None = None
 
     def get_backend(self) -> str:
-        """Its name in logs."""
         return "aorta-one-host"
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks bootstrap through the agent's store."""
         return self._master is None
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -153,8 +147,77 @@ class OneHost(FixedAgents):
         return RendezvousInfo(connect(self._store.port), 0, 1, RendezvousStoreInfo(*at))
 
     def shutdown(self) -> bool:
-        """End the store."""
         store, self._store = self._store, None
         if store is not None:
             store.close()
         return True
+
+
+class LocalStore:
+    """Serves a ``TCPStore`` on the loopback interface until it is closed or this process ends.
+
+    Where this process ``forks``, a process of its own serves the store, else a thread of this one, which asks no name
+    server any more. ``port`` 0 is a free one; raises ``OSError`` where the port is taken.
+    """
+
+    def __init__(self, port: int = 0, *, forks: bool) -> None:
+        listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)  # torch: on all interfaces
+        self.port = int(listening.getsockname()[1])
+        self._pid: int | None = None
+        self._served: dist.TCPStore | None = None  # type: ignore[name-defined]
+        if forks:
+            agent = os.getpid()
+            self._pid = os.fork()
+            if self._pid == 0:
+                _serve(agent, listening)
+            listening.close()
+        else:
+            ask_files_only()
+            self._served = serve_store(listening)
+        _open.append(self)
+
+    def close(self) -> None:
+        """End it; twice is harmless."""
+        self._served = None
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._pid = None
+        if self in _open:
+            _open.remove(self)
+
+
+#: Those that this process serves, or has served for it.
+_open: list[LocalStore] = []
+
+
+def close_stores() -> None:
+    """End the stores of this process: what outlives a trial's process counts as left behind by the trial."""
+    for store in list(_open):
+        store.close()
+
+
+def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
+    """A client of such a store, which has no thread."""
+    with files_only():
+        return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
+
+
+def _serve(agent: int, listening: socket.socket) -> None:
+    """In a process beside the agent; never returns."""
+    try:
+        process_tree.die_with_parent(agent)
+        # The ranks may need it until they have ended, and its stacks say nothing about them.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        faulthandler.unregister(process_tree.STACK_SIGNAL)
+        ask_files_only()
+        store = serve_store(listening)
+        while store is not None:
+            signal.pause()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)

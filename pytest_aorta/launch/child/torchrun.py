@@ -1,85 +1,92 @@
-"""Ranks under the real ``torchrun``, a command whose ranks are fresh interpreters."""
+"""Ranks under the real ``torchrun``: of a workload, or a user's script or command, whose ranks send no events."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
-from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.launch.child.event_log import EventLogRelay, EventLogWriter, event_log
-from pytest_aorta.launch.child.rank_evidence import attempt_evidence, keep_evidence
-from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.child.rank_main import run_rank
+from pytest_aorta.launch.child.attempt_files import (
+    EventLogRelay,
+    attempt_evidence,
+    attempt_folder,
+    event_log,
+    keep_evidence,
+    last_attempt,
+)
+from pytest_aorta.launch.child.name_service import LOOPBACK
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence
-from pytest_aorta.runtime.zygotes.fork_safety import reasons_against_forking
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.events import Send
+from pytest_aorta.launch.launch_mode import SCRIPT
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
+from pytest_aorta.runtime.process_tree import reasons_against_forking
+from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions, elastic_options
+from pytest_aorta.trials.events import EndEvent, FailureData, ResultData, Send
+from pytest_aorta.trials.place_variables import NAMES, note_tmp
 
-if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload
+#: What the program that runs torchrun gets and leaves, in the folder of the trial.
+ORDER, STATES, ERROR, LOGS = "torchrun.json", "torchrun_states.events", "torchrun_error.json", "torchrun"
 
-_PAYLOAD = "torchrun.json"
-_STATES = "torchrun_states.events"
-_ERROR = "torchrun_error.json"
-_LOGS = "torchrun"
+_PROGRAM = "pytest_aorta.launch.child.torchrun_program"
 
 #: Seconds between two looks at torchrun and its ranks.
 POLL_INTERVAL = 0.02
 
+_static: StaticEnv | None = None
+
 
 def run_torchrun(payload: TrialPayload, send: Send) -> None:
-    """Start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
+    """Run a workload: start ``torchrun``, relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
-    (folder / _PAYLOAD).write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
-    with local_rendezvous(elastic_options(payload["elastic"])) as meeting:
-        _run(payload, send, folder, meeting)
-
-
-def _run(payload: TrialPayload, send: Send, folder: Path, meeting: list[str]) -> None:
-    command = [
-        *(sys.executable, "-m", "pytest_aorta.launch.child.torchrun", "torchrun", str(folder / _PAYLOAD)),
-        *("--nproc-per-node", str(payload["nproc"]), *_agent_options(payload), *meeting),
-        *("--log-dir", str(folder / _LOGS)),
-        *("-m", "pytest_aorta.launch.child.torchrun", "rank", str(folder / _PAYLOAD)),
-    ]
+    order = folder / ORDER
+    order.write_text(json.dumps({"payload": payload, "sys_path": sys.path}))
+    options = elastic_options(payload["elastic"])
     relay, attempt, code = EventLogRelay(send), 0, 0
-    variables = with_stores_apart(elastic_options(payload["elastic"]).max_restarts)
-    for returncode in poll(subprocess.Popen(command, env=variables)):
-        relay.forward(folder / _STATES)
-        relay.forward(event_log(attempt_folder(folder, attempt), 0))
-        while attempt < last_attempt(folder):
-            trial = _evidence(payload, attempt)
-            keep_evidence(folder, trial)
-            send(attempt_event(trial))
-            attempt += 1
+    with _local_rendezvous(options) as meeting:
+        command = [
+            *(sys.executable, "-m", _PROGRAM, "workload", str(order), "--nproc-per-node", str(payload["nproc"])),
+            *_agent_options(options, payload["trial_id"]),
+            *(*meeting, "--log-dir", str(folder / LOGS), "-m", _PROGRAM, "rank", str(order)),
+        ]
+        for returncode in _poll(subprocess.Popen(command, env=_with_stores_apart(options.max_restarts))):
+            relay.forward(folder / STATES)
             relay.forward(event_log(attempt_folder(folder, attempt), 0))
-        code = returncode or 0
-    relay.forward(folder / _STATES)
+            while attempt < last_attempt(folder):
+                trial = _evidence(payload, attempt)
+                keep_evidence(folder, trial)
+                send(attempt_event(trial))
+                attempt += 1
+                relay.forward(event_log(attempt_folder(folder, attempt), 0))
+            code = returncode or 0
+    relay.forward(folder / STATES)
     trial = _evidence(payload, attempt, code)
     found = judge(trial)
     if found.failure is not None or found.cleanup is not None:
         keep_evidence(folder, trial)
-    for name in (_PAYLOAD, _STATES, _ERROR):
+    for name in (ORDER, STATES, ERROR):
         (folder / name).unlink(missing_ok=True)
     send(ranks_event(found))
 
 
-def _evidence(payload: TrialPayload, attempt: int, code: int = 0) -> TrialEvidence:
-    agent: AgentEnd = {"name": "torchrun", "returncode": code}
+def _evidence(payload: TrialPayload, attempt: int, code: int = 0, *, script: bool = False) -> TrialEvidence:
+    folder = Path(payload["folder"])
+    agent = AgentEnd("torchrun", code)
     with contextlib.suppress(OSError, ValueError):
-        agent["error"] = json.loads((Path(payload["folder"]) / _ERROR).read_text())
-    return attempt_evidence(Path(payload["folder"]), attempt, "torchrun", payload["source"], agent=agent)
+        agent.error = json.loads((folder / ERROR).read_text())
+    return attempt_evidence(folder, attempt, "script" if script else "torchrun", payload["source"], agent=agent)
 
 
 @contextlib.contextmanager
-def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
+def _local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
     """Options of torchrun for the rendezvous of a single agent, unless ``options`` say where that is.
 
     torchrun's own store would listen on all interfaces.
@@ -91,11 +98,9 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         yield ["--rdzv-backend", "static", *port]
         return
     if options.rdzv_endpoint is not None or options.rdzv_backend not in (None, "c10d"):
-        given = {"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"}
-        yield [text for name, value in given.items() if value is not None for text in (f"--{name}", value)]
+        yield _spelled({"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": options.rdzv_backend or "c10d"})
         return
-    from pytest_aorta.launch.child.local_store import LocalStore
-    from pytest_aorta.launch.child.name_service import LOOPBACK
+    from pytest_aorta.launch.child.rendezvous import LocalStore
 
     store = LocalStore(forks=not reasons_against_forking())
     try:
@@ -105,7 +110,29 @@ def local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
         store.close()
 
 
-def with_stores_apart(max_restarts: int) -> dict[str, str]:
+def _agent_options(options: ElasticOptions, trial_id: str) -> list[str]:
+    return _spelled(
+        {
+            "nnodes": ":".join(map(str, options.nnodes)),
+            "rdzv-id": options.rdzv_id or trial_id,
+            "max-restarts": options.max_restarts,
+            "monitor-interval": options.monitor_interval,
+            "redirects": options.redirects,
+            "tee": options.tee,
+            "role": options.role,
+            "start-method": options.start_method,
+            "master-addr": options.master_addr,
+            "master-port": options.master_port,
+            "local-addr": options.local_addr,
+        }
+    )
+
+
+def _spelled(options: Mapping[str, object]) -> list[str]:
+    return [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+
+
+def _with_stores_apart(max_restarts: int) -> dict[str, str]:
     """The variables for a torchrun whose ranks have a store of their own in every attempt.
 
     Otherwise the agent gives those of all attempts the same one, in which the ranks of a restart find the addresses of
@@ -114,7 +141,7 @@ def with_stores_apart(max_restarts: int) -> dict[str, str]:
     return {**({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if max_restarts else {}), **os.environ}
 
 
-def poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
+def _poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
     """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
@@ -124,55 +151,128 @@ def poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> I
             yield None
 
 
-def _agent_options(payload: TrialPayload) -> list[str]:
-    options = elastic_options(payload["elastic"])
-    given = {
-        "nnodes": ":".join(map(str, options.nnodes)),
-        "rdzv-id": options.rdzv_id or payload["trial_id"],
-        "max-restarts": options.max_restarts,
-        "monitor-interval": options.monitor_interval,
-        "redirects": options.redirects,
-        "tee": options.tee,
-        "role": options.role,
-        "start-method": options.start_method,
-        "master-addr": options.master_addr,
-        "master-port": options.master_port,
-        "local-addr": options.local_addr,
-    }
-    return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
-
-
-def torchrun_main(order: Path, arguments: list[str]) -> int:
-    """torchrun's entry point, which records how its ranks end; the exit status that torchrun would have."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main
-
-    from pytest_aorta.launch.child.torch_agent import reporting_agent
-    from pytest_aorta.launch.child.torch_compat.elastic_agent import use_agent_in_torchrun
-    from pytest_aorta.launch.child.torch_compat.rank_context import use_context_in_torchrun
-    from pytest_aorta.launch.child.workload_context import WorkloadContext
-
-    WorkloadContext.use(json.loads(order.read_text())["payload"])
-    use_context_in_torchrun(WorkloadContext)
-    use_agent_in_torchrun(reporting_agent(EventLogWriter(order.with_name(_STATES)).send))
+def file_digest(source: str | None) -> str:
+    """Of what the fingerprint of a trial takes for the source of its script."""
     try:
-        main(arguments)
-    except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Exception as error:
-        order.with_name(_ERROR).write_text(json.dumps(describe_exception(error)))
-        raise
-    return 0
+        return hashlib.sha256(b"" if source is None else Path(source).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
-def torchrun_rank_main(payload: TrialPayload, sys_path: list[str]) -> int:
-    """A rank in an interpreter that torchrun started."""
-    sys.path.extend(path for path in sys_path if path not in sys.path)
-    return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
+def prepare_script(argument: PrepareArgument) -> dict[str, Any]:
+    """Describe the script as ``trials.loading.describe`` does a workload, without importing it."""
+    global _static
+    options = dict(argument["overrides"])
+    digest, source = options.pop("digest"), options.pop("source")
+    variables = variables_now()
+    _static = collect_static(Path(source) if source else None)
+    note_tmp()
+    return {
+        "launch_mode": SCRIPT,
+        "min_world_size": 1,
+        "result_scope": "global",
+        "timeout_sec": None,
+        "source": source,
+        "sources": {} if source is None else {Path(source).name: digest},
+        "surroundings": surroundings(_static, variables),
+        "config": options,
+        "config_error": None,
+    }
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "torchrun":
-        sys.exit(torchrun_main(Path(sys.argv[2]), sys.argv[3:]))
-    sys.exit(torchrun_rank_main(**json.loads(Path(sys.argv[2]).read_text())))
+def run_script(payload: TrialPayload, send: Send) -> None:
+    """Run a script or a module of the user: start ``torchrun``, wait for it, report how the ranks ended."""
+    send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
+    script = payload["overrides"]
+    words = [
+        *(("--module", script["module"]) if "module" in script else (script["script"],)),
+        *script["arguments"],
+    ]
+    start = TorchrunStart(script["cwd"], script["max_restarts"], words, sys.path, os.environ)
+    follow_torchrun(payload, send, start, RanksOutput())
+
+
+@dataclass(frozen=True)
+class TorchrunStart:
+    """What torchrun starts: ``words`` are options, the ranks' program and its arguments.
+
+    ``sys_path`` is added to that of Python programs.
+    """
+
+    cwd: str
+    max_restarts: int
+    words: Sequence[str]
+    sys_path: Sequence[str]
+    environ: Mapping[str, str]
+
+
+class RanksOutput:
+    """Looks at what the ranks print while they run, every ``interval`` seconds; this one does not."""
+
+    interval: ClassVar[float] = POLL_INTERVAL
+
+    def look(self, attempt: int) -> None:
+        """The ranks of an attempt are running, or have ended."""
+
+    def result(self, attempt: int, code: int) -> tuple[ResultData, FailureData | None]:
+        """Of the last attempt, when torchrun has ended with this exit code, and what it has failed of, if it is 0."""
+        return {"passed": code == 0, "metrics": {"returncode": code}}, None
+
+
+def follow_torchrun(payload: TrialPayload, send: Send, start: TorchrunStart, output: RanksOutput) -> None:
+    """Start ``torchrun`` for ranks that send no events, wait for it, report how they ended."""
+    folder = Path(payload["folder"])
+    started = time.monotonic()
+    send({"type": "begin", "phase": "setup"})
+    attempt, code, ready = 0, 0, None
+    with _local_rendezvous(DEFAULTS) as meeting:
+        for returncode in _poll(_start(payload, folder, meeting, start), output.interval):
+            if ready is None and event_log(attempt_folder(folder, 0), 0).exists():
+                ready = time.monotonic()
+                _send_ready(ready - started, send)
+            while ready is not None and attempt < last_attempt(folder):
+                send(attempt_event(_evidence(payload, attempt, script=True)))
+                _send_ready(ready - started, send)
+                attempt += 1
+            if ready is not None:
+                output.look(attempt)
+            code = returncode or 0
+    trial = _evidence(payload, attempt, code, script=True)
+    found = judge(trial)
+    if found.failure is not None:
+        keep_evidence(folder, trial)
+    if ready is not None and (found.failure is None or found.failure.get("rank") is not None):
+        result, failure = output.result(attempt, code)
+        end: EndEvent = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
+        end["result"] = result
+        if failure is not None:
+            end["failure"] = failure
+        send(end)
+    (folder / ORDER).unlink(missing_ok=True)
+    send(ranks_event(found))
+    send({"type": "lived", "at": time.time()})
+
+
+def _start(payload: TrialPayload, folder: Path, meeting: list[str], start: TorchrunStart) -> subprocess.Popen[bytes]:
+    order = {
+        "folder": str(folder),
+        "grace": payload["grace"],
+        "cwd": start.cwd,
+        "sys_path": list(start.sys_path),
+    }
+    (folder / ORDER).write_text(json.dumps(order))
+    command = [
+        *(sys.executable, "-m", _PROGRAM, "script", str(folder / ORDER)),
+        *("--nproc-per-node", str(payload["nproc"]), "--max-restarts", str(start.max_restarts)),
+        *(*meeting, "--rdzv-id", payload["trial_id"]),
+        *("--log-dir", str(folder / LOGS), "--redirects", "3", "--monitor-interval", str(POLL_INTERVAL)),
+        *start.words,
+    ]
+    # Not in the folder of the script: there may be files with the names of modules.
+    environ = {**_with_stores_apart(start.max_restarts), **start.environ}
+    return subprocess.Popen(command, cwd=folder, env=environ)
+
+
+def _send_ready(sec: float, send: Send) -> None:
+    send({"type": "end", "phase": "setup", "sec": sec})
+    send({"type": "begin", "phase": "run"})

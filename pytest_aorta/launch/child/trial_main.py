@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child import command_ranks, script, workload_main
-from pytest_aorta.launch.child.agent_files import use_for_agent
-from pytest_aorta.launch.child.event_log import EventLogWriter, event_log
+from pytest_aorta.launch.child import command, torchrun, workload_main
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, use_for_agent
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
-from pytest_aorta.runtime.zygotes.channel import Channel
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.place_variables import take_place
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
@@ -27,9 +27,9 @@ def load(argument: PrepareArgument) -> None:
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
     if argument["target"] == SCRIPT_TARGET:
-        return script.prepare_script(argument)
+        return torchrun.prepare_script(argument)
     if argument["target"] == COMMAND_RANKS_TARGET:
-        return command_ranks.prepare_command(argument)
+        return command.prepare_command(argument)
     description = workload_main.prepare(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
@@ -38,8 +38,6 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
 
 def orphaned() -> None:
     """Remove the temporary folders of runs that were killed."""
-    import tempfile
-
     from pytest_aorta.runtime.resources.used_folders import SHORT, sweep
 
     sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
@@ -50,8 +48,6 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     """Run one trial."""
     mode, send = payload["mode"], channel.send
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
-        from pytest_aorta.launch.child.external import agree_on_master_port
-
         agree_on_master_port(payload["trial_id"])
     take_place(payload["place"])
     if mode in ("elastic", "torchrun"):
@@ -61,17 +57,15 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if payload["target"] == SCRIPT_TARGET:
-        script.run_script(payload, send)
+        torchrun.run_script(payload, send)
     elif payload["target"] == COMMAND_RANKS_TARGET:
-        command_ranks.run_command_ranks(payload, send)
+        command.run_command_ranks(payload, send)
     elif mode == "elastic":
         from pytest_aorta.launch.child.elastic import run_elastic
 
         run_elastic(payload, send)
     elif mode == "torchrun":
-        from pytest_aorta.launch.child.torchrun import run_torchrun
-
-        run_torchrun(payload, send)
+        torchrun.run_torchrun(payload, send)
     elif mode == "external":
         folder, rank = Path(payload["folder"]), own_rank()
         log = EventLogWriter(event_log(folder, rank), relay=send)
@@ -81,3 +75,33 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     else:
         workload_main.use_seed(payload["seed"])
         workload_main.run_workload(payload, send, step_file(Path(payload["folder"])))
+
+
+def agree_on_master_port(trial_id: str) -> None:
+    """Wait for the other ranks, and set ``MASTER_PORT`` to the same fresh port in all of them.
+
+    torchrun gives all trials of a pytest run one store. A second ``init_process_group()`` on it would read the
+    addresses that the first one left there, so rank 0 announces a free port under the trial's name instead.
+    Without torchrun's store (another launcher), the given ``MASTER_PORT`` is used again and again, which works as long
+    as trials follow one another.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    import socket
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    shared = dist.PrefixStore(f"aorta/{attempt}/{trial_id}", agents)  # type: ignore[attr-defined]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    shared.set(f"here/{rank}", "1")
+    if rank == 0:
+        shared.wait([f"here/{other}" for other in range(size)])
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            shared.set("port", str(probe.getsockname()[1]))
+    os.environ["MASTER_PORT"] = shared.get("port").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from pytest_aorta.runtime.zygotes.fork_safety import open_gpu_devices
+from pytest_aorta.runtime.process_tree import open_gpu_devices
 from pytest_aorta.trials.seeding import GENERATORS, generator_state
 
 State = dict[str, Any]

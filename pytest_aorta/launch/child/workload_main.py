@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.aorta_group import join_group, leave_group
-from pytest_aorta.launch.child.launcher_variables import launcher_variables
 from pytest_aorta.launch.child.lazy_imports import LazyImports
 from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
-from pytest_aorta.probe.child_processes import Children, children_now, had_children_since
-from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static, refreshed
+from pytest_aorta.probe.collect import (
+    StaticEnv,
+    before_forks,
+    collect_end,
+    collect_env,
+    collect_static,
+    refreshed,
+    surroundings,
+    variables_now,
+)
+from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
-from pytest_aorta.probe.static import StaticEnv
-from pytest_aorta.probe.surroundings import surroundings, variables_now
-from pytest_aorta.probe.watch import Watch
+from pytest_aorta.probe.process import Children, children_now, had_children_since
+from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.events import Send
@@ -32,6 +38,51 @@ from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
+
+
+def join_group(cls: type[Any], config: Any) -> None:
+    """In a rank, before the constructor: make the process group of a workload that leaves that to its runner."""
+    distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not distributed or not supports_process(cls) or not hasattr(cls, "isolated_distributed_backend"):
+        return
+    import torch
+    import torch.distributed as dist
+
+    backend = cls.isolated_distributed_backend(config)
+    if backend == "auto":
+        default = "nccl" if torch.cuda.is_available() else "gloo"
+        backend = {"cpu": "gloo", "cuda": "nccl"}.get(config.get("device", "auto"), default)
+    if not dist.is_initialized():
+        dist.init_process_group(backend)
+
+
+def leave_group(cls: type[Any]) -> None:
+    """After the cleanup: destroy it."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and supports_process(cls):
+        with contextlib.suppress(Exception):  # the other ranks may have gone
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
+
+    Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
+    may not be read.
+    """
+    if base is None:
+        return {}
+    try:
+        content = Path(f"/proc/{base}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    before = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    return recorded_variables(
+        {name: value for name, value in environ.items() if before.get(name) != value and name not in NAMES}
+    )
+
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None

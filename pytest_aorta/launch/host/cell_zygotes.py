@@ -14,12 +14,19 @@ from pytest_aorta.launch.host.preloads import Preloads
 from pytest_aorta.launch.launch_mode import LaunchModeError, resolve_launch
 from pytest_aorta.launch.trial_payload import Extension
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.runtime.zygotes.branch import EXTENSION_TIMEOUT, Branch
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ExtensionFailed, ZygoteError, ZygoteTimeout, ZygoteUnwanted
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
+from pytest_aorta.runtime.zygote import (
+    EXTENSION_TIMEOUT,
+    Branch,
+    ExtensionFailed,
+    Server,
+    StartLimits,
+    Zygote,
+    ZygoteError,
+    ZygotePool,
+    ZygoteSpec,
+    ZygoteTimeout,
+    ZygoteUnwanted,
+)
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.seeding import random_seed

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 from pytest_aorta.common.first_names import first_names
-from pytest_aorta.launch.child.event_log import pids_of_ranks
-from pytest_aorta.launch.child.rank_evidence import attempt_evidence, collectives_file, keep_evidence
-from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
-from pytest_aorta.launch.diagnosis import flight_recorder
+from pytest_aorta.launch.child.attempt_files import (
+    attempt_evidence,
+    attempt_folder,
+    keep_evidence,
+    last_attempt,
+    pids_of_ranks,
+    save_collectives,
+)
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.diagnosis.stacks import locate, read_dump
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, Launcher, TrialEvidence
+from pytest_aorta.launch.diagnosis.traces import locate, read_dump
 from pytest_aorta.launch.host.artifacts import STACKS
 from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
 from pytest_aorta.launch.host.node_files import with_other_nodes
@@ -60,10 +63,7 @@ class Evidence:
             return
         folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank, pid in pids_of_ranks(folder).items():
-            recorded = flight_recorder.request_trace(pid, self._sockets)
-            if recorded is not None and recorded.get("entries"):
-                with contextlib.suppress(OSError):
-                    collectives_file(folder, rank).write_text(json.dumps(recorded))
+            save_collectives(folder, rank, pid, self._sockets)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
@@ -96,7 +96,7 @@ class Evidence:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
         if code is not None and code < 0:
-            self._judge(self._evidence({"name": "the agent", "returncode": code}))
+            self._judge(self._evidence(AgentEnd("the agent", code)))
 
     def _read_overdue(self, overdue: float) -> None:
         """Where the agent was ended together with its ranks because of a limit."""
@@ -104,10 +104,10 @@ class Evidence:
         elastic = self._spec.execution.elastic
         if is_multi_node(elastic):
             grace = self._spec.limits.grace
-            trial["network"] = network_problem(elastic)
+            trial.network = network_problem(elastic)
             trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
         self._judge(trial)
-        if is_multi_node(elastic) and not trial["ranks"]:
+        if is_multi_node(elastic) and not trial.ranks:
             self._seen.location = self._not_met(elastic)
 
     def _not_met(self, elastic: ElasticOptions) -> str:

@@ -13,11 +13,17 @@ from typing import Any
 
 from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
-from pytest_aorta.runtime.zygotes.server import child_task
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout, ZygoteUnwanted, exit_text
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits, ZygoteSpec
+from pytest_aorta.runtime.zygote import (
+    StartLimits,
+    Task,
+    Zygote,
+    ZygoteError,
+    ZygoteSpec,
+    ZygoteTimeout,
+    ZygoteUnwanted,
+    child_task,
+    exit_text,
+)
 
 #: Bytes of its output that an error quotes.
 _OUTPUT = 4000

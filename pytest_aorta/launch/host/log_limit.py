@@ -51,7 +51,7 @@ class LogLimit:
 
     def _cut(self, path: Path, size: int) -> str | None:
         cut = size - self._head - self._tail
-        said = f"{cut} of {size} bytes were cut here; --aorta-log-limit keeps {self._head + self._tail}"
+        said = f"{cut} of {size} bytes were cut here; aorta_log_limit keeps {self._head + self._tail}"
         try:
             fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:

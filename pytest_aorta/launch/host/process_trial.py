@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.crash_text import crash_text
-from pytest_aorta.launch.diagnosis.import_hang import ImportHang
+from pytest_aorta.launch.diagnosis.traces import crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read
@@ -18,21 +17,19 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence
 from pytest_aorta.launch.host.log_limit import LogLimit
 from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
+from pytest_aorta.launch.host.start_failure import see_start_failure
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime.zygotes.channel import Message
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
+from pytest_aorta.runtime.channel import Message
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
@@ -58,7 +55,6 @@ class ProcessTrial:
         folder: Path,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
-        meeting: Meeting | None = None,
         node_store: NodeStore | None = None,
     ) -> None:
         self.spec = spec
@@ -69,7 +65,6 @@ class ProcessTrial:
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
-        self._meeting = meeting
         self._node_store = node_store
         self._place: Place | None = None
         self._started_at = utc_now()
@@ -121,13 +116,8 @@ class ProcessTrial:
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             if not self._resume_held(cell, inherited, allocation):
                 self._submit(cell, inherited, allocation, timeout)
-        except ZygoteTimeout as error:
-            hang = ImportHang(error.limit, error.stacks, error.output)
-            hang.see(self.seen, self.spec.workload.target, self._folder)
-        except ZygoteError as error:
-            self._lose(error)
-        except (EnvironmentUnusable, ConfigError, LaunchModeError) as error:
-            self._lose(ZygoteError(str(error)))
+        except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
+            see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     def _resume_held(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation) -> bool:
         """Run in the process that has imported the workload for the first trial of the cell, if it is there."""
@@ -211,7 +201,6 @@ class ProcessTrial:
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
-            "nodes_secret": None if self._meeting is None else self._meeting.secret,
         }
 
     def _is_forked(self) -> bool:
@@ -241,9 +230,7 @@ class ProcessTrial:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
-        """It could not start, or its zygote died."""
-        if self._task is None:
-            self.seen.phase = error.phase
+        """Its zygote died."""
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:

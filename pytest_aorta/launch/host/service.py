@@ -1,96 +1,160 @@
-"""The jobs that run on the slots of a host, and what they share: zygotes, cores and devices, a folder."""
+"""What runs trials on one host: cells are prepared, cores and devices are allocated, trials are supervised."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.allocation import Allocator, DevicesQuarantined
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
+from pytest_aorta.launch.host.allocation import Allocator
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.launch.job_messages import (
-    BrokenCell,
-    FilePiece,
-    PackagesListed,
-    PhaseEnded,
-    TrialOrder,
-    WarningIssued,
-)
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import Meeting, NodeStore
+from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
-from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, ZygoteTimeout
+from pytest_aorta.runtime import process_tree
+from pytest_aorta.runtime.resources.leases import LeaseCancelled
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.job_slot import JobContext
+    from pytest_aorta.launch.pool import Job
+    from pytest_aorta.launch.slot_trial import SlotTrial
 
-#: Bytes of a trial's files that travel in one message.
-_CHUNK = 2**20
+#: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
+_LOOK = 0.1
 
 _PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
 
 
 @dataclass(frozen=True)
-class HostOptions:
-    """Options of a ``HostService``.
+class TrialOrder:
+    """What a host is asked to run.
 
     Attributes:
-        resources: of the run, without the specifications of its hosts.
-        hosts: number of hosts of the run.
-        meeting: of the nodes, where trials have several.
+        spec: the trial.
+        folder: for its artifacts.
+        inherited: what it has of the process that asks for it.
+        timeout: deadline in seconds that overrides the spec's.
     """
 
-    resources: Resources
-    hosts: int = 1
-    meeting: Meeting | None = None
+    spec: TrialSpec
+    folder: Path
+    inherited: Inherited
+    timeout: float | None = None
 
 
-class HostService:
-    """Shared by the jobs of a host; made when its worker starts, closed at the end of the run."""
+class HostLost(Exception):
+    """The host of a trial died, or there is none left to run it."""
 
-    def __init__(self, options: HostOptions) -> None:
-        self.allocator = Allocator(options.resources, options.hosts)
-        self.zygotes = CellZygotes(options.resources.slots)
+
+class TrialHost:
+    """Shared by the slots of a host.
+
+    Args:
+        resources: of the run; its hosts do not matter.
+        hosts: number of hosts of the run.
+        node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
+    """
+
+    def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
+        self.allocator = Allocator(resources, hosts)
+        self.zygotes = CellZygotes(resources.slots)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
+        self.node_store = None if node_store is None else NodeStore(*node_store)
+        self._lock = threading.Lock()
+        #: Cells that were prepared, or are about to be.
+        self._cells: dict[str, Future[PreparedCell]] = {}
         #: Ranks of a trial on this host, by workload; known once a cell of it has been prepared.
-        self.ranks: dict[str, int] = {}
-        #: Digests of the lists of distributions that jobs have emitted.
+        self._ranks: dict[str, int] = {}
+        #: Digests of the lists of distributions that were passed on.
         self._listed: set[str] = set()
         #: Environments that trials were found not to run in.
         self._warned: set[str] = set()
-        self._folder: UsedFolder | None = None
-        self.meeting = meeting = options.meeting
-        self.node_store: NodeStore | None = None
-        if meeting is not None and meeting.host is not None and meeting.port is not None:
-            self.node_store = NodeStore(meeting.host, meeting.port, meeting.secret)
 
-    @property
-    def folder(self) -> Path:
-        """For files of trials whose results belong to another host."""
-        if self._folder is None:
-            self._folder = UsedFolder(make_own)
-        return self._folder.path
+    def prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+        """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
 
-    def new_packages(self, listing: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The list of distributions of a cell, unless it has been here already."""
-        if listing is None or listing["digest"] in self._listed:
-            return None
-        self._listed.add(listing["digest"])
-        return listing
+        Raises:
+            START_FAILURES: they cannot be started.
+            LeaseCancelled, ZygoteUnwanted: the job was cancelled.
+        """
+        key = cell_key(order)
+        while not job.cancelled:
+            with self._lock:
+                found = self._cells.get(key)
+                is_first = found is None
+                if found is None:
+                    found = self._cells[key] = Future()
+            if is_first:
+                self._prepare_first(key, found, order, slot, job)
+            if wait([found], _LOOK).done and not found.cancelled():
+                return found.result()
+        raise ZygoteUnwanted("its start was cancelled")
 
-    def new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
+    def _prepare_first(self, key: str, found: Future[PreparedCell], order: TrialOrder, slot: int, job: Job) -> None:
+        try:
+            found.set_result(self._prepare(order, slot, job))
+        except (LeaseCancelled, ZygoteUnwanted):
+            with self._lock:
+                del self._cells[key]
+            found.cancel()  # whoever waits for it, tries it
+            raise
+        except BaseException as error:
+            found.set_exception(error)
+
+    def _prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+        spec, inherited = order.spec, order.inherited
+        try:
+            with self.allocator.allocate(job, slot, 1) as allocation:
+                job.on_cancel(lambda why: self.zygotes.abandon(spec, inherited, allocation))
+                cell = self.zygotes.prepare(spec, inherited, allocation, order.timeout)
+                if allocation.device_ids:  # it may use what it has no lease for any more
+                    self.zygotes.close_held(spec, inherited, allocation)
+            self.allocator.check_need(spec.workload.name, cell.plan.nproc)
+        except ZygoteError as error:
+            if -(error.returncode or 0) in process_tree.TERMINATIONS:
+                _wait_for_cancel(job)
+            raise
+        self._ranks[spec.workload.name] = cell.plan.nproc
+        return replace(cell, imposes=self.allocator.imposes(cell.plan.nproc))
+
+    def run(self, order: TrialOrder, slot: int, job: SlotTrial) -> TrialResult:
+        """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
+        spec = order.spec
+        # One device per rank.
+        with self.allocator.allocate(job, slot, self._ranks.get(spec.workload.name, 1)) as allocation:
+            job.on_cancel(lambda why: self.zygotes.abandon(spec, order.inherited, allocation))
+            trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.node_store)
+            trial.start(order.inherited, allocation, order.timeout)
+            job.on_cancel(trial.interrupt)
+            for text in self.zygotes.take_warnings():
+                job.warn(text)
+            listing = trial.packages
+            if listing is not None and listing["digest"] not in self._listed:
+                self._listed.add(listing["digest"])
+                job.on_packages(listing)
+            for phase in _PHASES:
+                trial.wait(phase)
+                if (warning := self._new_warning(spec.environment, trial.seen.env)) is not None:
+                    job.warn(warning)
+                job.phase_ended(phase, trial.seen.failed_in(phase))
+            record = trial.finish()
+            if trial.stuck:
+                self.allocator.quarantine(allocation, trial.stuck)
+        return record
+
+    def _new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
         """That a trial does not run in its environment, by its snapshot; once for each environment."""
         if environment.name in self._warned or env is None:
             return None
@@ -105,99 +169,20 @@ class HostService:
         self.temporary.close()
         if self.node_store is not None:
             self.node_store.close()
-        if self._folder is not None:
-            self._folder.close()
 
 
-class CellBroken(Exception):
-    """The trials of a cell cannot be started."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
-        self.details: BrokenCell = {
-            "kind": type(error).__name__,
-            "message": str(error),
-            "phase": lost.phase,
-            "error": lost.error,
-            "returncode": lost.returncode,
-        }
-        if isinstance(error, ZygoteTimeout):
-            self.details["hang"] = {"limit": error.limit, "stacks": error.stacks, "output": error.output}
+def cell_key(order: TrialOrder) -> str:
+    """Cells of one key are prepared once. How they are launched, and for how long they may be imported, counts."""
+    try:
+        key = zygote_spec(order.spec, order.inherited).key()
+    except EnvironmentUnusable as error:
+        key = str(error)  # and the preparation fails with it, on its host
+    limit = order.spec.limits.timeout if order.timeout is None else order.timeout
+    return f"{key} {order.spec.execution} {limit}"
 
 
-def prepare_cell(job: JobContext, order: TrialOrder) -> dict[str, Any]:
-    """A job: import the workload in the zygote of a cell, and plan how its trials start.
-
-    Returns a ``PreparedCell`` as JSON.
-
-    Raises:
-        CellBroken: they cannot be started.
-    """
-    service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
+def _wait_for_cancel(job: Job) -> None:
+    """A signal that a batch system sends to all processes of a job ends pytest's trials a moment later."""
     cancelled = threading.Event()
     job.on_cancel(lambda why: cancelled.set())
-    try:
-        with service.allocator.allocate(job, 1) as allocation:
-            job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            cell = service.zygotes.prepare(spec, inherited, allocation, order.timeout)
-            if allocation.device_ids:  # it may use what it has no lease for any more
-                service.zygotes.close_held(spec, inherited, allocation)
-        service.allocator.check_need(spec.workload.name, cell.plan.nproc)
-        service.ranks[spec.workload.name] = cell.plan.nproc
-        cell = replace(cell, imposes=service.allocator.imposes(cell.plan.nproc))
-    except Exception as error:
-        if isinstance(error, ZygoteError) and -(error.returncode or 0) in process_tree.TERMINATIONS:
-            cancelled.wait(BEHIND)
-        raise CellBroken(error) from error
-    return cell.to_plain()
-
-
-def run_trial(job: JobContext, order: TrialOrder) -> dict[str, Any]:
-    """A job: run one trial; its record as plain data.
-
-    Emits ``PhaseEnded`` after setup and run, ``WarningIssued``, and ``FilePiece`` for a trial of another host.
-    """
-    service: HostService = job.service
-    spec, inherited = order.spec, order.inherited or Inherited.now(service.folder)
-    local = order.folder.is_absolute()
-    # The folder's name is the one that it will have at home: records name files by it.
-    folder = order.folder if local else Path(tempfile.mkdtemp(dir=service.folder)) / order.folder.name
-    try:
-        # One device per rank.
-        with service.allocator.allocate(job, service.ranks.get(spec.workload.name, 1)) as allocation:
-            job.on_cancel(lambda why: service.zygotes.abandon(spec, inherited, allocation))
-            trial = ProcessTrial(spec, folder, service.zygotes, service.temporary, service.meeting, service.node_store)
-            trial.start(inherited, allocation, order.timeout)
-            job.on_cancel(trial.interrupt)
-            for text in service.zygotes.take_warnings():
-                job.emit(WarningIssued(type="warning", text=text))
-            if (listing := service.new_packages(trial.packages)) is not None:
-                job.emit(PackagesListed(type="packages", listing=listing))
-            for phase in _PHASES:
-                trial.wait(phase)
-                if (warning := service.new_warning(spec.environment, trial.seen.env)) is not None:
-                    job.emit(WarningIssued(type="warning", text=warning))
-                job.emit(PhaseEnded(type="phase", phase=phase, failed=trial.seen.failed_in(phase)))
-            record = trial.finish().to_dict()
-            if trial.stuck:
-                service.allocator.quarantine(allocation, trial.stuck)
-    except DevicesQuarantined as error:
-        raise CellBroken(error) from error
-    if not local:
-        _send_files(job, folder)
-        shutil.rmtree(folder.parent, ignore_errors=True)
-    return record
-
-
-def _send_files(job: JobContext, folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            name = path.relative_to(folder).as_posix()
-            with path.open("rb") as file:
-                while True:
-                    data = file.read(_CHUNK)
-                    job.emit(FilePiece(type="file", name=name, data=data))
-                    if len(data) < _CHUNK:
-                        break
+    cancelled.wait(BEHIND)

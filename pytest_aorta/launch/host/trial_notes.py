@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
+from pytest_aorta.runtime.zygote_main import TaskEnd
 from pytest_aorta.trials.events import GroupEvent
 
 #: Processes that are named when they outlive their trial.

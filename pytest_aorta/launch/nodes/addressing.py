@@ -1,16 +1,17 @@
-"""The rank of this node, and the endpoint of its rendezvous. Without torch: pytest itself imports this."""
+"""Which node this is, and where the nodes of a run meet: as the options say, or SLURM. Imports no torch."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
-from pytest_aorta.launch.nodes.slurm_step import port_offset
 from pytest_aorta.trials.elastic_options import ElasticOptions
 
 #: Range of the ports for SLURM jobs.
@@ -34,16 +35,6 @@ def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) 
     return int(environ.get("SLURM_NODEID", "0"))
 
 
-def meets_in_etcd(options: ElasticOptions) -> bool:
-    """Whether what listens at the endpoint is etcd, and no store of torch."""
-    return options.rdzv_backend in ("etcd", "etcd-v2")
-
-
-def keeps_store(options: ElasticOptions) -> bool:
-    """Whether this node keeps the store at which the nodes meet."""
-    return node_rank(options) == 0 and not meets_in_etcd(options)
-
-
 def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
     """The rank, or node rank, of this pytest among those that run the same trials; ``None`` for a single one."""
     if is_multi_node(options) and not hosts:
@@ -54,36 +45,20 @@ def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Li
 def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Host and port of the rendezvous: as given, else the first node of the step of SLURM, and a port by its number.
 
-    Raises:
-        LaunchModeError: there is neither.
+    Raises ``LaunchModeError`` where there is neither.
     """
     if options.rdzv_endpoint is not None:
         host, _, port = options.rdzv_endpoint.rpartition(":")
         return host, int(port)
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    offset = port_offset(environ)
-    if not nodes or offset is None:
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
+    if not nodes or not job.isdecimal() or not step.isdecimal():
         raise LaunchModeError(
             f"nnodes={options.nnodes[0]}:{options.nnodes[1]}: the nodes have to know where they meet; run pytest with "
             "srun, or give --aorta-elastic rdzv_endpoint=HOST:PORT, a free port of node 0, on every node"
         )
-    return _first_of(nodes), _FIRST_PORT + offset % _PORTS
-
-
-def network_problem(options: ElasticOptions) -> str | None:
-    """That this node does not reach the place where the nodes meet; ``None`` where it does, or keeps the store itself.
-
-    Raises:
-        LaunchModeError: the endpoint is unknown.
-    """
-    if keeps_store(options):
-        return None
-    host, port = endpoint(options)
-    try:
-        socket.create_connection((host, port), _PATIENCE).close()
-    except OSError as error:
-        return f"{socket.gethostname()} does not reach {host}:{port}, where the nodes meet: {error}"
-    return None
+    # Steps that share a node need different ports, and jobs that run at the same time have close numbers.
+    return _first_of(nodes), _FIRST_PORT + (int(job) + 101 * int(step)) % _PORTS
 
 
 def _first_of(nodes: str) -> str:
@@ -97,3 +72,66 @@ def _first_of(nodes: str) -> str:
             return listed[0]
     name, _, rest = nodes.partition("[")
     return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
+
+
+def network_problem(options: ElasticOptions) -> str | None:
+    """That this node does not reach node 0, where the nodes meet; ``None`` where it does, or is node 0."""
+    if node_rank(options) == 0:
+        return None
+    host, port = endpoint(options)
+    try:
+        socket.create_connection((host, port), _PATIENCE).close()
+    except OSError as error:
+        return f"{socket.gethostname()} does not reach {host}:{port}, where the nodes meet: {error}"
+    return None
+
+
+def check_step(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse trials of several nodes in a job of SLURM in which these would never meet.
+
+    Where the user says which node this is, or there is no job, nothing is refused.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    least, most = options.nnodes
+    if most == 1 or options.node_rank is not None or job is None:
+        return
+    remedy = f"srun -N {least} --ntasks-per-node 1 pytest ..., or give --aorta-elastic node_rank=NUMBER"
+    wanted = f"--aorta-elastic nnodes={least}" if least == most else f"--aorta-elastic nnodes={least}:{most}"
+    if "SLURM_STEP_ID" not in environ:
+        raise LaunchModeError(
+            f"{wanted}: pytest was started by the script of SLURM job {job}, on one node only; start it with {remedy}"
+        )
+    nodes, tasks = (environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("NODES", "TASKS"))
+    if not nodes.isdecimal() or not tasks.isdecimal():  # of another launcher, with variables of its own
+        return
+    if not least <= int(nodes) <= most:
+        raise LaunchModeError(f"{wanted}: {_step(environ)} has SLURM_STEP_NUM_NODES={nodes}; use {remedy}")
+    if int(tasks) != int(nodes):
+        raise LaunchModeError(
+            f"{wanted}: {_step(environ)} has SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes, but one pytest "
+            f"starts all ranks of its node (--aorta-nproc); use {remedy}"
+        )
+
+
+def check_tasks(results: Path, options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse tasks of one step that would all run the same trials into one results directory.
+
+    A directory that was given with the number of the task is taken for its own. In a step with a terminal
+    (``srun --pty``), pytest was perhaps typed there, which the first task alone has.
+    """
+    tasks, task = environ.get("SLURM_STEP_NUM_TASKS", ""), environ.get("SLURM_PROCID", "")
+    if "SLURM_STEP_ID" not in environ or not tasks.isdecimal() or int(tasks) < 2 or under_launcher(environ):
+        return
+    if is_multi_node(options):  # ``check_step`` looks at these tasks
+        return
+    if task in re.findall(r"\d+", str(results)) or (task == "0" and "SLURM_PTY_PORT" in environ):
+        return
+    raise LaunchModeError(
+        f"{_step(environ)} has SLURM_STEP_NUM_TASKS={tasks}, and each of these pytest would run all trials into "
+        f"{results}; use srun -N 1 -n 1 pytest ..., which starts the ranks of a trial itself (--aorta-nproc), or give "
+        "each task a results directory of its own: --aorta-results-dir results-$SLURM_PROCID, in a shell of the task"
+    )
+
+
+def _step(environ: Mapping[str, str]) -> str:
+    return f"step {environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']} of SLURM"

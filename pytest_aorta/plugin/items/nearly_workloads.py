@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_aorta.common.terminal_text import one_line
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.items.discovery import is_abstract, last_name
-from pytest_aorta.plugin.options import is_typed
+from pytest_aorta.plugin.options import given_options, is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -56,7 +55,7 @@ def script_lines(config: pytest.Config, failed: Collection[Path]) -> list[str]:
 
 
 def _wanted(config: pytest.Config) -> bool:
-    return any(getattr(config.option, option.ini, None) is not None for option in OPTIONS)
+    return bool(given_options(config))
 
 
 def _given_files(config: pytest.Config) -> list[Path]:

@@ -28,7 +28,7 @@ from pytest_aorta.plugin.stopping.early_end import round_of
 from pytest_aorta.plugin.xdist_roles import is_worker
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.slot_trial import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths

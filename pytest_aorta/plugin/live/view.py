@@ -26,7 +26,7 @@ from pytest_aorta.plugin.xdist_roles import is_controller
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from pytest_aorta.launch.submitted import SlotTrial
+    from pytest_aorta.launch.slot_trial import SlotTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec
@@ -261,7 +261,7 @@ class LiveView:
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:
     """Step and total that a trial, or its rank 0, has reported last, by its artifacts folder; ``None`` without one."""
-    from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
+    from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
     from pytest_aorta.trials.steps import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-import pytest_aorta.option_values as valid
-from pytest_aorta.common.request_error import RequestError
+import pytest_aorta.settings as valid
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.deadlines import deadline_of
 from pytest_aorta.plugin.failure_text import printable
@@ -21,13 +20,14 @@ from pytest_aorta.plugin.report_payload import PAYLOAD, ReportPayload, RowKey
 from pytest_aorta.plugin.run import run_of, warn, without_exit_status
 from pytest_aorta.plugin.sigterm import reason_of
 from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.submitted import RunningTrial
+    from pytest_aorta.launch.slot_trial import RunningTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec

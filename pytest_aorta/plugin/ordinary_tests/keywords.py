@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 
 def check_keywords(fixture: str, call: Callable[..., Any], unknown: Iterable[str]) -> None:

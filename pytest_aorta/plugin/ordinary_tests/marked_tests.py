@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-import pytest_aorta.option_values as valid
-from pytest_aorta.common.request_error import RequestError
+import pytest_aorta.settings as valid
 from pytest_aorta.plan import Selection, check_axes
 from pytest_aorta.plugin.ordinary_tests.aorta_run import Axes, RunTrial
 from pytest_aorta.plugin.ordinary_tests.keywords import check_keywords
 from pytest_aorta.plugin.refusals import MARKER
 from pytest_aorta.plugin.run import run_of
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.names import identifier
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import pytest_aorta.option_values as valid
-from pytest_aorta.launch.child.script import file_digest
+import pytest_aorta.settings as valid
+from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.ordinary_tests.aorta_run import in_a_process, shortened

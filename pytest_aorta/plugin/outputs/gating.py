@@ -14,7 +14,7 @@ from pytest_aorta.plugin.summary.side_by_side import counted
 if TYPE_CHECKING:
     from pytest_aorta.triage.facts import Outcome
     from pytest_aorta.triage.gates import Gate, GateResult
-    from pytest_aorta.triage.table import Triage
+    from pytest_aorta.triage.verdicts import Triage
 
 
 class JudgedTrials:

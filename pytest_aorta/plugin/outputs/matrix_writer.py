@@ -11,15 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.matrix.run_state import MATRIX_JSON, MATRIX_MD, RunState
-from pytest_aorta.triage.matrix.text import markdown
+from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, RunState, markdown, matrix_json
 from pytest_aorta.workspace.atomic import remove_abandoned, write_text
 from pytest_aorta.workspace.history import keep
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
-    from pytest_aorta.triage.matrix.document import MatrixText
-    from pytest_aorta.triage.table import Table, Triage
+    from pytest_aorta.triage.verdicts import Table, Triage
     from pytest_aorta.workspace.trial_store import TrialStore
 
 #: Shortest time between two writes, in seconds.
@@ -58,7 +56,7 @@ class MatrixWriter:
         self._planned: dict[CellKey, int] = {}
         self._plans_counted = 0
         self._clock = clock
-        self._text: MatrixText | None = None
+        self._has_written = False
         self._started_at = _now()
         self._begun = self._last_end = clock()
         self._spent, self._expected = 0.0, _FIRST
@@ -71,7 +69,7 @@ class MatrixWriter:
         if now - self._last_end < _SHORTEST or self._spent + self._expected > _SHARE * (now - self._begun):
             return
         table = self._triage.table(running=True)
-        if self._text is None:
+        if not self._has_written:
             now = self._clock()  # what the statistics import, the table at the end needs as well
         self._write(table, complete=False)
         self._last_end = self._clock()
@@ -106,12 +104,10 @@ class MatrixWriter:
         )
         text = markdown(table, state)
         try:
-            if self._text is None:
-                from pytest_aorta.triage.matrix.document import MatrixText
-
-                self._text = MatrixText()
+            if not self._has_written:
+                self._has_written = True
                 self._make_room()
-            write_text(self._folder / MATRIX_JSON, self._text.of(table, state))
+            write_text(self._folder / MATRIX_JSON, matrix_json(table, state))
             write_text(self._folder / MATRIX_MD, text)
             self.error = None
         except OSError as error:

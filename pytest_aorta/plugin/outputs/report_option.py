@@ -7,11 +7,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.triage.settings import TriageSettings
+    from pytest_aorta.triage.verdicts import TriageSettings
 
 
 def report_path(run: Run) -> Path | None:

@@ -17,8 +17,8 @@ from pytest_aorta.plugin.summary.alike_failures import AlikeFailures
 from pytest_aorta.plugin.summary.terminal import Summary
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.matrix.earlier import was_looked_at
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.triage.matrix import EarlierMatrix
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
-    from pytest_aorta.triage.settings import TriageSettings
-    from pytest_aorta.triage.table import Table
+    from pytest_aorta.triage.verdicts import Table, TriageSettings
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -212,5 +211,5 @@ class TrialWriter:
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
     """As they were given; sequential where trials are added to some that were looked at."""
     settings = run.selection.triage
-    added = run.selection.resume and was_looked_at(run.results, planned_trials(plans))
+    added = run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(plans))
     return replace(settings, sequential=True) if added else settings

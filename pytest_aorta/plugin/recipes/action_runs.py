@@ -18,9 +18,8 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.xdist_roles import test_run_everywhere
 from pytest_aorta.recipe_plans import selection_of
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.triage.baselines import check_baseline, is_named
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
-from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
 from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.actions import Action

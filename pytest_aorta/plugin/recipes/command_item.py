@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.plugin.failure_text import TrialFailed
 from pytest_aorta.plugin.recipes.recipe_run import HERE
@@ -18,6 +17,7 @@ from pytest_aorta.plugin.recipes.shell import run_shell
 from pytest_aorta.plugin.run import run_of
 from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
 from pytest_aorta.plugin.stopping.early_end import NotNeeded
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.environment import action_variables

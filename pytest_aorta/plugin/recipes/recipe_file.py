@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.plugin.recipes.command_item import CommandItem
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun, recipe_run
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.command_units import Units, actions_in_order, command_units
 from pytest_aorta.workflow.errors import RecipeError

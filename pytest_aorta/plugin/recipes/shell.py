@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from pytest_aorta.common.bounded_waits import wait_bounded
-from pytest_aorta.runtime.zygotes import process_tags
-from pytest_aorta.runtime.zygotes.process_tree import Family, die_with_parent, end_all
+from pytest_aorta.runtime import process_tree as process_tags
+from pytest_aorta.runtime.process_tree import Family, die_with_parent, end_all
 
 
 def run_shell(script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float) -> int:

@@ -24,16 +24,15 @@ from pytest_aorta.clusters.submission import (
     pytest_line,
     submit,
 )
-from pytest_aorta.common.request_error import RequestError
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.ended_jobs import EndedJobs
-from pytest_aorta.option_table import OPTIONS
 from pytest_aorta.plugin.compat import without_capture
 from pytest_aorta.plugin.recipes.command_item import CommandItem
 from pytest_aorta.plugin.recipes.matrix_units import MatrixUnits, unit_of
 from pytest_aorta.plugin.recipes.recipe_run import RecipeRun
 from pytest_aorta.plugin.recipes.recipe_trial_item import RecipeTrialItem
 from pytest_aorta.plugin.run import run_of
+from pytest_aorta.settings import BY_NAME, RequestError
 from pytest_aorta.workflow.actions import Action
 from pytest_aorta.workflow.command_units import Units
 from pytest_aorta.workflow.commands import shell_commands
@@ -43,7 +42,7 @@ from pytest_aorta.workflow.resources import Cost
 from pytest_aorta.workspace.atomic import locked
 
 #: Options of ours that a job needs as this pytest has them; all else is in the recipe.
-_PASSED_ON = ("registry-file", "slots", "own-cores", "devices", "preload", "grace", "memory", "log-limit", "history")
+_PASSED_ON = ("registry-file", "slots", "devices", "preload", "grace", "memory", "log-limit", "history")
 
 
 @dataclass
@@ -208,10 +207,11 @@ class Submission:
             yield from ("-c", str(Path(option.inifilename).absolute()))
         if option.rootdir:
             yield f"--rootdir={Path(option.rootdir).absolute()}"
-        for each in OPTIONS:
-            given = getattr(option, each.ini, None) if each.name in _PASSED_ON else None
+        for each in map(BY_NAME.__getitem__, _PASSED_ON):
+            given = getattr(option, each.ini, None)
             for value in given if isinstance(given, list) else [] if given is None else [given]:
-                yield each.flag if each.is_switch else f"{each.flag}={value}"
+                yield f"{each.flag}={value}"
+            yield from (f"-o{text}" for text in option.override_ini or () if text.startswith(f"{each.ini}="))
 
     def _report(self, target: Target, actions: Sequence[_SelectedAction]) -> None:
         """A line for each action."""

@@ -55,12 +55,12 @@ class Stopping:
 
     @cached_property
     def decided(self) -> DecidedCells:
-        """Empty without ``--aorta-until-decided``."""
+        """Empty without ``--aorta-stop=decided``."""
         return DecidedCells(self.folder if self._selection.until_decided else None)
 
     @cached_property
     def rounds(self) -> Rounds | None:
-        """``None`` without ``--aorta-duration``."""
+        """``None`` without a time in ``--aorta-stop``."""
         duration = self._selection.duration
         return None if duration is None else Rounds(duration, self.folder)
 
@@ -68,7 +68,7 @@ class Stopping:
         """Why a trial that has no result yet is not to be started; ``None`` where it is."""
         found = self.decided.reason(key)
         if found is None and self.rounds is not None and not self.rounds.begin(round_name):
-            return "the time is over (--aorta-duration)"
+            return "the time is over (--aorta-stop)"
         return found
 
     def check(self, key: CellKey, round_name: str) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_aorta.triage.facts import Outcome, TrialFacts
-    from pytest_aorta.triage.failures.signatures import Signature
+    from pytest_aorta.triage.signatures import Signature
 
 #: As many trials of a cell that have failed alike are all shown; of more of them, so many.
 _ALL, _FIRST = 3, 2

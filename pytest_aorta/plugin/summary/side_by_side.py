@@ -47,7 +47,7 @@ class SideBySideLines:
             processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
             found.append(
                 f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
-                "longer than alone (--aorta-own-cores divides the cores)"
+                "longer than alone (--aorta-slots=own-cores divides the cores)"
             )
             break
         return found
@@ -59,7 +59,7 @@ def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) ->
     if imposed["threads"] is not None:
         shares.append(counted(imposed["threads"], "thread"))
     if shares:
-        found.append(f"{what}: {' and '.join(shares)} per trial (--aorta-own-cores)")
+        found.append(f"{what}: {' and '.join(shares)} per trial (own-cores)")
     if imposed["devices"] is not None:
         from pytest_aorta.runtime.resources.devices import devices_text
 

@@ -10,7 +10,7 @@ from pytest_aorta.plugin.summary.side_by_side import counted
 if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
     from pytest_aorta.triage.decisions import Decisions
-    from pytest_aorta.triage.table import Triage
+    from pytest_aorta.triage.verdicts import Triage
 
 
 def stopping_lines(selection: Selection, triage: Triage, decisions: Decisions | None, skipped: int) -> Iterator[str]:
@@ -18,10 +18,10 @@ def stopping_lines(selection: Selection, triage: Triage, decisions: Decisions | 
     if decisions is not None:
         compared = set(triage.baselines().of)
         found = f"{len(compared & set(decisions.decided))} of {counted(len(compared), 'cell')} decided"
-        yield f"{found}, {counted(skipped, 'trial')} saved (--aorta-until-decided)"
+        yield f"{found}, {counted(skipped, 'trial')} saved (--aorta-stop=decided)"
     if selection.duration is not None:
         rounds = max((trials.statistics.total for trials in triage.cells), default=0)
-        line = f"{counted(rounds, 'round')} in {duration_text(selection.duration)} (--aorta-duration)"
+        line = f"{counted(rounds, 'round')} in {duration_text(selection.duration)} (--aorta-stop)"
         if rounds >= selection.trials:
             line += "; there were no more: --aorta-trials gives more"
         yield line

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_aorta.plugin.failure_text import printable
 from pytest_aorta.plugin.summary.replay_text import replay_lines
 from pytest_aorta.plugin.summary.side_by_side import SideBySideLines, counted
-from pytest_aorta.plugin.summary.verdict_table import table_lines
+from pytest_aorta.plugin.verdict_table import table_lines
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.report_payload import FinishedTrial, RowKey
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.triage.table import Table
+    from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.execution import Resources
 
 #: Columns of a terminal that is narrower, or none, as pytest has it.
@@ -134,7 +134,7 @@ class Summary:
         if self.pruned:
             kept = self._run.selection.history
             gone = counted(self.pruned, "earlier record")
-            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (--aorta-history)")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (aorta_history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")

@@ -14,9 +14,9 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
-from pytest_aorta.launch.child.rank_logs import RankLogs
+from pytest_aorta.launch.child.elastic import RankLogs
 from pytest_aorta.launch.child.rendezvous import OneHost
-from pytest_aorta.launch.child.torch_compat.elastic_agent import HookedAgent
+from pytest_aorta.launch.child.torch_compat import HookedAgent
 from pytest_aorta.trials.events import AttemptReason
 
 RANKS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.launch.child.command_outcome import command_failure, command_result
+from pytest_aorta.launch.child.command import command_failure, command_result
 from pytest_aorta.trials.output_rules import OutputFindings, OutputRules
 
 LOSS = r"loss (?P<loss>\S+)"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_aorta.launch.child.launcher_variables import launcher_variables
+from pytest_aorta.launch.child.workload_main import launcher_variables
 
 
 @pytest.fixture

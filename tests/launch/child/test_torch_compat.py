@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
-from pytest_aorta.launch.child.torch_compat.elastic_agent import ReportingAgent
+from pytest_aorta.launch.child.torch_compat import ReportingAgent
 
 OBSERVER = Path(__file__).with_name("agent_observer.py")
 
@@ -121,7 +121,7 @@ def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> Non
 WRAPPED = """
 import json, sys
 from torch.distributed.run import main
-from pytest_aorta.launch.child.torch_compat.rank_context import HookedContext, use_context_in_torchrun
+from pytest_aorta.launch.child.torch_compat import HookedContext, use_in_torchrun
 
 calls = []
 
@@ -131,7 +131,7 @@ class Context(HookedContext):
     def on_started(self): calls.append(["started", sorted(self.processes())])
     def on_look(self, *, stopped): calls.append(["look", stopped, [p.poll() for p in self.processes().values()]])
 
-use_context_in_torchrun(Context)
+use_in_torchrun(Context)
 main(["--nproc-per-node", "1", "--monitor-interval", "0.02", "--no-python", "true"])
 print(json.dumps(calls))
 """
@@ -167,9 +167,8 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat.control_plane import start_worker_server
-from pytest_aorta.launch.diagnosis.flight_recorder import last_collective, request_trace, socket_path
-from pytest_aorta.launch.diagnosis.trial_evidence import collective_text
+from pytest_aorta.launch.child.torch_compat import start_worker_server
+from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace, socket_path
 
 folder = pathlib.Path(tempfile.gettempdir())
 path = socket_path(os.getpid(), folder)
@@ -179,7 +178,7 @@ dist.all_reduce(torch.ones(1))
 trace = request_trace(os.getpid(), folder)
 last = last_collective(trace)
 path.unlink()
-print(json.dumps([sorted(trace), last and collective_text(last)]))
+print(json.dumps([sorted(trace), last and str(last)]))
 """
 
 
@@ -195,7 +194,7 @@ def test_the_worker_server_serves_the_flight_recorder() -> None:
 
 SERVING = """
 import json, os, socket, torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat.stores import serve_store
+from pytest_aorta.launch.child.torch_compat import serve_store
 
 listening = socket.create_server(("127.0.0.1", 0))
 port = listening.getsockname()[1]

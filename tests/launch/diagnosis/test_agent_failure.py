@@ -9,27 +9,13 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.launch.diagnosis.agent_failure import agent_failure
-from pytest_aorta.launch.diagnosis.judge import judge
-from pytest_aorta.launch.diagnosis.trial_evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.judge import agent_failure, judge
 
 
-def evidence(agent: AgentEnd, ranks: int = 0) -> TrialEvidence:
-    return {
-        "launcher": "elastic",
-        "attempt": 0,
-        "world_size": None,
-        "ranks": [{**unknown_rank(rank), "started": True} for rank in range(ranks)],
-        "stopped_at": None,
-        "overdue": None,
-        "stalled": None,
-        "agent": agent,
-    }
-
-
-def ended(error: dict[str, str] | None = None, returncode: int | None = None) -> AgentEnd:
-    end: AgentEnd = {"name": "the agent", "returncode": returncode}
-    return end if error is None else {**end, "error": error}
+def evidence(error: dict[str, str] | None = None, returncode: int | None = None, ranks: int = 0) -> TrialEvidence:
+    started = [RankEvidence(rank, started=True) for rank in range(ranks)]
+    return TrialEvidence("elastic", ranks=started, agent=AgentEnd("the agent", returncode, error))
 
 
 def no_backend() -> None:
@@ -46,13 +32,6 @@ def port_in_use() -> None:
         dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)  # type: ignore[attr-defined]
 
 
-def health_check_port_in_use() -> None:
-    from pytest_aorta.launch.child.health_server import HealthServer
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        HealthServer(taken.getsockname()[1])
-
-
 def no_other_node() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
@@ -65,27 +44,19 @@ def node_0_has_gone() -> None:
     raise RendezvousConnectionError("The connection to the C10d store has failed. See inner exception for details.")
 
 
-def no_etcd() -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
-
-    raise RendezvousConnectionError("The connection to etcd has failed. See inner exception for details.")
-
-
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
         (no_backend, "rdzv_backend="),
         (port_in_use, "rdzv_endpoint="),
-        (health_check_port_in_use, "--aorta-slots"),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),
-        (no_etcd, "--enable-v2"),
     ],
 )
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
     with pytest.raises(Exception) as raised:
         fails()
-    found = judge(evidence(ended(describe_exception(raised.value)))).failure
+    found = judge(evidence(describe_exception(raised.value))).failure
 
     assert found is not None
     assert found["message"].startswith(f"the agent failed: {raised.value}")
@@ -100,14 +71,14 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
 
     assert reason_of(RunResult(WorkerState.SUCCEEDED)) is None
     for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
-        found = agent_failure(evidence(ended(reason_of(RunResult(state)))))
+        found = agent_failure(evidence(reason_of(RunResult(state))))
         assert found is not None
         assert "uninterruptible sleep" in found["message"]
         assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found["message"]
 
 
 def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
-    found = judge(evidence(ended(returncode=-9), ranks=2))
+    found = judge(evidence(returncode=-9, ranks=2))
 
     assert found.failure is not None
     assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
@@ -115,7 +86,7 @@ def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
 
 
 def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
-    found = judge(evidence(ended({"type": "RuntimeError", "message": "no more processes"}), ranks=2))
+    found = judge(evidence({"type": "RuntimeError", "message": "no more processes"}, ranks=2))
 
     assert found.failure is not None
     assert found.failure["message"] == "the agent failed: no more processes"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.crash_text import crash_text
+from pytest_aorta.launch.diagnosis.traces import crash_text
 
 STACKS = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 1 in run'
 

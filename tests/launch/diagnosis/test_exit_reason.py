@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.exit_reason import infer_exit_reason
+from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.trials.events import FailureData
 
 TRACEBACK = """Traceback (most recent call last):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.stacks import Frame, locate, read_dump
+from pytest_aorta.launch.diagnosis.traces import Frame, locate, read_dump
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 

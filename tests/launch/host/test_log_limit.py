@@ -26,8 +26,8 @@ def test_of_a_longer_one_head_and_tail_stay_and_the_cut_is_said(tmp_path: Path) 
 
     said = LogLimit(tmp_path, 8).cut()
 
-    assert log.read_text() == "head\n[... 1000 of 1008 bytes were cut here; --aorta-log-limit keeps 8 ...]\ntail"
-    assert said == ["attempt_0/rank_1.stdout.log: 1000 of 1008 bytes were cut; --aorta-log-limit keeps 8"]
+    assert log.read_text() == "head\n[... 1000 of 1008 bytes were cut here; aorta_log_limit keeps 8 ...]\ntail"
+    assert said == ["attempt_0/rank_1.stdout.log: 1000 of 1008 bytes were cut; aorta_log_limit keeps 8"]
     assert LogLimit(tmp_path, 200).cut() == []
     assert [path.name for path in log.parent.iterdir()] == [log.name]
 

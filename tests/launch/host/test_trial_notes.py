@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
-from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
+from pytest_aorta.runtime.zygote_main import TaskEnd
 from pytest_aorta.trials.events import GroupEvent, GroupStateName
 
 

@@ -131,7 +131,7 @@ def test_output_or_steps_keep_the_stall_limit_away(stage: Stage) -> None:
             time.sleep(0.25)
         """
     )
-    limit = ("--aorta-stall-timeout", "10")
+    limit = ("-o", "aorta_stall_timeout=10")
     stage.run_here(*command("prints.py"), *limit).assert_outcomes(passed=1)
     stage.run_here(*command("prints.py"), "--aorta-metric", r"line (?P<step>\d+)", *limit).assert_outcomes(passed=1)
     stage.run_here(*command("prints.py"), "--aorta-metric", r"step (?P<step>\d+)", *limit).assert_outcomes(failed=1)

@@ -187,7 +187,7 @@ def test_what_it_says_after_sigterm_is_in_its_log(stage: Stage) -> None:
         time.sleep(1000)
         """
     )
-    stage.run_here(*command("saves.py"), "--aorta-timeout", "3", "--aorta-grace", "20")
+    stage.run_here(*command("saves.py"), "--aorta-timeout", "3", "-o", "aorta_grace=20")
     assert list(stage.statuses().values()) == ["timeout"]
     assert (stage.results / "command-saves" / "trial_0" / "stdout.log").read_text() == "begins\nsaved\n"
 

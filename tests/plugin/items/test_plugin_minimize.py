@@ -99,7 +99,7 @@ def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
     ("more", "message"),
     [
         (("--aorta-mitigations", "four"), "--aorta-mitigations four: with --aorta-minimize, expected one other *"),
-        (("--aorta-duration", "1h"), "--aorta-minimize and --aorta-duration: use one of them*"),
+        (("--aorta-stop", "1h"), "--aorta-minimize and --aorta-stop: use one of them*"),
         (("--aorta-mitigations", "wrong"), "*the baseline wrong sets W, which it does not set; expected a baseline *"),
         (("--aorta-extra-env", "V0=1,V1=1,V2=1,V3=1"), "*it has no variable with another value than in the baseline"),
     ],

@@ -105,7 +105,7 @@ def test_all_options_apply_to_workloads_of_a_file(stage: Stage) -> None:
     result = stage.run(
         *("configured.py", "--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1"),
         *("--aorta-steps", "5", "--aorta-config", "shape=[64, 128]", "--aorta-config", "mode=fast"),
-        *("--aorta-extra-env", "OMP_NUM_THREADS=7", "--aorta-order", "grouped"),
+        *("--aorta-extra-env", "OMP_NUM_THREADS=7", "-o", "aorta_order=grouped"),
         *("--aorta-results-dir", "elsewhere", "-v"),
     )
     result.assert_outcomes(passed=4)

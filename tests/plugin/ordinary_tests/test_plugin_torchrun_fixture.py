@@ -203,7 +203,7 @@ def test_stubborn(aorta_torchrun):
     assert (done.ranks[0].signal, done.ranks[0].collateral) == ("SIGKILL", True)
 """,
     )
-    scripts.run("test_it.py", "--aorta-grace", "1").assert_outcomes(passed=1)
+    scripts.run("test_it.py", "-o", "aorta_grace=1").assert_outcomes(passed=1)
     assert scripts.left_running() == []
 
 

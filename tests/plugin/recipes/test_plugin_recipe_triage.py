@@ -159,7 +159,7 @@ def test_a_matrix_that_was_skipped_does_not_pass_its_gates(stage: Stage) -> None
 def test_baseline_and_margin_are_those_of_the_table(stage: Stage) -> None:
     for margin, line in ((0.2, ""), (0.3, "margin = 0.3")):
         matrix(stage, 'baseline = "fix"', line)
-        stage.run_here("aorta.toml", "--aorta-margin", "0.2")
+        stage.run_here("aorta.toml", "-o", "aorta_margin=0.2")
         content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
         assert (content["settings"]["baseline"], content["settings"]["margin"]) == ("fix", margin)
         assert verdicts(stage)["local-fix"] == "baseline"
@@ -185,7 +185,7 @@ def test_a_duration_ends_a_matrix_after_a_whole_round(stage: Stage) -> None:
     (stage.path / "work.py").write_text(SHAKY.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
     with Path("work.py").open("a") as file:
         file.write("import time\n")
-    result = stage.run_here("aorta.toml", "--aorta-duration", "0.2s")
+    result = stage.run_here("aorta.toml", "--aorta-stop", "0.2s")
     assert counts(result) == {"failed": 1, "passed": 1}
     assert short_status()["matrix"] == [1, 1, 0, 0, 2, 0]
     assert command("status").exit_code == 0

@@ -1,4 +1,4 @@
-"""``--aorta-duration``: whole rounds over all cells until the time is over."""
+"""``--aorta-stop``: whole rounds over all cells until the time is over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOR_A_SECOND = (
         "short",
         "--aorta-registry-file",
         "registry.json",
-        "--aorta-duration",
+        "--aorta-stop",
         "1s",
         "--aorta-trials",
         "300",
@@ -67,7 +67,7 @@ def test_rounds_are_complete_and_what_does_not_begin_is_not_reported(short: Stag
     number = rounds(short)
     assert done.ret == 0
     assert counts(done) == {"passed": 3 * number}
-    line = re.search(r"^(\d+) rounds? in 1s \(--aorta-duration\)$", done.stdout.str(), re.MULTILINE)
+    line = re.search(r"^(\d+) rounds? in 1s \(--aorta-stop\)$", done.stdout.str(), re.MULTILINE)
     assert line is not None
     assert int(line[1]) == number
 
@@ -83,9 +83,9 @@ def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None
 
 @pytest.mark.slow
 def test_more_rounds_than_trials_are_a_matter_of_the_option(short: Stage) -> None:
-    done = short.run(*FOR_A_SECOND, "--aorta-duration", "1h", "--aorta-trials", "2")
+    done = short.run(*FOR_A_SECOND, "--aorta-stop", "1h", "--aorta-trials", "2")
     assert rounds(short) == 2
-    done.stdout.fnmatch_lines(["2 rounds in 1h (--aorta-duration); there were no more: --aorta-trials gives more"])
+    done.stdout.fnmatch_lines(["2 rounds in 1h (--aorta-stop); there were no more: --aorta-trials gives more"])
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_tests_that_follow_find_their_fixtures_in_order(short: Stage) -> None:
         "    def run(self): return {'passed': True}\n",
         test_more="def test_it(): pass\n",
     )
-    done = short.run("more.py", "test_more.py", "--aorta-duration", "0.2s")
+    done = short.run("more.py", "test_more.py", "--aorta-stop", "0.2s")
     assert done.ret == 0
     assert counts(done) == {"passed": len(short.files()) + 1}
 

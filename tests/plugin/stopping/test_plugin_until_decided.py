@@ -1,4 +1,4 @@
-"""``--aorta-until-decided``: the remaining trials of a decided cell are skipped, wherever trials run."""
+"""``--aorta-stop=decided``: the remaining trials of a decided cell are skipped, wherever trials run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import scipy.special  # noqa: F401  (as numpy)
 from support.stage import Stage, counts
 
 from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.table import triage_of
+from pytest_aorta.triage.verdicts import TriageSettings, triage_of
 
 #: Fails without the variable of the mitigation ``fixed``; ``FAILS_AT`` are indices that fail with it as well.
 WORKLOAD = """
@@ -35,7 +34,7 @@ CELLS = (
     *("--aorta-mitigations", "none", "--aorta-mitigations", "fixed"),
 )
 
-UNTIL_DECIDED = (*CELLS, "--aorta-until-decided", "--aorta-trials", "200")
+UNTIL_DECIDED = (*CELLS, "--aorta-stop=decided", "--aorta-trials", "200")
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> No
     assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
     text = done.stdout.str()
-    assert "1 of 1 cell decided, 392 trials saved (--aorta-until-decided)" in text
+    assert "1 of 1 cell decided, 392 trials saved (--aorta-stop=decided)" in text
     assert "SKIPPED [196] aorta::flaky[local-none]: decided: every cell that is compared with it" in text
     assert "SKIPPED [196] aorta::flaky[local-fixed]: decided: fixes (0 of 4 against 4 of 4)" in text
 
@@ -120,7 +119,7 @@ def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
             assert aorta_trial("flaky").exit_status == "ok"
         """
     )
-    done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-until-decided")
+    done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}
 
 

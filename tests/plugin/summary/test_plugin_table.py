@@ -89,11 +89,11 @@ def test_trials_of_tests_lie_in_folders_that_read_like_their_node_ids(echo: Stag
 
 
 def test_the_history_is_bounded_and_says_what_has_gone(echo: Stage) -> None:
-    run = ("--aorta-workload", "echo", "--aorta-trials", "2", "--aorta-history", "2")
+    run = ("--aorta-workload", "echo", "--aorta-trials", "2", "-o", "aorta_history=2")
     for _ in range(3):
         echo.run_here(*run).stdout.no_fnmatch_line("history:*")
     result = echo.run_here(*run)
-    result.stdout.fnmatch_lines(["history: 2 earlier records removed, 2 of each trial kept (--aorta-history)"])
+    result.stdout.fnmatch_lines(["history: 2 earlier records removed, 2 of each trial kept (aorta_history)"])
     assert sorted(set(echo.earlier())) == ["echo/trial_0.json", "echo/trial_1.json"]
     assert len(echo.earlier()) == 4
     assert len([path for path in echo.everything() if path.endswith("stdout.log")]) == 6

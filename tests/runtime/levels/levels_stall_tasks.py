@@ -40,7 +40,7 @@ def send_raw(args: Any) -> None:
     """Write what follows on the channel to the worker, past all that is meant for it."""
     import gc
 
-    from pytest_aorta.runtime.zygotes.channel import Channel
+    from pytest_aorta.runtime.channel import Channel
 
     (channel,) = (found for found in gc.get_objects() if isinstance(found, Channel) and found._end.fileno() >= 0)
     channel._end.send(args.scalars[0].encode())

@@ -6,10 +6,8 @@ from typing import Any
 
 from support.nursery import Nursery, deadline, message_of
 
-from pytest_aorta.runtime.zygotes.concurrent_task import start_task
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.task_messages import TaskEnd
-from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygote import Task, Zygote, start_task
+from pytest_aorta.runtime.zygote_main import TaskEnd
 
 #: Leaves orphans behind as it is asked to, tells their pids, and runs until it is told to end, or ends at once.
 SOURCE = """

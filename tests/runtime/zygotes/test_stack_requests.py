@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from support.processes import wait_until
 
-from pytest_aorta.runtime.zygotes.process_tree import STACK_SIGNAL, request_stacks
+from pytest_aorta.runtime.process_tree import STACK_SIGNAL, request_stacks
 
 PREPARE = """
 import ctypes, faulthandler, os, sys, time

@@ -16,10 +16,7 @@ import pytest
 from support.nursery import Nursery, deadline, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygote import Branch, Server, Zygote, ZygoteError, start_branch
 
 #: Tells pids, and leaves an orphan behind: forked only ("fork"), or executed with an environment of its own ("bare").
 #: Ends when the file ``payload["until"]`` is there.
@@ -330,7 +327,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from support.nursery import Nursery
-from pytest_aorta.runtime.zygotes.branch import start_branch
+from pytest_aorta.runtime.zygote import start_branch
 nursery = Nursery(Path({folder!r}))
 root = nursery.start({source!r})
 servers = [root, start_branch(root), start_branch(root), start_branch(root)]

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes import process_tree
-from pytest_aorta.runtime.zygotes.channel import Channel, wait
-from pytest_aorta.runtime.zygotes.process_tags import VARIABLE, tagged_processes
+from pytest_aorta.runtime import process_tree
+from pytest_aorta.runtime.channel import Channel, wait
+from pytest_aorta.runtime.process_tree import VARIABLE, tagged_processes
 
 
 @pytest.fixture

@@ -17,10 +17,7 @@ from support.nursery import pool as pool
 from support.nursery import threads as threads
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.concurrent_task import start_task
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, start_task
 
 TESTS = str(Path(__file__).parents[2])
 
@@ -190,7 +187,8 @@ def test_one_that_outlives_sigkill_is_given_up_and_holds_up_no_other(nursery: Nu
     zygote = concurrent(
         nursery,
         """
-    from pytest_aorta.runtime.zygotes import concurrent_server, process_tree
+    from pytest_aorta.runtime import process_tree
+    from pytest_aorta.runtime import zygote_main as concurrent_server
     concurrent_server.LIMIT = 0.5
     send_signal = process_tree.send_signal
 
@@ -300,7 +298,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {TESTS!r})
 from support.nursery import Nursery
-from pytest_aorta.runtime.zygotes.concurrent_task import start_task
+from pytest_aorta.runtime.zygote import start_task
 zygote = Nursery(Path({str(tmp_path)!r})).start({SOURCE!r}, concurrent=True)
 zygote.wait_ready()
 tasks = [start_task(zygote, {{"orphans": ["fork", "stubborn"], "stubborn": True}}) for _ in range(3)]

@@ -11,8 +11,7 @@ from concurrent_stage import begin, concurrent, end_of
 from support.nursery import Nursery
 from support.processes import is_gone
 
-from pytest_aorta.runtime.zygotes.task import Task
-from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygote import Task, Zygote
 
 
 class Lives:

@@ -15,8 +15,7 @@ import pytest
 from support.nursery import Nursery, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError
 
 ECHO = """
     import os
@@ -130,7 +129,7 @@ def test_what_a_task_has_told_is_heard_before_the_death_of_its_zygote(nursery: N
     zygote = nursery.start(
         """
         import os, signal, time
-        from pytest_aorta.runtime.zygotes.channel import Channel
+        from pytest_aorta.runtime.channel import Channel
         hand_over, announced = Channel.send_fd, []
 
         def die_the_second_time(channel, fd):

@@ -6,8 +6,7 @@ import pytest
 from support.nursery import Nursery, pool_of
 from support.processes import wait_until
 
-from pytest_aorta.runtime.zygotes.branch import Branch, start_branch
-from pytest_aorta.runtime.zygotes.zygote_error import ExtensionFailed, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Branch, ExtensionFailed, ZygoteUnwanted, start_branch
 
 SOURCE = """
     import os

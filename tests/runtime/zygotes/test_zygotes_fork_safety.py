@@ -10,7 +10,7 @@ import pytest
 from support.nursery import Nursery
 from support.processes import wait_until
 
-from pytest_aorta.runtime.zygotes.zygote import Zygote
+from pytest_aorta.runtime.zygote import Zygote
 
 
 def against_forking(zygote: Zygote) -> list[str]:
@@ -95,13 +95,13 @@ def test_a_pool_that_torch_has_used_counts_and_one_that_it_has_not_does_not(nurs
 
 
 def test_a_device_of_a_gpu_that_is_open_is_reported(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_aorta.runtime.zygotes import fork_safety
+    from pytest_aorta.runtime import process_tree
 
     (nursery.path / "nvidia0").touch()
-    monkeypatch.setattr(fork_safety, "_GPU_DEVICES", (str(nursery.path / "nvidia"),))
+    monkeypatch.setattr(process_tree, "_GPU_DEVICES", (str(nursery.path / "nvidia"),))
     with (nursery.path / "nvidia0").open():
-        assert f"opened {nursery.path}/nvidia0" in fork_safety.reasons_against_forking()
-    assert not any("opened" in reason for reason in fork_safety.reasons_against_forking())
+        assert f"opened {nursery.path}/nvidia0" in process_tree.reasons_against_forking()
+    assert not any("opened" in reason for reason in process_tree.reasons_against_forking())
 
 
 FRESH = """

@@ -8,10 +8,7 @@ import pytest
 from support.nursery import Nursery, deadline, message_of
 from support.processes import MARK
 
-from pytest_aorta.runtime.zygotes.server import child_task
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteTimeout
-from pytest_aorta.runtime.zygotes.zygote_spec import StartLimits
+from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteTimeout, child_task
 
 LOADS = """
     import os, subprocess, time

@@ -9,9 +9,7 @@ import pytest
 from support.nursery import ECHO, Nursery, imports, message_of, touched
 from support.processes import wait_until
 
-from pytest_aorta.runtime.zygotes.branch import Branch
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
+from pytest_aorta.runtime.zygote import Branch, ZygoteError, ZygotePool
 
 # One user after the other.
 

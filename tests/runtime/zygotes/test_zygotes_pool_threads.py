@@ -13,10 +13,7 @@ import pytest
 from support.nursery import ECHO, Nursery, finish, imports, touched
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.server import Server
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygote import Server, ZygoteError, ZygotePool, ZygoteSpec
 
 
 def all_of(futures: list[Future[Any]]) -> list[Any]:

@@ -15,13 +15,18 @@ import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_for, wait_until
 
-from pytest_aorta.runtime.zygotes import prefix_entry
-from pytest_aorta.runtime.zygotes.channel import Channel
-from pytest_aorta.runtime.zygotes.prefix_socket import TAG_WORD, PrefixSocket
-from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, code_behind_prefix, prefix_text
-from pytest_aorta.runtime.zygotes.zygote_spec import Behind
+from pytest_aorta.runtime import zygote_entry
+from pytest_aorta.runtime.channel import Channel
+from pytest_aorta.runtime.process_tree import VARIABLE
+from pytest_aorta.runtime.zygote import (
+    TAG_WORD,
+    Behind,
+    PrefixSocket,
+    Zygote,
+    ZygoteError,
+    code_behind_prefix,
+    prefix_text,
+)
 
 #: Stands in for sudo, ssh and srun: closes descriptors, drops variables, goes elsewhere, stays in between.
 CLOSES = (
@@ -65,7 +70,7 @@ def test_a_prefix_that_passes_variables_on_may_change_them(nursery: Nursery) -> 
 
 
 def test_tasks_branches_and_descriptors_work_behind_a_prefix_that_closes_them(nursery: Nursery) -> None:
-    from pytest_aorta.runtime.zygotes.branch import start_branch
+    from pytest_aorta.runtime.zygote import start_branch
 
     zygote = behind(nursery, "def run(payload, send): send({'value': payload})")
     branch = start_branch(zygote)
@@ -117,12 +122,12 @@ def test_a_descriptor_of_the_same_number_is_not_taken_for_the_inherited_one(tmp_
     left, right = socket.socketpair()
     with left, right, (tmp_path / "file").open("w") as file:
         inode = os.fstat(left.fileno()).st_ino
-        assert prefix_entry._is_inherited(left.fileno(), inode)
-        assert not prefix_entry._is_inherited(right.fileno(), inode)
-        assert not prefix_entry._is_inherited(file.fileno(), os.fstat(file.fileno()).st_ino)
+        assert zygote_entry._is_inherited(left.fileno(), inode)
+        assert not zygote_entry._is_inherited(right.fileno(), inode)
+        assert not zygote_entry._is_inherited(file.fileno(), os.fstat(file.fileno()).st_ino)
         closed = os.dup(left.fileno())
         os.close(closed)
-        assert not prefix_entry._is_inherited(closed, inode)
+        assert not zygote_entry._is_inherited(closed, inode)
 
 
 def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:

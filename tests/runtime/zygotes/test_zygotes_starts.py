@@ -17,9 +17,7 @@ from support.nursery import Nursery
 from support.processes import wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
-from pytest_aorta.runtime.zygotes.zygote_spec import Behind, StartLimits, ZygoteSpec
+from pytest_aorta.runtime.zygote import Behind, StartLimits, Zygote, ZygoteError, ZygoteSpec, exit_text
 
 
 def error_of(zygote: Zygote) -> ZygoteError:

@@ -12,7 +12,7 @@ import pytest
 from support.nursery import Nursery, deadline, finish, message_of
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
+from pytest_aorta.runtime.zygote import Task, TaskEnded
 
 
 def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:

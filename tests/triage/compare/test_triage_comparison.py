@@ -8,10 +8,9 @@ import pytest
 from support.environments import env
 from support.results import write_cell
 
-from pytest_aorta.common.request_error import RequestError
-from pytest_aorta.triage.compare.comparison import CellChange, RunComparison, compare_runs
-from pytest_aorta.triage.statistics.multiplicity import holm
-from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage.compare import CellChange, RunComparison, compare_runs
+from pytest_aorta.triage.rates import difference_interval, difference_p, holm
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.triage.failures.signatures import signature_of
+from pytest_aorta.triage.signatures import signature_of
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def texts(stage: Stage, workload: str, ways: int, *options: str) -> list[str]:
     """The signature of each way to fail, each seen in two trials."""
     for name in ("failing_workloads.py", "failing_checks.py"):
         stage.copy(HERE / name)
-    options = ("--aorta-trials", str(2 * ways), "--aorta-grace", "0.5", *options)
+    options = ("--aorta-trials", str(2 * ways), "-o", "aorta_grace=0.5", *options)
     result = stage.run(f"failing_workloads.py::{workload}", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = [signature_of(stage.trial(f"{workload}/trial_{index}.json")) for index in range(2 * ways)]

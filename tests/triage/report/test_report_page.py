@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.results_folders import NAN, write_cell, write_triage
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.report import ReportError, write_report
 
 

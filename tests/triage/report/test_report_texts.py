@@ -8,8 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.report.safe_text import bounded, inside, log_tail, one_line, plain
-from pytest_aorta.triage.report.stored_texts import StoredTexts
+from pytest_aorta.triage.report import StoredTexts, bounded, inside, log_tail, one_line, plain
 
 
 @given(st.text(alphabet=st.characters(), max_size=60))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.request_error import RequestError
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workspace.index.directories import Directories
 from pytest_aorta.workspace.index.source_changes import SourceChanges
 

@@ -1,0 +1,314 @@
+"""What an attempt leaves in files: where each is, how it is written, and the evidence that is read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.launch.diagnosis.evidence import (
+    AgentEnd,
+    Collective,
+    Launcher,
+    RankEvidence,
+    RankExit,
+    TrialEvidence,
+    pid_of,
+    to_json,
+    trial_from_json,
+)
+from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
+from pytest_aorta.trials.events import Send, TrialEvent
+from pytest_aorta.trials.steps import read_steps, step_file
+
+#: Variable with the number of a rank's attempt.
+ATTEMPT = "AORTA_ATTEMPT"
+
+#: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
+_ERROR_FILE, _TAIL = 2**20, 2**16
+
+#: Beside the event logs, and removed with them: what the agent knows of the attempt, which remains when it has died.
+_ATTEMPT_LOG = "attempt.events"
+
+
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
+    return folder / f"attempt_{attempt}"
+
+
+def last_attempt(folder: Path) -> int:
+    """The last attempt that has left something; 0 when none has."""
+    numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def find_file(folder: Path, attempt: int, rank: int, name: str) -> Path | None:
+    """What a rank of an attempt wrote below a trial's artifacts ``folder``: ``stdout.log``, ``error.json``, ..."""
+    own = attempt_folder(folder, attempt) / f"rank_{rank}.{name}"
+    of_torchrun = folder.glob(f"torchrun/*/attempt_{attempt}/{rank}/{name}")
+    return next((path for path in (own, *of_torchrun) if path.exists()), None)
+
+
+def read_error_file(path: Path | None) -> dict[str, Any] | None:
+    """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_bytes()[:_ERROR_FILE])
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else {"message": content}
+
+
+def event_log(folder: Path, rank: int) -> Path:
+    """The event log of a rank in an attempt's ``folder``."""
+    return folder / f"rank_{rank}.events"
+
+
+class EventLogWriter:
+    """Appends events to a log, and passes them to ``relay`` as well."""
+
+    def __init__(self, path: Path, relay: Send | None = None) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._relay = relay
+
+    def send(self, event: TrialEvent) -> None:
+        os.write(self._fd, json.dumps(event).encode() + b"\n")
+        if self._relay is not None:
+            self._relay(event)
+
+
+class EventLogRelay:
+    """Sends the events of growing logs."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        #: Bytes of each log whose events were sent.
+        self._offsets: dict[Path, int] = {}
+
+    def forward(self, path: Path) -> None:
+        """Send the complete lines of a log that were not sent yet."""
+        offset = self._offsets.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except OSError:
+            return
+        complete = data[: data.rfind(b"\n") + 1]
+        for line in complete.splitlines():
+            self._send(json.loads(line))
+        self._offsets[path] = offset + len(complete)
+
+
+def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
+    """What a rank has reported, as far as it got; ``None`` where it has no event log.
+
+    Of its environment, only the process; of its steps, only the last.
+    """
+    lines = _lines(event_log(folder, rank))
+    if lines is None:
+        return None
+    events: list[TrialEvent] = [event for event in lines if event["type"] in ("begin", "end", "env", "lived")]
+    for event in events:
+        if event["type"] == "env":
+            event["env"] = {"process": event["env"].get("process")}
+            event.pop("launcher_variables", None)
+    last = read_steps(step_file(folder, rank))
+    return events if last is None else [*events, last]
+
+
+def _lines(path: Path) -> list[Any] | None:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # empty, or torn: its process died while it wrote
+            found.append(json.loads(line))
+    return found
+
+
+def left_early(folder: Path, rank: int) -> bool:
+    """Whether a rank that has ended with exit code 0 had not come to an end of its ``run()``."""
+    seen = RankEvidence(rank, events=read_events(folder, rank)).seen()
+    return not (seen.finished or seen.result is not None or seen.failures)
+
+
+def pids_of_ranks(folder: Path) -> dict[int, int]:
+    """The processes of all ranks with an event log in an attempt's ``folder``."""
+    ranks = [int(name) for path in folder.glob("rank_*.events") if (name := path.stem.partition("_")[2]).isdecimal()]
+    seen = {rank: RankEvidence(rank, events=read_events(folder, rank)).seen() for rank in sorted(ranks)}
+    return {rank: pid for rank, own in seen.items() if (pid := pid_of(own)) is not None}
+
+
+def write_start(
+    folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str | None = None
+) -> None:
+    """The ranks of this node, global to local, are about to be started. ``folder`` is the trial's."""
+    attempt_folder(folder, attempt).mkdir(parents=True, exist_ok=True)
+    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group}
+    _append(folder, attempt, {**started, "host": socket.gethostname()})
+
+
+def write_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
+    """A rank has ended."""
+    _append(folder, attempt, {"rank": rank, "exit": asdict(end)})
+
+
+def write_stop(folder: Path, attempt: int) -> None:
+    """Ranks are about to be asked to end."""
+    _append(folder, attempt, {"stopped_at": time.time()})
+
+
+def _append(folder: Path, attempt: int, entry: Mapping[str, Any]) -> None:
+    with (attempt_folder(folder, attempt) / _ATTEMPT_LOG).open("ab", buffering=0) as file:
+        file.write(json.dumps(entry).encode() + b"\n")
+
+
+def attempt_evidence(
+    folder: Path,
+    attempt: int,
+    launcher: Launcher,
+    source: str | None,
+    *,
+    agent: AgentEnd | None = None,
+    overdue: float | None = None,
+    stalled: float | None = None,
+) -> TrialEvidence:
+    """Of the ranks of this node, from the files in the trial's ``folder``; of those of other nodes, the numbers.
+
+    ``source`` is the workload's file.
+    """
+    trial = TrialEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
+    ranks: dict[int, RankEvidence] = {}
+    for entry in _lines(attempt_folder(folder, attempt) / _ATTEMPT_LOG) or ():
+        if "ranks" in entry:
+            trial.world_size, trial.group = entry["world_size"], entry["group"]
+            ranks = {rank: RankEvidence(rank) for rank in range(entry["world_size"])}
+            for rank, local_rank in entry["ranks"]:
+                ranks[rank] = RankEvidence(rank, local_rank, entry["host"], started=True)
+        elif "stopped_at" in entry:
+            trial.stopped_at = trial.stopped_at or entry["stopped_at"]
+        else:
+            ranks[entry["rank"]].exit = ranks[entry["rank"]].exit or RankExit(**entry["exit"])
+    for number, rank in ranks.items():
+        if rank.started:
+            find = functools.partial(find_file, folder, attempt, number)
+            rank = complete_rank(rank, attempt_folder(folder, attempt), find, folder.parent, source)
+        trial.ranks.append(rank)
+    return trial
+
+
+def complete_rank(
+    rank: RankEvidence, folder: Path, find: Callable[[str], Path | None], base: Path, source: str | None
+) -> RankEvidence:
+    """With what the rank has left: its event log is in ``folder``, and ``find`` knows its logs and its error file.
+
+    Paths of logs become relative to ``base``; ``source`` is the workload's file.
+    """
+    stdout, stderr, stacks = (find(f"{stream}.log") for stream in ("stdout", "stderr", "stacks"))
+    if stacks is not None and stacks.stat().st_size == 0:  # an empty one is cleared away
+        stacks = None
+
+    def shown(path: Path | None) -> str | None:
+        return None if path is None else path.relative_to(base).as_posix()
+
+    aborted = rank.exit is not None and rank.exit.exitcode == -signal.SIGABRT
+    return replace(
+        rank,
+        events=read_events(folder, rank.rank),
+        location=None if stacks is None else locate(read_dump(stacks), source),
+        collective=_read_collective(folder, rank.rank),
+        error_file=read_error_file(find("error.json")),
+        complaint=complaint_in(read_tail(stderr, _TAIL)) if aborted and stderr else None,
+        stdout=shown(stdout),
+        stderr=shown(stderr),
+        stacks=shown(stacks),
+    )
+
+
+def collectives_file(folder: Path, rank: int) -> Path:
+    """Where the trace of a rank's flight recorder is kept, in an attempt's ``folder``."""
+    return folder / f"rank_{rank}.collectives.json"
+
+
+def save_collectives(folder: Path, rank: int, pid: int, sockets: Path) -> None:
+    """Keep what the flight recorder of a running rank has, in the ``folder`` of its attempt."""
+    recorded = request_trace(pid, sockets)
+    if recorded is not None and recorded.get("entries"):
+        with contextlib.suppress(OSError):
+            collectives_file(folder, rank).write_text(json.dumps(recorded))
+
+
+def _read_collective(folder: Path, rank: int) -> Collective | None:
+    with contextlib.suppress(OSError, ValueError):
+        return last_collective(json.loads(collectives_file(folder, rank).read_text()))
+    return None
+
+
+def evidence_file(folder: Path, attempt: int) -> Path:
+    return attempt_folder(folder, attempt) / "evidence.json"
+
+
+def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
+    """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
+    with contextlib.suppress(OSError):
+        path = evidence_file(folder, trial.attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        short = [replace(rank, events=rank.events and list(map(_in_short, rank.events))) for rank in trial.ranks]
+        partial.write_text(to_json(replace(trial, ranks=short)))
+        partial.rename(path)
+
+
+def _in_short(event: TrialEvent) -> TrialEvent:
+    """Without what is in the trial file and has no influence on the judgement."""
+    if event["type"] == "env":
+        return {"type": "env", "env": event["env"]}
+    if event["type"] == "end" and "result" in event:
+        return {**event, "result": {"passed": event["result"]["passed"]}}
+    return event
+
+
+def read_evidence(path: Path) -> TrialEvidence | None:
+    """What ``keep_evidence`` has written; ``None`` where there is nothing."""
+    try:
+        return trial_from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+#: What ``tempfile`` remembered in this process before ``use_for_agent``.
+_tempdir_before: str | None = None
+
+
+def use_for_agent(folder: str) -> None:
+    """Have this process, and an agent that it starts, make their temporary files in ``folder``, if it is one.
+
+    It is removed with the trial; the TMPDIR of a failed trial is kept for what the workload has left there. torch's
+    agent leaves error files of ranks, and the pipe of its watchdog, which some versions make in ``/tmp``.
+    """
+    global _tempdir_before
+    if not os.path.isdir(folder):
+        return
+    if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        os.environ.setdefault("TORCHELASTIC_TIMER_FILE", os.path.join(folder, "watchdog"))
+    _tempdir_before, tempfile.tempdir = tempfile.tempdir, folder
+
+
+def use_for_rank(folder: str) -> None:
+    """In a rank that was forked from that process: have ``tempfile`` look as it did before."""
+    if tempfile.tempdir == folder:
+        tempfile.tempdir = _tempdir_before

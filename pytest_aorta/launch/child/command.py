@@ -1,0 +1,391 @@
+"""A command as a child process whose output passes through this one, line by line, into its logs."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, ClassVar
+
+from pytest_aorta.launch.child.attempt_files import attempt_folder, find_file
+from pytest_aorta.launch.child.torchrun import RanksOutput, TorchrunStart, follow_torchrun
+from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
+from pytest_aorta.launch.launch_mode import SCRIPT
+from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
+from pytest_aorta.probe.packages import package_list
+from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
+from pytest_aorta.trials.command_line import COMMAND_TARGET, fill_in, placeholders_in, program_not_found, words_of
+from pytest_aorta.trials.config import resolve_config
+from pytest_aorta.trials.events import FailureData, ResultData, Send
+from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.outcome import Observed, after_step
+from pytest_aorta.trials.output_rules import RETURNCODE, SEED, OutputFindings, OutputRules
+from pytest_aorta.trials.place_variables import NAMES, TRIAL_SEED, note_tmp
+from pytest_aorta.trials.returned import CommandResult, result_to_plain
+from pytest_aorta.trials.steps import StepCounter, step_file
+
+_CHUNK = 2**16
+
+#: Bytes without an end of line that are taken for one.
+_LONGEST_LINE = 2**16
+
+#: Bytes at the end of its standard error that are kept.
+_TAIL = 2**16
+
+#: Seconds between two looks at the process where the kernel does not say when it ends.
+_LOOK = 0.02
+
+_LINE_END = re.compile(rb"[\r\n]+")
+
+#: Takes a line, and when it came, in seconds of ``time.perf_counter()``.
+Take = Callable[[str, float], object]
+
+
+class Lines:
+    """Puts chunks of bytes together to lines. Those of progress bars end with a carriage return."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that end in the next chunk; without those that are empty."""
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        return [line.decode(errors="replace") for line in lines if line]
+
+    def close(self) -> list[str]:
+        """The last line, if it has no end."""
+        line, self._rest = self._rest, b""
+        return [line.decode(errors="replace")] if line else []
+
+
+class CommandProcess:
+    """A running command, in the session and the process group of this process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._streams: dict[IO[bytes], tuple[int, Lines]] = {
+            self._process.stdout: (1, Lines()),
+            self._process.stderr: (2, Lines()),
+        }
+        #: The end of its standard error.
+        self.errors = b""
+
+    def follow(self, take: Take) -> int:
+        """Pass its output on until it has ended, also where a process that it has left behind holds its pipes.
+
+        Returns:
+            its exit code; negative for a signal.
+        """
+        ended = _descriptor_of(self._process.pid)
+        with selectors.DefaultSelector() as selector:
+            if ended is not None:
+                selector.register(ended, selectors.EVENT_READ)
+            for stream in self._streams:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ)
+            while self._process.poll() is None:
+                for key, _ in selector.select(_LOOK if ended is None else None):
+                    if key.fileobj != ended and self._pass_on(key.fileobj, take) == b"":  # type: ignore[arg-type]
+                        selector.unregister(key.fileobj)
+        if ended is not None:
+            os.close(ended)
+        for stream, (_, lines) in self._streams.items():
+            while self._pass_on(stream, take):  # what it has written before its end
+                pass
+            for line in lines.close():
+                take(line, time.perf_counter())
+            stream.close()
+        return self._process.wait()
+
+    def _pass_on(self, stream: IO[bytes], take: Take) -> bytes | None:
+        """Pass a chunk on: empty when the stream has ended, ``None`` when there is nothing at the moment."""
+        target, lines = self._streams[stream]
+        try:
+            chunk = os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return None
+        at = time.perf_counter()
+        if target == 2:
+            self.errors = (self.errors + chunk)[-_TAIL:]
+        write(target, chunk)
+        for line in lines.feed(chunk):
+            take(line, at)
+        return chunk
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal; ``None`` as long as it runs."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """End it, if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for stream in self._streams:
+            stream.close()
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """What becomes readable when a process has ended; ``None`` on a kernel without it, or where it is forbidden."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def write(descriptor: int, chunk: bytes) -> None:
+    """Write all of it; where that cannot be, as on a full disk, the command goes on without its log."""
+    rest = memoryview(chunk)
+    with contextlib.suppress(OSError):
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def gives_stacks() -> bool:
+    """Whether this process answers the question for its stacks, as that of a trial does."""
+    return catches(os.getpid(), STACK_SIGNAL)
+
+
+@contextlib.contextmanager
+def last_to_leave() -> Iterator[None]:
+    """While a command runs, leave it to it to answer the signals that all processes of a trial get.
+
+    SIGTERM ends the command, whose last words have to reach the logs, and then this process; of a hang, the stacks that
+    count are the command's.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # in the process of pytest
+        return
+    if gives_stacks():
+        faulthandler.unregister(STACK_SIGNAL)
+    terminated = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+
+    signal.signal(signal.SIGTERM, note)  # not ignored, which a command would inherit
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if terminated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+#: Characters of the last line of its standard error that a message quotes.
+_SHOWN = 200
+
+
+def command_failure(code: int, found: OutputFindings, errors: str) -> FailureData | None:
+    """What a command has failed of; ``None`` when it has passed.
+
+    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``pass_on``,
+    in which case no exit code counts; the exit code.
+
+    Args:
+        code: exit code, negative for a signal.
+        found: in its output.
+        errors: the end of its standard error.
+    """
+    if code < 0:
+        return _after(infer_exit_reason(code, None, errors), found)
+    if found.failures:
+        return {"phase": "run", "kind": "result", "message": found.reason}
+    if found.passed:
+        return None
+    if code > 0:
+        failure = _after(infer_exit_reason(code, None, errors), found)
+        said = errors.rstrip().rpartition("\n")[2].strip() if failure["kind"] == "exit_code" else ""
+        return {**failure, "message": f"{failure['message']}: {said[:_SHOWN]}"} if said else failure
+    if found.rules.pass_on:
+        patterns = " or ".join(map(repr, found.rules.pass_on))
+        return _after({"phase": "run", "kind": "result", "message": f"no line of its output matches {patterns}"}, found)
+    return None
+
+
+def _after(failure: FailureData, found: OutputFindings) -> FailureData:
+    """With the step that was the last; not in the message of an exception, which is the program's own."""
+    if found.step is None or failure["kind"] == "exception":
+        return failure
+    step = after_step(Observed(progress={"type": "progress", "step": found.step, "total": found.total}))
+    return {**failure, "message": f"{failure['message']}{step}"}
+
+
+def command_result(code: int, found: OutputFindings, errors: str, elapsed: float) -> CommandResult:
+    """The result of a command that has ended after ``elapsed`` seconds; the rest as of ``command_failure``."""
+    failure = command_failure(code, found, errors)
+    return CommandResult(
+        passed=failure is None,
+        failure_count=found.failure_count,
+        first_failure_iteration=found.first_failure,
+        failure_details=found.failures,
+        total_iterations=max(0, found.step or 0),
+        step_times_ms=found.step_times_ms,
+        elapsed_sec=elapsed,
+        metrics={**found.metrics, RETURNCODE: code},
+        executed_iterations=None if found.step is None else max(0, found.step),
+        configured_iterations=found.total if found.total is not None and found.total >= 0 else None,
+        failure=failure,
+    )
+
+
+_LOG_CHUNK = 2**20
+
+#: Least time between two events that say nothing new, in seconds.
+_INTERVAL = 0.1
+
+_static: StaticEnv | None = None
+
+
+def prepare_command(argument: PrepareArgument) -> dict[str, Any]:
+    """Describe the command, without running it."""
+    global _static
+    variables = variables_now()
+    description = describe(load_class(COMMAND_TARGET), argument["overrides"], argument["steps"])
+    source = description["source"]
+    _static = collect_static(Path(source) if source else None)
+    note_tmp()
+    description["packages"] = package_list(_static.installed)
+    return {**description, "launch_mode": SCRIPT, "surroundings": surroundings(_static, variables)}
+
+
+def run_command_ranks(payload: TrialPayload, send: Send) -> None:
+    """Start ``torchrun``, wait for it, report how the ranks ended and what they have printed."""
+    send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
+    config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
+    words = words_of(config.command)
+    start = fill_in(words, os.environ)
+    problem = program_not_found(start, os.environ.get("PATH", os.defpath))
+    if problem is not None:
+        failure: FailureData = {"phase": "setup", "kind": "exception", "type": "CommandNotFound", "message": problem}
+        send({"type": "begin", "phase": "setup"})
+        send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
+        send({"type": "lived", "at": time.time()})
+        return
+    environ = dict(os.environ)
+    if config.unbuffered:
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+    restarts = int(payload["elastic"]["max_restarts"])
+    torchrun = TorchrunStart(os.getcwd(), restarts, ["--no-python", *start], (), environ)
+    rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
+    seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
+    follow_torchrun(payload, send, torchrun, CommandOutput(payload, send, rules, seed))
+
+
+class CommandOutput(RanksOutput):
+    """Finds in the logs of all ranks what their command says; steps and metrics are those of rank 0."""
+
+    interval: ClassVar[float] = 0.005
+
+    def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
+        self._folder = Path(payload["folder"])
+        self._ranks = range(payload["nproc"])
+        self._send = send
+        self._rules = rules
+        self._seed = seed
+        self._attempt = -1
+        self._outputs: list[RankOutput] = []
+        self._started = time.perf_counter()
+        self._said: tuple[float, int | None] = (0.0, None)
+
+    def look(self, attempt: int) -> None:
+        """Read what is new, and report that something goes on."""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            for output in self._outputs:
+                output.close()
+            self._outputs = [RankOutput(self._folder, attempt, rank, self._rules) for rank in self._ranks]
+        new = [output.read() for output in self._outputs]
+        found, now = self._outputs[0].found, time.monotonic()
+        sent_at, sent = self._said
+        if now - sent_at < _INTERVAL:
+            return
+        if found.step is not None and found.step != sent:
+            self._said = now, found.step
+            self._send({"type": "progress", "step": found.step, "total": found.total})
+        elif any(new) and not self._rules.has_steps:
+            self._said = now, sent
+            self._send({"type": "alive"})
+
+    def result(self, attempt: int, code: int) -> tuple[ResultData, FailureData | None]:
+        """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
+        self.look(attempt)
+        for output in self._outputs:
+            output.close()
+        first = self._outputs[0].found
+        failed = next((rank for rank in self._ranks if self._outputs[rank].found.failures), None)
+        found = first if failed is None else self._outputs[failed].found
+        first.passed = found.passed = any(output.found.passed for output in self._outputs)
+        result = command_result(code, found, "", time.perf_counter() - self._started)
+        own = command_result(code, first, "", result.elapsed_sec)
+        details = [
+            {**detail, "rank": rank} for rank, output in enumerate(self._outputs) for detail in output.found.failures
+        ]
+        own.passed = result.passed and code == 0
+        own.failure_details = details
+        own.failure_count = sum(output.found.failure_count for output in self._outputs)
+        own.first_failure_iteration = result.first_failure_iteration
+        if self._seed is not None:
+            own.metrics[SEED] = self._seed
+        failure = result.failure if code == 0 else None
+        if failure is not None and failed is not None:
+            failure["message"] = f"rank {failed}: {failure['message']}"
+        return result_to_plain(own), failure
+
+
+class RankOutput:
+    """The growing logs of one rank."""
+
+    def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
+        self.found = OutputFindings(rules)
+        self._where = folder, attempt, rank
+        self._steps = StepCounter(step_file(attempt_folder(folder, attempt), rank))
+        self._logs: dict[str, tuple[BinaryIO, Lines]] = {}
+
+    def read(self) -> bool:
+        """Take in what is new; whether there was something."""
+        for name in ("stdout.log", "stderr.log"):
+            if name not in self._logs and (path := find_file(*self._where, name)) is not None:
+                self._logs[name] = path.open("rb"), Lines()
+        new = False
+        for file, lines in self._logs.values():
+            while chunk := file.read(_LOG_CHUNK):
+                new = True
+                self._take(lines.feed(chunk))
+        return new
+
+    def _take(self, lines: list[str]) -> None:
+        at = time.perf_counter()
+        for line in lines:
+            if self.found.take(line, at):
+                self._steps.set(self.found.step, self.found.total)
+
+    def close(self) -> None:
+        """Take in lines that have no end; twice is harmless."""
+        for file, lines in self._logs.values():
+            self._take(lines.close())
+            file.close()
+        self._logs = {}

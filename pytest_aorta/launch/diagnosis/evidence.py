@@ -1,0 +1,193 @@
+"""Everything that is known of the ranks of one attempt of a trial: what ``judge`` has before it.
+
+Every launcher fills these types. As JSON, nodes exchange them, and a trial that failed keeps them in ``evidence.json``.
+Times are seconds of ``time.time()``; codes are negative for a signal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.trials.outcome import Observed
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+#: ``script`` is torchrun with a user's script, whose ranks send no events.
+Launcher = Literal["elastic", "torchrun", "script", "external"]
+
+
+@dataclass
+class RankExit:
+    """How the process of a rank ended, as its parent saw it.
+
+    ``sec``: after the rank's start. ``stopped``: whether the agent had asked the rank to end by then; ``None`` where
+    the parent does not know.
+    """
+
+    exitcode: int
+    pid: int | None = None
+    at: float | None = None
+    sec: float = 0.0
+    stopped: bool | None = None
+
+
+@dataclass
+class Location:
+    """Where a process was: ``all_reduce in step() at fsdp.py line 88``.
+
+    ``collective``: the function of ``torch.distributed`` that it was in, if it was in one.
+    """
+
+    text: str
+    collective: str | None
+
+
+@dataclass
+class Collective:
+    """The last collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``."""
+
+    name: str
+    number: int
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
+
+
+@dataclass
+class RankEvidence:
+    """One expected rank.
+
+    ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
+    asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
+    to its standard error as it ended the process. ``overdue``: when its own deadline passed, where each rank has one.
+    The last three are paths of its logs.
+    """
+
+    rank: int
+    local_rank: int | None = None
+    host: str | None = None
+    started: bool = False
+    running: bool = False
+    exit: RankExit | None = None
+    events: list[TrialEvent] | None = None
+    location: Location | None = None
+    collective: Collective | None = None
+    error_file: dict[str, Any] | None = None
+    complaint: str | None = None
+    overdue: float | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    stacks: str | None = None
+
+    @property
+    def is_heard_of(self) -> bool:
+        """Whether there is anything of it."""
+        return self.started or self.exit is not None or self.events is not None
+
+    def seen(self, until: float | None = None) -> Observed:
+        """What it has reported up to a time."""
+        seen = Observed()
+        for event in self.events or ():
+            if counts(_time_of(event), until):
+                seen.see(event)
+        return seen
+
+
+@dataclass
+class AgentEnd:
+    """How what started the ranks ended, where it ended otherwise than it should.
+
+    ``error``: what it raised, with ``type``, ``message``, perhaps ``traceback``. ``returncode`` is that of a process
+    that was started for it.
+    """
+
+    name: str
+    returncode: int | None = None
+    error: dict[str, str] | None = None
+
+
+@dataclass
+class TrialEvidence:
+    """One attempt of a trial.
+
+    ``ranks`` are those of all nodes that were expected, ``group`` a name of them that is the same on these nodes and no
+    other attempt's. ``network``: which node does not reach the others, when a limit has passed. ``stopped_at``: when
+    the agent first asked a rank to end; ``overdue``: when the deadline passed or the trial had stalled, for which
+    ``stalled`` is the limit in seconds.
+    """
+
+    launcher: Launcher
+    attempt: int = 0
+    world_size: int | None = None
+    group: str | None = None
+    network: str | None = None
+    ranks: list[RankEvidence] = field(default_factory=list)
+    stopped_at: float | None = None
+    overdue: float | None = None
+    stalled: float | None = None
+    agent: AgentEnd | None = None
+
+    def own_ranks(self, *, still_running: bool = False) -> list[RankEvidence]:
+        """The ranks of this node; ``still_running``: those without an exit are."""
+        own = [rank for rank in self.ranks if rank.started]
+        return [replace(rank, running=rank.exit is None) for rank in own] if still_running else own
+
+    def with_ranks(self, others: Iterable[RankEvidence]) -> TrialEvidence:
+        """Completed by the ranks of other nodes."""
+        ranks = {rank.rank: rank for rank in self.ranks}
+        ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
+        return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
+
+
+def counts(at: float | None, until: float | None) -> bool:
+    """Whether something of that time counts.
+
+    What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
+    interrupt its system calls.
+    """
+    return until is None or at is None or at <= until
+
+
+def _time_of(event: TrialEvent) -> float | None:
+    """A failure is noticed before its phase ends."""
+    at: Any = event.get("at")
+    if event["type"] == "end" and "failure" in event:
+        at = event["failure"].get("at", at)
+    return None if at is None else float(at)
+
+
+def pid_of(seen: Observed) -> int | None:
+    """The process of a rank, from its environment snapshot."""
+    pid = ((seen.env or {}).get("process") or {}).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def to_json(evidence: TrialEvidence | list[RankEvidence]) -> str:
+    """For another process, or a file."""
+    if isinstance(evidence, TrialEvidence):
+        return json.dumps(asdict(evidence))
+    return json.dumps([asdict(rank) for rank in evidence])
+
+
+def trial_from_json(text: str | bytes) -> TrialEvidence:
+    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+    return _adapters()[0].validate_json(text)
+
+
+def ranks_from_json(text: str | bytes) -> list[RankEvidence]:
+    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+    return _adapters()[1].validate_json(text)
+
+
+@cache
+def _adapters() -> tuple[TypeAdapter[TrialEvidence], TypeAdapter[list[RankEvidence]]]:
+    from pydantic import TypeAdapter  # not in every rank
+
+    return TypeAdapter(TrialEvidence), TypeAdapter(list[RankEvidence])

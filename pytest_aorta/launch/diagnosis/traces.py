@@ -1,0 +1,347 @@
+"""Reading what a process has left that crashed, hung or gave up."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.launch.diagnosis.evidence import Collective, Location
+from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.outcome import signal_name
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.outcome import Observed
+
+
+#: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.+)')
+
+#: Bytes of a dump that are looked at.
+_LOOKED_AT = 2**20
+
+#: Files of libraries and of the interpreter, which the workload calls.
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
+
+#: Functions that only call others.
+_WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>"}
+
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+
+def read_dump(path: Path) -> list[list[Frame]]:
+    """The threads of the first dump in a file, each with its innermost frame first; the main thread is the last.
+
+    Empty when there is no dump: the process has not reacted to the signal.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LOOKED_AT).decode(errors="replace")
+    except OSError:
+        return []
+    return parse_dump(text)
+
+
+def parse_dump(text: str) -> list[list[Frame]]:
+    """The threads of the first dump in a text, as ``read_dump``."""
+    threads: list[list[Frame]] = []
+    before = ""
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            if before:  # an empty line is between two threads, not between two dumps
+                break
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(found["file"], int(found["line"]), found["name"]))
+        before = line
+    return threads
+
+
+def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
+    """Where the main thread was, by a frame of the workload's code.
+
+    Args:
+        threads: of ``read_dump``.
+        source: the workload's file.
+    """
+    if not threads or not threads[-1]:
+        return None
+    frames = threads[-1]
+    # Frames of the workload are those inside of this package's.
+    until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
+    frames = frames[:until] or frames
+    own = _own(frames, source)
+    inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
+    called = f"{inside[-1]} in " if inside else ""
+    where = frames[own]
+    collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
+    function = "" if where.name == "<module>" else f"{where.name}() at "
+    return Location(f"{called}{function}{Path(where.file).name} line {where.line}", collective)
+
+
+def _own(frames: list[Frame], source: str | None) -> int:
+    """Index of the innermost frame of the workload's code; without one, of the innermost frame."""
+    own = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
+    return next(own, 0)
+
+
+def _is_collective(frame: Frame) -> bool:
+    return frame.file.endswith(_COLLECTIVES) and not frame.name.startswith("_") and frame.name not in _WRAPPERS
+
+
+#: Bytes read from the end of a log.
+_TAIL = 2**16
+
+#: Characters that are kept.
+_KEPT = 2**15
+
+#: The first line of faulthandler's.
+_FATAL = re.compile(r"^(?:\[rank\d+\]: ?)?Fatal Python error: ", re.MULTILINE)
+
+#: Lines that explain an abort: of the C++ runtime, ``assert`` and the allocator of glibc, and the runtime of ROCm.
+_LAST_WORDS = re.compile(
+    r"^.*(?:terminate called |  what\(\):|Assertion [`'].+' failed|\*\*\* .+ \*\*\*"
+    r"|HSA_STATUS_|Memory access fault by GPU).*$"
+    r"|^(?:free|malloc|realloc|munmap_chunk|double free|corrupted|malloc_consolidate)\b.*$",
+    re.MULTILINE,
+)
+
+#: Of the lines before the stacks, those that are searched for such words.
+_LINES_BEFORE = 60
+
+
+def crash_text(stderr: Path | None) -> str | None:
+    """The end of a log, from the words that explain the crash on; ``None`` where there are neither these nor stacks."""
+    if stderr is None:
+        return None
+    text = read_tail(stderr, _TAIL)
+    fatal = max((found.start() for found in _FATAL.finditer(text)), default=None)
+    recent = "\n".join(text[:fatal].splitlines()[-_LINES_BEFORE:])
+    words = [found[0] for found in _LAST_WORDS.finditer(recent)]
+    if fatal is None and not words:
+        return None
+    stacks = [] if fatal is None else [text[fatal:].rstrip()]
+    return "\n".join([*words, *stacks])[:_KEPT]
+
+
+_HEADING = "Traceback (most recent call last):"
+
+#: What torch puts before each line once the ranks know of each other.
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+
+#: The line that ends a traceback.
+_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
+
+#: How ``faulthandler`` begins what it writes of a crash, and a frame in it.
+_CRASHED = "Fatal Python error: "
+
+#: Exit code of an interpreter that an exception has ended.
+_UNCAUGHT = 1
+
+
+def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> FailureData:
+    """The failure of a process in its ``run``.
+
+    Args:
+        code: not 0; negative for a signal.
+        error_file: content of the file that torch's ``record`` writes.
+        stderr: a log, or the end of one as text.
+    """
+    if code < 0:
+        name = signal_name(-code)
+        if (raised := _printed(stderr, crashed=True)) is not None:
+            return {**raised, "signal": name}
+        return {"phase": "run", "kind": "signal", "signal": name, "message": f"ended by {name}"}
+    raised = _recorded(error_file) or (_printed(stderr) if code == _UNCAUGHT else None)
+    if raised is not None:
+        return {**raised, "exit_code": code}
+    return {"phase": "run", "kind": "exit_code", "exit_code": code, "message": f"ended itself with exit code {code}"}
+
+
+def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
+    message = None if error_file is None else error_file.get("message")
+    if isinstance(message, str):
+        return {"phase": "run", "kind": "exception", "message": message}
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
+
+
+def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData | None:
+    """The last traceback of a log; other lines may follow it, as libraries complain when a process ends.
+
+    Where the interpreter has ``crashed``, only of an exception that was ending it: torch may abort such a process
+    while its threads still run. A crash within a call has other causes than what was logged before it.
+    """
+    text = read_tail(stderr, _TAIL) if isinstance(stderr, Path) else stderr or ""
+    lines = _PREFIX.sub("", text).splitlines()
+    starts = [number for number, line in enumerate(lines) if line == _HEADING]
+    if not starts:
+        return None
+    for number, line in enumerate(lines[starts[-1] + 1 :], starts[-1] + 1):
+        if not line.startswith(" ") and _RAISED.fullmatch(line):
+            if crashed and not _was_ending(lines[number + 1 :]):
+                return None
+            return _exception(line, "\n".join(lines[starts[-1] : number + 1]))
+    return None
+
+
+def _was_ending(lines: Sequence[str]) -> bool:
+    """Whether ``faulthandler`` says below a traceback that no thread was in Python code any more."""
+    crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASHED)), None)
+    return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
+
+
+def _exception(text: str, traceback: str | None) -> FailureData:
+    """``text``: type and message, as at the end of a traceback."""
+    failure: FailureData = {"phase": "run", "kind": "exception", "message": text}
+    found = _RAISED.fullmatch(text.partition("\n")[0])
+    if found is not None:
+        failure["type"] = found["type"].rpartition(".")[2]
+        failure["message"] = text[found.end("type") :].removeprefix(": ")
+    if traceback is not None:
+        failure["traceback"] = traceback
+    return failure
+
+
+#: The peer is gone: gloo, TCPStore, NCCL and RCCL.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Read error|Socket closed|remote process exited"
+    r"|got 0 bytes|ncclRemoteError|NCCL communicator was aborted|remote process has (exited|failed)",
+    re.IGNORECASE,
+)
+
+#: The peer does not come: gloo, TCPStore, and the watchdog of ProcessGroupNCCL.
+_GAVE_UP = re.compile(
+    r"Timed out waiting|Application timeout caused pair closure|wait timeout after \d+ms|timed out in monitoredBarrier"
+    r"|failed to pass monitoredBarrier|Watchdog caught collective operation timeout"
+    r"|ran for \d+ milliseconds before timing out|has timed out after \d+\w* while trying to connect"
+    r"|Timed out after \d+ seconds waiting for clients",
+    re.IGNORECASE,
+)
+
+
+def has_lost_a_peer(text: str) -> bool:
+    """Whether it says that the connection to another rank is lost."""
+    return _PEER_LOST.search(text) is not None
+
+
+def gave_up_waiting(text: str) -> bool:
+    """Whether it says that another rank did not come in time."""
+    return _GAVE_UP.search(text) is not None
+
+
+def complaint_in(log: str) -> str | None:
+    """The last line of a log that says the one or the other."""
+    lines = [line.strip() for line in log.splitlines() if has_lost_a_peer(line) or gave_up_waiting(line)]
+    return lines[-1][:1000] if lines else None
+
+
+#: In a trial's folder: the stacks of the importing processes, and what they had written.
+_STACKS, _OUTPUT = "stacks.log", "import.log"
+
+
+@dataclass(frozen=True)
+class ImportHang:
+    """An import that took longer than ``limit`` seconds, and was ended.
+
+    Attributes:
+        limit: see above.
+        stacks: of its processes, as ``faulthandler`` writes them.
+        output: the end of what they had written.
+    """
+
+    limit: float
+    stacks: str
+    output: str
+
+    def see(self, seen: Observed, target: str, folder: Path | None) -> None:
+        """Note it as what was seen of a trial of ``target``, and write it into the trial's ``folder``."""
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                for name, text in ((_STACKS, self.stacks), (_OUTPUT, self.output)):
+                    if text.strip():
+                        (folder / name).write_text(text)
+        where = target.rpartition(":")[0]
+        location = locate(parse_dump(self.stacks), where if where.endswith(".py") else None)
+        seen.phase, seen.timed_out, seen.timeout = "import", True, self.limit
+        seen.location = None if location is None else location.text
+
+
+# torch's flight recorder: which collectives a rank has entered, read from another process while it hangs.
+#
+# torch serves it from a thread without the GIL, which answers also in a collective and in C code. Where torch has no
+# such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are
+# remembered.
+
+
+#: Seconds that a rank has for its answer.
+_PATIENCE = 1.0
+
+#: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
+_HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+
+
+def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
+    """The trace of a rank of this host; ``None`` without an answer in time."""
+    for handler in _HANDLERS:
+        connection = _Connection(socket_path(pid, sockets))
+        try:
+            connection.request("POST", f"/handler/{handler}")
+            response = connection.getresponse()
+            content = response.read()
+            if response.status == http.client.NOT_FOUND:
+                continue
+            answer = json.loads(content)
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return answer if isinstance(answer, dict) else None
+    return None
+
+
+def last_collective(trace: dict[str, Any]) -> Collective | None:
+    """The last collective of a trace."""
+    entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
+    if not entries:
+        return None
+    last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
+    group = (last.get("process_group") or ("", ""))[1]
+    return Collective(str(last.get("profiling_name")), int(last.get("collective_seq_id", 0)), str(group))
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_PATIENCE)
+        self.sock.connect(str(self._path))
+
+
+def socket_path(pid: int, sockets: Path) -> Path:
+    """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
+    return sockets / f"{pid}"

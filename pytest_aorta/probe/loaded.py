@@ -1,0 +1,247 @@
+"""Which shared libraries this process has loaded, and which modules it has imported.
+
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from pytest_aorta.probe.guard import plain
+
+if TYPE_CHECKING:
+    from pytest_aorta.probe.guard import Facts
+    from pytest_aorta.probe.packages import Installed
+
+_RELEVANT = re.compile(
+    r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
+    r"|amdhip64|hsa-runtime64|hipblas|hipblaslt|rocblas|hipsparse|rocsolver|MIOpen|hiprtc|amd_comgr"
+    r"|cuda|cudart|cublas|cublasLt|cudnn|cusparse|cusolver|nvrtc"
+    r"|torch_cpu|torch_cuda|torch_hip|c10|gomp|omp|iomp5|mkl_\w+|openblas\w*|scipy_openblas\w*|blis|dnnl"
+    r"|aotriton\w*|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
+)
+# address, permissions, offset, device, inode, path
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+_SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
+_EXTENSION_MODULE = re.compile(r"\.(?:cpython-\w+-[\w-]+|abi3)\.so$")
+# What the kernel puts behind the path of a mapped file that has been removed or replaced since.
+_GONE = " (deleted)"
+
+# Of names that belong to no distribution, a workload has a few; a program that makes modules up may have thousands.
+_MOST_OTHERS = 100
+
+Identity = tuple[int, ...]
+
+
+# Libraries
+
+
+def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
+    return _relevant(_mapped(maps))
+
+
+def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
+    """All shared objects mapped now: ``count``, ``digest`` of their paths, ``names`` without their folders.
+
+    ``names`` leaves out extension modules of Python, which ``imported_modules()`` counts. ``relevant`` are the paths
+    that ``loaded_libraries()`` gives, ``replaced`` those whose file has been removed or overwritten since. The digest
+    is the SHA-256 of the sorted paths, each ended by a newline.
+    """
+    mapped = {path.removesuffix(_GONE): path.endswith(_GONE) for path in _mapped(maps)}
+    paths = sorted(path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path)))
+    names = map(os.path.basename, paths)
+    lines = "".join(f"{path}\n" for path in paths)
+    return {
+        "count": len(paths),
+        "digest": "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest(),
+        "names": sorted(name for name in names if not _EXTENSION_MODULE.search(name)),
+        "relevant": _relevant(paths),
+        "replaced": [path for path in paths if mapped[path]],
+    }
+
+
+@dataclass(frozen=True)
+class MappedBefore:
+    """``mapped_objects()`` before a fork, with the loader's counters and the identity of each file at that time."""
+
+    facts: Facts
+    loads: tuple[int, ...]
+    files: dict[str, Identity]
+
+    def has_changed(self) -> bool:
+        """Whether something has been loaded, or a loaded file replaced, since."""
+        if library_loads() != self.loads:
+            return True
+        return any(file_identity(path) != identity for path, identity in self.files.items())
+
+
+def map_before_forks() -> MappedBefore | None:
+    """What is mapped now, for the forks of this process; ``None`` where new libraries could not be noticed."""
+    loads = library_loads()
+    return None if loads is None else MappedBefore(plain(mapped_objects()), loads, mapped_files())
+
+
+def mapped_now(before: MappedBefore | None) -> Facts:
+    """As ``mapped_objects()``; the facts from ``before`` while nothing has been loaded or replaced since."""
+    if before is not None and not before.has_changed():
+        return before.facts
+    facts: Facts = plain(mapped_objects())
+    return facts
+
+
+def mapped_files() -> dict[str, Identity]:
+    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
+    mapped = _mapped(Path("/proc/self/maps"))
+    paths = {path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path.removesuffix(_GONE)))}
+    paths.add(os.readlink("/proc/self/exe"))
+    return {path.removesuffix(_GONE): () if path.endswith(_GONE) else file_identity(path) for path in sorted(paths)}
+
+
+def file_identity(path: str) -> Identity:
+    """What changes when the file of this path is another one, or is overwritten; empty where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def library_loads() -> tuple[int, ...] | None:
+    """How many shared objects the dynamic loader has added and removed so far.
+
+    ``None`` where ctypes is not imported (torch does it; this does not). Takes microseconds, where reading
+    ``/proc/self/maps`` takes two milliseconds in a fork.
+    """
+    return _counter()() if "ctypes" in sys.modules else None
+
+
+@functools.cache
+def _counter() -> Callable[[], tuple[int, ...]]:
+    import ctypes
+
+    found: list[int] = []
+
+    # dl_iterate_phdr(3) shows struct dl_phdr_info; its last two fields of six are dlpi_adds and dlpi_subs.
+    def see_first(info: int, size: int, data: object) -> int:
+        found[:] = (ctypes.c_uint64 * 6).from_address(info)[4:]
+        return 1  # no further object: the counters are the same for all
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(see_first)
+    iterate = ctypes.CDLL(None).dl_iterate_phdr
+
+    def count() -> tuple[int, ...]:
+        iterate(callback, None)
+        return tuple(found)
+
+    return count
+
+
+def _mapped(maps: Path) -> set[str]:
+    try:
+        text = maps.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return set()
+    return set(_MAPPED.findall(text))
+
+
+def _relevant(paths: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if _RELEVANT.match(os.path.basename(path)))
+
+
+# Modules
+
+
+@dataclass(frozen=True)
+class ModuleCount:
+    """``imported_modules()`` before a fork, with the number of modules and the one that was imported last."""
+
+    facts: Facts
+    size: int
+    last: str
+
+
+def count_modules(installed: Installed) -> ModuleCount:
+    """Count what is imported now, for the forks of this process."""
+    return ModuleCount(imported_modules(installed), len(sys.modules), next(reversed(sys.modules)))
+
+
+def imported_modules(installed: Installed, before: ModuleCount | None = None) -> Facts:
+    """``count`` of all, ``stdlib`` of the standard library's, and the others by where they came from.
+
+    ``by_distribution``: ``version`` and number of ``modules`` of each distribution that something has been imported
+    from, by name. ``other``: number of ``modules`` and ``path`` of every top-level name that lies outside of the
+    installed distributions; ``distributions`` names those that claim the name nevertheless: an editable installation,
+    a file that hides one, or a namespace that several share.
+
+    With a count from ``before``, only what has been imported since is looked at: in a fork, each module that is
+    touched costs a copy of its page of memory.
+    """
+    names = None if before is None else imported_since(before)
+    if before is None or names is None:
+        names = list(sys.modules)
+        facts: Facts = {"count": 0, "stdlib": 0, "by_distribution": {}, "other": {}}
+    else:
+        facts = before.facts
+    if not names:
+        return facts
+    by_distribution, other = dict(facts["by_distribution"]), dict(facts["other"])
+    stdlib = facts["stdlib"]
+    for name, modules in Counter(name.partition(".")[0] for name in names).items():
+        if name in sys.stdlib_module_names:
+            stdlib += modules
+            continue
+        path = file_of(sys.modules.get(name))
+        owners = installed.owners.get(name, ())
+        if len(owners) == 1 and path is not None and path.startswith(owners[0].folder + os.sep):
+            owner = owners[0].name
+            entry = by_distribution.get(owner, {"version": installed.versions.get(owner), "modules": 0})
+            by_distribution[owner] = {**entry, "modules": entry["modules"] + modules}
+        elif name in other:
+            other[name] = {**other[name], "modules": other[name]["modules"] + modules}
+        elif len(other) < _MOST_OTHERS:
+            other[name] = {"modules": modules, "path": path}
+            if owners:
+                other[name]["distributions"] = sorted({owner.name for owner in owners})
+    return {
+        "count": facts["count"] + len(names),
+        "stdlib": stdlib,
+        "by_distribution": dict(sorted(by_distribution.items())),
+        "other": dict(sorted(other.items())),
+    }
+
+
+def imported_since(before: ModuleCount) -> list[str] | None:
+    """Names that ``sys.modules``, which keeps their order, has got since; ``None`` where some have gone as well."""
+    added = len(sys.modules) - before.size
+    if added < 0:
+        return None
+    names = list(islice(reversed(sys.modules), added + 1))
+    return names if names.pop() == before.last else None
+
+
+def file_of(module: object) -> str | None:
+    """The file of a module, the folder of a namespace; ``None`` without one, and for what is no module."""
+    if not isinstance(module, ModuleType):
+        return None
+    # Past the module's own __getattr__: a lazy module would be loaded by the question.
+    attributes = object.__getattribute__(module, "__dict__")
+    file = attributes.get("__file__")
+    if isinstance(file, str):
+        return file
+    with suppress(Exception):  # whatever a module has put there
+        folder = next(iter(attributes["__path__"]))
+        return folder if isinstance(folder, str) else None
+    return None

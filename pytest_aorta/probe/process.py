@@ -1,0 +1,161 @@
+"""What differs from trial to trial: this process, and the state of the host around it.
+
+Runs in every trial, after a fork: no import, no subprocess, few system calls. Therefore not through psutil.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_aorta.common.number_ranges import format_ranges
+from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_state
+
+if TYPE_CHECKING:
+    from pytest_aorta.probe.guard import Facts, Guard
+
+_PRESSURE = "/proc/pressure"
+
+_LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "core": resource.RLIMIT_CORE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "as": resource.RLIMIT_AS,
+    "stack": resource.RLIMIT_STACK,
+    "nproc": resource.RLIMIT_NPROC,
+}
+
+_POLICIES = {
+    os.SCHED_OTHER: "other",
+    os.SCHED_BATCH: "batch",
+    os.SCHED_IDLE: "idle",
+    os.SCHED_FIFO: "fifo",
+    os.SCHED_RR: "rr",
+}
+
+# Bytes of numa_maps that are enough for a policy. The kernel walks through the pages of every mapping that it gives a
+# line for, which takes milliseconds for all of them, and for the heap alone.
+_ONE_MAPPING = 128
+
+
+def process(guard: Guard, clock: bool = False) -> Facts:
+    """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
+
+    ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
+    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). ``clock`` asks for the processor's
+    clock, too. ``transparent_huge_pages`` is not the setting of the machine, but whether this process may have them
+    (``prctl(PR_SET_THP_DISABLE)``).
+    """
+    nothing: dict[str, str] = {}
+    unknown: Facts = {"available_bytes": None, "huge_pages": None}
+    memory = guard.fact("process.memory", memory_state, unknown)
+    status = guard.fact("process.status", lambda: keyed_lines("/proc/self/status"), nothing)
+    return guard.facts(
+        "process",
+        {
+            "pid": os.getpid,
+            "ppid": os.getppid,
+            "uid": os.getuid,
+            "cwd": os.getcwd,
+            "threads": lambda: int(status["Threads"]) if "Threads" in status else None,
+            "cpu_affinity": lambda: format_ranges(os.sched_getaffinity(0)),
+            "cpu_clock_mhz": lambda: clock_mhz() if clock else None,
+            "nice": lambda: os.getpriority(os.PRIO_PROCESS, 0),
+            "scheduler": _scheduler,
+            "numa_policy": memory_policy,
+            "numa_nodes_allowed": lambda: status.get("Mems_allowed_list"),
+            "transparent_huge_pages": lambda: status["THP_enabled"] != "0" if "THP_enabled" in status else None,
+            "huge_pages": lambda: memory["huge_pages"],
+            "memory_available_bytes": lambda: memory["available_bytes"],
+            "load_average": os.getloadavg,
+            "pressure": lambda: {what: _pressure(what) for what in ("cpu", "memory")},
+            "rlimits": _rlimits,
+            "torch_threads": _torch_threads,
+        },
+    )
+
+
+def _scheduler() -> dict[str, str | int]:
+    """``policy`` by name (a kernel's newer ones by number), and the ``priority`` that real-time policies have."""
+    number = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+    return {"policy": _POLICIES.get(number, str(number)), "priority": os.sched_getparam(0).sched_priority}
+
+
+def memory_policy(maps: Path = Path("/proc/self/numa_maps")) -> str | None:
+    """Where this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
+
+    Read from the first mapping, the program, which has no policy apart from the process's. ``None`` for a kernel
+    without NUMA.
+    """
+    columns = (_head(maps, _ONE_MAPPING) or "").split(maxsplit=2)
+    return columns[1] if len(columns) > 1 else None
+
+
+def _pressure(what: str) -> float | None:
+    """``None`` where the kernel does not count it: before Linux 4.20, or with ``psi=0``."""
+    try:
+        found = re.match(r"some avg10=([\d.]+)", _head(Path(_PRESSURE, what), 256) or "")
+    except OSError:  # as of a kernel that has the files and not the information
+        return None
+    return float(found[1]) if found else None
+
+
+def _head(file: Path, length: int) -> str | None:
+    """The first ``length`` bytes, read at once; ``None`` without the file."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(descriptor, length).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def _rlimits() -> dict[str, dict[str, int | None]]:
+    """``soft`` and ``hard`` of each limit, in the kernel's units (bytes or a count); ``None`` is unlimited."""
+    limits = {}
+    for name, which in _LIMITS.items():
+        soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+        limits[name] = {"soft": soft, "hard": hard}
+    return limits
+
+
+def _torch_threads() -> dict[str, int] | None:
+    """Sizes of torch's pools; ``None`` when torch is not imported. Asking does not start the pools."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return {"intraop": torch.get_num_threads(), "interop": torch.get_num_interop_threads()}
+
+
+@dataclass(frozen=True)
+class Children:
+    """The child processes of this one at a moment: page faults of all that have ended, and ids of the others."""
+
+    faults: int
+    running: frozenset[int]
+
+
+def children_now() -> Children:
+    """Those of this process. Forks begin without any."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    running: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                running += map(int, file.read().split())
+        except FileNotFoundError:  # a thread that has ended, or a kernel without this file
+            continue
+    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(running))
+
+
+def had_children_since(before: Children) -> bool:
+    """Whether a child has ended, or been started, since; every process has page faults."""
+    now = children_now()
+    return now.faults != before.faults or not now.running <= before.running

@@ -1,0 +1,264 @@
+"""Messages between processes: JSON mappings, and descriptors, over a connected pair of Unix sockets."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import connection
+from typing import Any
+
+#: First byte of a packet that others follow, and of the last one.
+MORE, LAST = b"+", b"."
+
+
+def cut(data: bytes, size: int) -> Iterator[bytes]:
+    """Packets of ``size`` bytes of data and one more."""
+    for start in range(0, len(data), size):
+        last = start + size >= len(data)
+        yield (LAST if last else MORE) + data[start : start + size]
+
+
+class Joiner:
+    """Puts packets together; a message may have ``limit`` bytes."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self._limit = limit
+        self._begun = bytearray()
+
+    def add(self, packet: bytes) -> bytes | None:
+        """The message that this packet completes; raises ``ValueError`` when it is too long."""
+        self._begun += packet[1:]
+        if len(self._begun) > self._limit:
+            raise ValueError(f"a message of more than {self._limit} bytes")
+        if packet[:1] == MORE:
+            return None
+        whole, self._begun = bytes(self._begun), bytearray()
+        return whole
+
+
+Message = dict[str, Any]
+
+#: Bytes of one packet. The kernel keeps packets apart, so that one call receives a whole message if it is no larger.
+_PACKET = 2**16
+
+#: Bytes of one message; a task that sends more has broken its channel.
+MAX_MESSAGE = 2**30
+
+_decode = json.JSONDecoder().raw_decode
+
+
+class Channel:
+    """One end of a connection that carries JSON mappings, and file descriptors where both ends are on one host.
+
+    Several threads may send; one at a time may receive.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        end.setblocking(True)  # user code may have set another default
+        self._joiner = Joiner(MAX_MESSAGE)
+        # Reentrant, because a task may send from a signal handler.
+        self._sending = threading.RLock()
+        _channels.add(self)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends."""
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(left), cls(right)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Take over an inherited descriptor."""
+        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd))
+
+    def fileno(self) -> int:
+        """The descriptor, for ``multiprocessing.connection.wait``; raises ``OSError`` when closed."""
+        fd = self._end.fileno()
+        if fd < 0:
+            raise OSError("the channel is closed")
+        return fd
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
+        self.send_text(json.dumps(message), descriptors)
+
+    def send_text(self, text: str, descriptors: Sequence[int] = ()) -> None:
+        """Send a mapping that is JSON already."""
+        data = text.encode()
+        with self._sending:
+            for packet in (data,) if len(data) <= _PACKET else cut(data, _PACKET - 1):
+                self._end.send(packet)
+            for fd in descriptors:
+                self.send_fd(fd)
+
+    def packets(self, text: str) -> list[bytes]:
+        """What ``send_text`` would send, for ``try_send``."""
+        data = text.encode()
+        return [data] if len(data) <= _PACKET else list(cut(data, _PACKET - 1))
+
+    def try_send(self, packet: bytes | int) -> bool:
+        """Send one packet, or one descriptor, without waiting; whether the socket took it.
+
+        Messages of several packets must not be mixed: as long as one thread uses this, no other one may send.
+        """
+        try:
+            if isinstance(packet, int):
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [packet]))]
+                self._end.sendmsg([b"f"], rights, socket.MSG_DONTWAIT)
+            else:
+                self._end.send(packet, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            if isinstance(packet, int):  # so that the other end waits for no descriptor, and what follows is in order
+                try:
+                    self._end.send(b"f", socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return False
+            raise
+        return True
+
+    def receive(self) -> Message | None:
+        """The next mapping, or ``None`` when the other end is gone or has sent something else."""
+        try:
+            while (message := self.receive_part()) is None:
+                pass
+        except EOFError:
+            return None
+        return message
+
+    def receive_part(self, flags: int = 0) -> Message | None:
+        """The next mapping, ``None`` if only a part of it has come. Waits for one packet, not for what follows.
+
+        Args:
+            flags: of ``recv``; with ``socket.MSG_DONTWAIT`` it does not wait at all.
+
+        Raises:
+            EOFError: the other end is gone or has sent something else.
+        """
+        try:
+            data = self._end.recv(_PACKET, flags)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            # It has gone without reading all that it was sent. The kernel says so once, before what it had sent itself.
+            return self.receive_part(flags)
+        except OSError:
+            raise EOFError from None
+        if not data:
+            raise EOFError
+        try:
+            if data[:1] in (MORE, LAST):
+                whole = self._joiner.add(data)
+                if whole is None:
+                    return None
+                data = whole
+            message = _read(data)
+        except (ValueError, RecursionError) as error:
+            raise EOFError(f"{type(error).__name__}: {error}") from None
+        # Something else: the task has written to the channel by other means, and nothing after that can be trusted.
+        if type(message) is not dict:
+            raise EOFError(f"no JSON mapping, but {type(message).__name__}")
+        return message
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Whether ``receive`` would return soon (a message, or the end)."""
+        try:
+            return bool(connection.wait([self], timeout))  # type: ignore[list-item]
+        except (OSError, ValueError):
+            return True
+
+    def send_fd(self, fd: int) -> None:
+        """Hand a descriptor over; when that fails, the other end receives none, and what follows is in order."""
+        with self._sending:
+            try:
+                socket.send_fds(self._end, [b"f"], [fd])
+            except OSError:
+                self._end.send(b"f")
+                raise
+
+    def receive_fd(self) -> int | None:
+        """Take a descriptor that the other end handed over; ``None`` when it is gone before it has."""
+        # Not ``socket.recv_fds``: it drops its flags, and another thread may execute a program at any time.
+        size = array.array("i").itemsize
+        try:
+            _, rights, _, _ = self._end.recvmsg(1, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return self.receive_fd()  # as in receive_part
+        except OSError:
+            return None
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= size:
+                return array.array("i", data[:size])[0]
+        return None
+
+    def kill_when_closed(self, wanted: bool) -> None:
+        """Have the kernel SIGKILL this process as soon as the other end closes, hangs up or sends; or no longer."""
+        fd = self._end.fileno()
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if not wanted:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+            return
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        if self.poll():  # since before that
+            os._exit(1)
+
+    def hang_up(self) -> None:
+        """End the conversation for both sides, and for a thread that waits for this channel right now.
+
+        Closing would not wake that thread, and its descriptor's number might be another file's by the time it looks.
+        """
+        with self._sending:
+            try:
+                self._end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed already
+
+    def close(self) -> None:
+        """Close this end; twice is harmless."""
+        with self._sending:
+            self._end.close()
+
+    def __del__(self) -> None:
+        self._end.close()  # without a warning: what was lent when its pool was closed ends like this
+
+
+#: All of this process, because the lock of one must not stay taken in a fork by a thread that the fork does not have.
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _read(data: bytes) -> Any:
+    """A message from its JSON."""
+    text = data.decode()
+    try:
+        return _decode(text)[0]
+    except RecursionError:
+        from concurrent.futures import ThreadPoolExecutor  # which a zygote must not load for nothing
+
+        # The caller's stack may be deep; that of a new thread is not.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_decode, text).result()[0]
+
+
+def _renew_locks() -> None:
+    for channel in _channels:
+        channel._sending = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def wait(sources: Sequence[Channel | int], timeout: float | None = None) -> list[Channel | int]:
+    """The channels and descriptors that can be read, or have ended; empty after ``timeout`` seconds."""
+    return list(connection.wait(sources, timeout))  # type: ignore[arg-type]  # anything with fileno()

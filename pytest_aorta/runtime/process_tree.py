@@ -1,0 +1,307 @@
+"""Finding, tagging and ending processes, those that try to escape included; whether one may be forked. Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+#: Asks a process for its Python stacks. A real-time signal, because training code uses the classic ones itself.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+
+#: Ask a process to end. A batch system sends one to every process of a job, and leaves it to them what to make of it.
+TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+#: Seconds that a process has for its stacks before the next one is asked, and that all of them have together.
+_DUMP_TURN, _DUMP_TURNS = 0.05, 2.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose own parent ends (``prctl(2)``, PR_SET_CHILD_SUBREAPER)."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int | None) -> None:
+    """Have the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` takes that back."""
+    _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def disregard(numbers: Iterable[int]) -> dict[int, Any]:
+    """Do nothing at these signals, and execute programs with the default; what was done before."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    known = {number: handler for number, handler in before.items() if handler is not None}  # else set by C code
+    for number in known:
+        signal.signal(number, lambda *_: None)
+    return known
+
+
+def children_of_self() -> list[int]:
+    """Pids of this process's direct children, adopted ones included."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+
+
+def tree(roots: Iterable[int]) -> list[int]:
+    """``roots`` and all their descendants that still exist."""
+    found: dict[int, None] = {}
+    for root in roots:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(root)
+            found[root] = None
+            for descendant in process.children(recursive=True):
+                found[descendant.pid] = None
+    return list(found)
+
+
+class Family:
+    """Processes and their descendants. Each is known from when it was first seen, also after its parent has ended.
+
+    ``roots`` gives the processes to begin with; it is asked again and again.
+    """
+
+    def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
+        self._roots = roots
+        self._seen: dict[int, psutil.Process] = {}
+
+    def members(self) -> list[int]:
+        """Those that still exist."""
+        for pid in tree(self._roots()):
+            with contextlib.suppress(psutil.Error):
+                self._seen.setdefault(pid, psutil.Process(pid))
+        return [pid for pid, process in self._seen.items() if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def describe(pid: int) -> str:
+    """Name and pid, for messages."""
+    try:
+        return f"{psutil.Process(pid).name()} (pid {pid})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
+def describe_state(pid: int) -> str:
+    """Name, pid and what the kernel says that it does, for messages; ``disk-sleep`` is the uninterruptible one."""
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()} (pid {pid}, {process.status()})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Signal every process that still exists and that this one may signal."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has installed a handler for a signal (an uncaught real-time signal would kill it)."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """What the kernel says of a process; empty when it has gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
+    """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
+
+    One after the other: they write to the same file, each dump in many small pieces. The signal may wake a process from
+    a system call, and what it does then may wake others, so all are stopped first, and go on each with its own dump.
+    A process that was stopped before gives none: it would have to be woken for that, and would go on.
+    """
+    listening = [
+        pid for pid in pids if catches(pid, STACK_SIGNAL) and _status(pid).get("State", "")[:1] not in ("T", "t")
+    ]
+    turn = min(_DUMP_TURN, _DUMP_TURNS / max(1, len(listening)))
+    send_signal(listening, signal.SIGSTOP)
+    for pid in listening:
+        send_signal([pid], STACK_SIGNAL)
+        send_signal([pid], signal.SIGCONT)
+        time.sleep(turn if pid != listening[-1] else settle)
+
+
+def end_all(
+    members: Callable[[], list[int]],
+    reap: Callable[[], object],
+    grace: float,
+    limit: float = 5.0,
+    hurry: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """End processes: SIGTERM, ``grace`` seconds, then SIGKILL until none is left.
+
+    Args:
+        members: the processes that have to go, asked again and again because they may fork meanwhile.
+        reap: collects children that have ended.
+        grace: seconds between SIGTERM and SIGKILL; 0 kills at once.
+        limit: seconds after the first SIGKILL after which survivors (uninterruptible sleep) are given up.
+        hurry: asked during ``grace``; ends it early.
+
+    Returns:
+        pids of processes that outlived SIGKILL.
+    """
+    if grace > 0:
+        targets = members()
+        send_signal(targets, signal.SIGTERM)
+        send_signal(targets, signal.SIGCONT)  # a stopped process would not see SIGTERM
+        give_up = time.monotonic() + grace
+        while time.monotonic() < give_up and not hurry():
+            reap()
+            if not members():
+                return []
+            time.sleep(0.01)
+    give_up = time.monotonic() + limit
+    while True:
+        alive = members()
+        if not alive or time.monotonic() > give_up:
+            return alive
+        send_signal(alive, signal.SIGKILL)
+        time.sleep(0.002)
+        reap()
+
+
+# Tags in the environment, by which the processes of a zygote or a branch are found after it has died.
+#
+# ``/proc/<pid>/environ`` shows a copy of what a process was started with, which forks and most execs inherit. A branch
+# is a fork, so it has to overwrite that copy to get a tag of its own.
+
+
+#: The variable. Every process below a zygote has it, with the tag of the process that serves the task.
+VARIABLE = "PYTEST_AORTA_ZYGOTE"
+
+
+def new_tag() -> str:
+    """A unique tag; all are of one length."""
+    return uuid.uuid4().hex
+
+
+def change_tag(tag: str) -> None:
+    """Give this process, and those that will descend from it, another tag."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # no such numbers in an emulated /proc
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
+        needle = f"{VARIABLE}=".encode()
+        at = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + needle) if start else -1
+        if at >= 0:
+            ctypes.memmove(start + at + len(needle), tag.encode(), len(tag))
+    os.environ[VARIABLE] = tag  # for descendants that exec
+
+
+def tagged_processes(*tags: str) -> list[int]:
+    """Pids of this user's other processes that have one of these tags.
+
+    Finds what a dead zygote could no longer adopt.
+    """
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, *tags)]
+
+
+def has_tag(pid: int, *tags: str) -> bool:
+    """Whether a process has one of these tags."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(f"{VARIABLE}={tag}".encode() in environ for tag in tags)
+
+
+#: Seconds that a native thread may need to end after ``join()`` has returned.
+_SETTLE = 0.2
+
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+def reasons_against_forking() -> list[str]:
+    """What makes a fork of this process unsafe, as short phrases; empty when nothing does.
+
+    A thread's locks and a GPU's context do not survive a fork. An OpenMP pool counts: after a fork, GNU OpenMP hangs in
+    the child.
+    """
+    reasons = []
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if names:
+        reasons.append(f"started Python threads: {', '.join(sorted(names))}")
+    if (native := native_threads()) > 0:
+        reasons.append(f"started {native} native thread(s)")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        reasons.append("initialised a GPU")
+    elif devices := open_gpu_devices():
+        reasons.append(f"opened {', '.join(devices)}")
+    return reasons
+
+
+def native_threads() -> int:
+    """How many threads of this process libraries have started that may hold a lock when it is forked.
+
+    The pool of OpenBLAS does not count: its fork handler ends it, before each fork, until it is used again. It would be
+    wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
+    """
+    if _native_threads() == 0:
+        return 0
+    _run_fork_handlers()
+    give_up = time.monotonic() + _SETTLE
+    while (found := _native_threads()) > 0 and time.monotonic() <= give_up:
+        time.sleep(0.01)
+    return found
+
+
+def _native_threads() -> int:
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+
+def _run_fork_handlers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    # It may hang in a handler of its own.
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def open_gpu_devices() -> list[str]:
+    """Files of GPU drivers that this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith(_GPU_DEVICES):
+            found.add(target)
+    return sorted(found)

@@ -1,0 +1,557 @@
+"""All settings of a run: each is declared once, with its name, default, what it takes, and one sentence of help.
+
+The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
+``docs/options.md`` follow from ``SETTINGS``; ``python -m pytest_aorta.settings docs/options.md`` writes the table.
+
+pytest loads this module at every start, so it imports neither pydantic nor other modules of this package. Readers that
+need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command
+line, or a value from Python; it returns the value, or raises ``ValueError`` with what would be valid.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Reader = Callable[[Any], Any]
+
+#: Longest text of a bad value in a message.
+_SHOWN = 200
+
+#: More digits than anything can be counted in; of some thousand, Python refuses to make a number.
+_DIGITS = 18
+
+#: As many earlier records of a trial as there are.
+UNBOUNDED = sys.maxsize
+
+#: Trials of each cell where a decision is to end them, and no number was given.
+TRIALS_UNTIL_DECIDED = 200
+
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+
+#: A separator between variables may also be a part of a value; this has to follow it.
+NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
+
+#: Days, hours, minutes, seconds.
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+
+#: Variables, as they are typed.
+PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
+
+
+class RequestError(ValueError):
+    """A request that cannot be carried out, refused before its first trial; the message says what would be valid."""
+
+
+class OptionError(RequestError):
+    """A value that an option cannot take; the message names value, source and what would be valid."""
+
+
+def taken(read: Reader, value: Any, source: str) -> Any:
+    """What a reader makes of a value; ``RequestError`` with the ``source``, the value and what would be valid."""
+    __tracebackhide__ = True  # pytest would show the arguments
+    try:
+        return read(value)
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"{source}: {shown(value)} is not valid; expected {error}") from None
+
+
+def shown(value: Any) -> str:
+    """A bad value in a message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def optional(read: Reader) -> Reader:
+    """A reader that takes ``None`` as well."""
+    return lambda value: None if value is None else read(value)
+
+
+def choice(*values: str) -> Reader:
+    """A reader of one of some words."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
+        return value
+
+    return read
+
+
+def _integer(value: Any, least: int) -> int | None:
+    """``None`` for what is no whole number of at least ``least``."""
+    if isinstance(value, str):
+        number = int(value) if re.fullmatch(rf"\s*\+?[0-9]{{1,{_DIGITS}}}\s*", value, re.ASCII) else None
+    else:
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        number = operator.index(value) if integral else None
+    return number if number is not None and least <= number < 10**_DIGITS else None
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number: it is in no range."""
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, str | numbers.Real) else float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def positive_int(value: Any) -> int:
+    number = _integer(value, 1)
+    if number is None:
+        raise ValueError("a whole number of at least 1")
+    return number
+
+
+def whole(value: Any) -> int:
+    number = _integer(value, 0)
+    if number is None:
+        raise ValueError("a whole number of at least 0")
+    return number
+
+
+def seconds(value: Any) -> float:
+    if not 0 < _number(value) < math.inf:
+        raise ValueError("a number of seconds above 0")
+    return _number(value)
+
+
+def grace(value: Any) -> float:
+    if not 0 <= _number(value) < math.inf:
+        raise ValueError("a number of seconds, 0 for none")
+    return _number(value)
+
+
+def margin(value: Any) -> float:
+    if not 0 < _number(value) < 1:
+        raise ValueError("a number above 0 and below 1, such as 0.1")
+    return _number(value)
+
+
+def size(value: Any) -> int:
+    """Bytes."""
+    if isinstance(value, str):
+        # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
+        found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
+        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+    else:
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        number = operator.index(value) if integral else 0
+    if not 0 < number < 2**63:  # what the system can count
+        raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
+    return number
+
+
+def history(value: Any) -> int:
+    """How many earlier records of a trial are kept."""
+    number = UNBOUNDED if value in ("all", UNBOUNDED) else _integer(value, 1)
+    if number is None:
+        raise ValueError("a whole number of at least 1, or all")
+    return number
+
+
+def slots(value: Any) -> tuple[int, bool]:
+    """Trials at a time, 0 for ``auto``, and whether each has cores of its own."""
+    count, own = value, False
+    if isinstance(value, str):
+        words = [word.strip() for word in value.split(",")]
+        own = words[-1] == "own-cores"
+        count = "auto" if words == ["own-cores"] else ",".join(words[:-1] if own else words)
+    number = 0 if count == "auto" else _integer(count, 1)
+    if number is None:
+        raise ValueError("a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores")
+    return number, own
+
+
+def devices(value: Any) -> tuple[int, ...]:
+    """Ids, ascending; none hides all."""
+    from importlib import import_module
+
+    text = value
+    if isinstance(value, list | tuple | range):
+        ids = [_integer(each, 0) for each in value]
+        text = ("," if None in ids else ",".join(map(str, ids))) or "none"
+    try:
+        found: tuple[int, ...] = import_module("pytest_aorta.runtime.resources.devices").parse_devices(
+            text if isinstance(text, str) else ""
+        )
+    except ValueError:
+        raise ValueError("a list such as 0-3 or 0,2-4, or none") from None
+    return found
+
+
+def shard(value: str) -> tuple[int, int, str | None]:
+    """Part I of N, from 1, and the file of durations that parts are balanced by."""
+    part, _, file = value.strip().partition(":")
+    number, slash, count = part.partition("/")
+    found = (_integer(number, 1), _integer(count, 1))
+    is_file = not file or not ("\0" in file or file.endswith("/"))
+    if not slash or found[0] is None or found[1] is None or found[0] > found[1] or not is_file:
+        raise ValueError("I/N with I from 1 to N, such as 2/4, or 2/4:FILE with a file of durations")
+    return found[0], found[1], file or None
+
+
+def stop(value: str) -> tuple[bool, float | None]:
+    """Whether decisions end cells, and the seconds after which the run ends."""
+    words = [word.strip() for word in value.split(",")]
+    times = [word for word in words if word != "decided"]
+    if len(words) > 2 or len(times) > 1 or (not times and len(words) > 1):
+        raise ValueError(_STOP)
+    return "decided" in words, _duration(times[0]) if times else None
+
+
+_STOP = "decided, a duration such as 8h, 1h30m, 90s, or both: decided,8h"
+
+
+def _duration(text: str) -> float:
+    found, seconds = re.fullmatch(_DURATION, text, re.ASCII), _number(text)
+    if found is not None and any(found.groups()):
+        seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+    if not 0 < seconds < math.inf:
+        raise ValueError(_STOP)
+    return seconds
+
+
+def switch(value: Any) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    found = value if isinstance(value, bool) else words.get(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("true or false")
+    return found
+
+
+def name(value: Any) -> str:
+    """Of a workload, an environment, a host."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a name")
+    return value.strip()
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """Of mitigations, or collectors."""
+    given = value.split(",") if isinstance(value, str) else value
+    if (
+        not isinstance(given, list | tuple)
+        or not given
+        or not all(isinstance(each, str) and each.strip() for each in given)
+    ):
+        raise ValueError("names separated by commas")
+    return tuple(each.strip() for each in given)
+
+
+def cluster(value: str) -> str:
+    """The name of a cluster, and not a file that stands behind the option."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", value) or value.endswith((".toml", ".py")):
+        raise ValueError("the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files")
+    return value
+
+
+def folder(value: Any) -> Path:
+    """A directory, which need not exist."""
+    return Path(value) if isinstance(value, os.PathLike) else Path(name(value))
+
+
+def trial_file(value: str) -> str:
+    if not value.strip() or "\0" in value:
+        raise ValueError("the path of a trial file, or of a folder with some")
+    return value
+
+
+def file(value: str) -> str:
+    """The path of a file to be written."""
+    if not value.strip() or "\0" in value or value.endswith("/"):
+        raise ValueError("the path of a file")
+    return value
+
+
+def preload(value: Any) -> str | tuple[str, ...]:
+    """``auto``, ``none``, or names of modules."""
+    if isinstance(value, str) and value.strip() in ("auto", "none"):
+        return value.strip()
+    try:
+        found = names(value)
+    except ValueError:
+        found = ()
+    if not found or not all(re.fullmatch(_MODULE, name) for name in found) or {"auto", "none"} & {*found}:
+        raise ValueError("auto, none, or names of modules separated by commas, such as torch,numpy")
+    return found
+
+
+def pairs(text: str) -> dict[str, str]:
+    """``K=V[,K=V]``; a comma starts a new pair only before ``NAME=``, so values may hold commas."""
+    found = {}
+    for part in re.split(f",{NEXT_PAIR}", text):
+        key, equals, value = part.partition("=")
+        if not equals or not is_variable(key, value):
+            raise ValueError(PAIRS)
+        found[key] = value
+    return found
+
+
+def is_variable(key: str, value: str) -> bool:
+    """Whether an environment can hold it."""
+    return re.fullmatch(_VARIABLE, key) is not None and "\0" not in value
+
+
+def shown_pairs(text: str) -> str:
+    """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
+    parts = [part.partition("=") for part in re.split(f",{NEXT_PAIR}", text)]
+    key, equals, value = next((part for part in parts if not re.fullmatch(_VARIABLE, part[0]) or not part[1]), parts[0])
+    if not equals:
+        return "a text without '='"
+    # A secret in Base64 ends like that, and a name that nothing follows is more likely one.
+    return repr(key) if value.strip("=") else "a text with nothing after its '='"
+
+
+def shown_command(text: str) -> str:
+    """What may be repeated of a text that is no command: not the values of variables, which may be secrets."""
+    return repr(re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*=)\S*", r"\1...", text))
+
+
+def key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError("KEY=VALUE")
+    return key.strip(), value
+
+
+def options(value: Any) -> dict[str, Any]:
+    """Options of a workload from Python, with values of any type."""
+    if not hasattr(value, "keys") or not all(isinstance(key, str) and key.strip() for key in value):
+        raise ValueError("KEY=VALUE")
+    return dict(value)
+
+
+class Setting:  # much faster to define than a dataclass, and pytest waits for it at every start
+    """One setting.
+
+    Args:
+        name: as typed on the command line, without ``--aorta-``.
+        reader: what makes a value of a text, or its ``module:function``.
+        metavar: what stands for the value; empty for a switch.
+        help: one sentence.
+        default: as it is typed; empty where there is none, or where ``help`` says what it depends on.
+        separator: a regular expression that several values are separated by in a variable, where there may be several:
+            repeated on the command line, lines in an ini file.
+        scope: ``option`` for all three spellings; ``ini`` for ini file and environment; ``internal`` for what a command
+            of pytest-aorta hands to pytest, see ``plugin.options.CommandSettings``.
+        bare: value of an option that may stand without one.
+    """
+
+    __slots__ = (
+        *("name", "metavar", "help", "default", "separator", "repeat", "is_switch", "scope", "bare"),
+        *("flag", "ini", "variable", "_reader"),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        reader: Reader | str,
+        metavar: str,
+        help: str,
+        default: str = "",
+        *,
+        separator: str = "",
+        scope: str = "option",
+        bare: str = "",
+    ) -> None:
+        self.name = name
+        self._reader = reader
+        self.metavar = metavar
+        self.help = help
+        self.default = default
+        self.separator = separator
+        self.repeat = bool(separator)
+        self.is_switch = not metavar  # stands without a value on the command line
+        self.scope = scope
+        self.bare = bare
+        self.ini = f"aorta_{name.replace('-', '_')}"
+        self.variable = f"PYTEST_{self.ini.upper()}"
+        self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
+
+    def __repr__(self) -> str:
+        return self.flag
+
+    @property
+    def parse(self) -> Reader:
+        """The reader, imported only now."""
+        if callable(self._reader):
+            return self._reader
+        from importlib import import_module
+
+        module, _, function = self._reader.partition(":")
+        found: Reader = getattr(import_module(module), function)
+        return found
+
+    @property
+    def takes(self) -> str:
+        """What is valid, in the words that refuse what is not."""
+        try:
+            self.parse("")
+        except ValueError as error:
+            return str(error)
+        return "any text"
+
+
+#: Groups of ``pytest --help``, and the settings in each.
+GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "trials": (
+        Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
+        Setting(
+            "command",
+            "pytest_aorta.trials.command_line:checked_command",
+            "CMD",
+            "run this command (repeat)",
+            separator="\n",
+        ),
+        Setting(
+            "fail-on",
+            "pytest_aorta.trials.output_rules:checked_regex",
+            "RE",
+            "a line that matches fails a command (repeat)",
+            separator="\n",
+        ),
+        Setting(
+            "pass-on",
+            "pytest_aorta.trials.output_rules:checked_regex",
+            "RE",
+            "a command passes only if a line matches (repeat)",
+            separator="\n",
+        ),
+        Setting(
+            "metric",
+            "pytest_aorta.trials.output_rules:checked_metric",
+            "RE",
+            "named groups are metrics of a command (repeat)",
+            separator="\n",
+        ),
+        Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
+        Setting("trials", positive_int, "N", "trials per cell", "1"),
+        Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
+        Setting("mitigations", names, "A,B", "one mitigation set; repeat for an axis", "none", separator=";"),
+        Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
+        Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
+        Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
+        Setting("collect", names, "A,B", "collectors: rocprof, numerics, amd_log"),
+        Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
+        Setting("replay", trial_file, "FILE", "run the trial of this file or folder again (repeat)", separator=";"),
+        Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),
+    ),
+    "processes of trials": (
+        Setting("isolation", choice("fork", "spawn", "none"), "HOW", "fork, spawn, or none: in pytest itself", "fork"),
+        Setting("preload", preload, "HOW", "imported once per cell: auto, none, or torch,numpy", "auto"),
+        Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),
+        Setting("stall-timeout", seconds, "SEC", "longest time without progress() in setup() or run()", scope="ini"),
+        Setting("grace", grace, "SEC", "from SIGTERM to SIGKILL for a trial that has to end", "5", scope="ini"),
+        Setting("memory", size, "SIZE", "memory that each process may allocate, such as 8G"),
+        Setting("log-limit", size, "SIZE", "of a longer log, only head and tail are kept", "64M", scope="ini"),
+        Setting("slots", slots, "N", "trials at a time: N or auto; N,own-cores divides cores", "1"),
+        Setting("devices", devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
+        Setting("host", name, "SPEC", "run trials there: popen, ssh=... as xdist's --tx (repeat)", separator=";"),
+        Setting("nproc", positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
+        Setting(
+            "launcher",
+            choice("auto", "elastic", "torchrun", "external"),
+            "HOW",
+            "of the ranks: auto, elastic, torchrun, external",
+            "auto",
+        ),
+        Setting(
+            "elastic",
+            "pytest_aorta.trials.elastic_options:elastic_option",
+            "K=V",
+            "an option of the ranks' agent: max_restarts=1 (repeat)",
+            separator=";",
+        ),
+    ),
+    "which trials, and when to stop": (
+        Setting("resume", switch, "", "run only trials that have no result of this request"),
+        Setting("shard", shard, "I/N", "run part I of N; I/N:FILE balances by durations"),
+        Setting(
+            "where",
+            "pytest_aorta.workflow.conditions:parse_condition",
+            "COND",
+            "only matching trials, such as /config/lr<0.1 (repeat)",
+            separator=";",
+        ),
+        Setting("stop", stop, "WHEN", "end early: decided (cells), 8h (time), or decided,8h"),
+        Setting(
+            "order",
+            choice("interleaved", "grouped", "random"),
+            "HOW",
+            "trials interleaved over cells, grouped by cell, or random",
+            "interleaved",
+            scope="ini",
+        ),
+    ),
+    "results of trials": (
+        Setting("results-dir", name, "DIR", "where results go", "results"),
+        Setting("history", history, "N", "earlier records kept of each trial: a number, or all", "10", scope="ini"),
+        Setting("report", file, "FILE", "write an HTML report of the results directory"),
+        Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
+        Setting("margin", margin, "P", "differences of the failure rate that are no effect", "0.1", scope="ini"),
+        Setting(
+            "gate",
+            "pytest_aorta.triage.gates:parse_gate",
+            "EXPR",
+            "decides the exit status: failure_rate<=0.02 (repeat)",
+            separator=";",
+        ),
+    ),
+    "commands of trials": (
+        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes"),
+        Setting("max-trials", positive_int, "N", "all trials of --aorta-minimize together", "2000"),
+        Setting("submit", cluster, "CLUSTER", "submit recipes to this cluster, or to this host's", bare="auto"),
+        Setting("dry-run", switch, "", "print the scripts of --aorta-submit"),
+        Setting("max-jobs", positive_int, "N", "most jobs that --aorta-submit submits"),
+        Setting("yes", switch, "", "--aorta-submit asks nothing"),
+    ),
+}
+
+SETTINGS = (*[setting for group in GROUPS.values() for setting in group],)
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+#: Options that there are no more, or never were but are looked for, and what to type.
+RENAMED = {
+    "--aorta-until-decided": "--aorta-stop=decided",
+    "--aorta-duration": "--aorta-stop=8h, or another time",
+    "--aorta-durations": "--aorta-shard=I/N:FILE",
+    "--aorta-own-cores": "--aorta-slots=N,own-cores, or --aorta-slots=own-cores",
+    **{f"--aorta-{each.name}": f"-o {each.ini}=VALUE, or the ini file" for each in SETTINGS if each.scope == "ini"},
+}
+
+
+def table() -> str:
+    """All settings as a Markdown table."""
+    rows = ["| name | value | default | meaning |", "|---|---|---|---|"]
+    for group in GROUPS.values():
+        for setting in group:
+            if setting.scope != "internal":
+                value = f"`{setting.metavar}`" if setting.metavar else ""
+                default = f"`{setting.default}`" if setting.default else ""
+                rows.append(f"| `{setting.flag}` | {value} | {default} | {setting.help} |".replace("  ", " "))
+    return "\n".join(rows) + "\n"
+
+
+def written(page: str) -> str:
+    """A page whose table of settings is replaced by the current one."""
+    begin, end = "<!-- settings: python -m pytest_aorta.settings docs/options.md -->\n", "<!-- end -->\n"
+    head, found, rest = page.partition(begin)
+    return f"{head}{begin}{table()}{end}{rest.partition(end)[2]}" if found else page
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        Path(argument).write_text(written(Path(argument).read_text(encoding="utf-8")), encoding="utf-8")

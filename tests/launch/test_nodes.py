@@ -1,0 +1,194 @@
+"""Where the nodes of a run meet: the store that node 0 keeps, and what SLURM's variables say of a step.
+
+The variables are recorded from a real SLURM, and tried there by tests/acceptance/test_slurm.py.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+from pytest_aorta.launch.child.several_nodes import NodeExchange, _connect
+from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
+from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, endpoint
+from pytest_aorta.launch.nodes.store import NodeStore, listen
+from pytest_aorta.trials.elastic_options import ElasticOptions
+
+
+def resolves_to(*addresses: str) -> Callable[..., object]:
+    """A resolver that knows one host."""
+
+    def resolve(host: str, *arguments: object, **keywords: object) -> list[object]:
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
+        return [(families[":" in each], socket.SOCK_STREAM, 0, "", (each, 0)) for each in addresses]
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "found"),
+    [
+        ("localhost", [], ["127.0.0.1"]),
+        ("127.0.0.1", [], ["127.0.0.1"]),
+        ("a-name-of-a-loopback-address", ["127.0.1.1"], ["::", "0.0.0.0"]),
+        ("an-address-of-another-host", ["192.0.2.1"], ["::", "0.0.0.0"]),
+        ("two-addresses", ["127.0.0.1", "192.0.2.1"], ["::", "0.0.0.0"]),
+        ("no-address", [], ["::", "0.0.0.0"]),
+        ("a-link-local-address", ["fe80::1%lo"], ["::", "0.0.0.0"]),
+    ],
+)
+def test_a_store_listens_where_all_nodes_mean_the_same_address(
+    host: str, addresses: list[str], found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolves_to(*addresses))
+    with listen(host, 0) as listening:
+        assert listening.getsockname()[0] in found
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[NodeStore, ElasticOptions]]:
+    """A store, and the options with which a node meets there."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    store = NodeStore("localhost", port)
+    yield store, ElasticOptions(nnodes=(2, 2), node_rank=0, rdzv_endpoint=f"127.0.0.1:{port}")
+    store.close()
+
+
+def test_it_says_which_nodes_have_come_to_a_trial(served: tuple[NodeStore, ElasticOptions]) -> None:
+    store, options = served
+    _connect(options, "here", 30.0).set("here/1", socket.gethostname())
+    assert store.nodes_of("here", 3) == {1: socket.gethostname()}
+    assert store.nodes_of("another trial", 3) == {}
+
+
+def test_trials_have_nothing_in_common(served: tuple[NodeStore, ElasticOptions]) -> None:
+    first, second = (C10dRendezvousBackend(_connect(served[1], trial, 30.0), "run") for trial in ("first", "second"))
+    first.set_state(b"one")
+    assert second.get_state() is None
+
+
+def test_records_of_another_program_are_not_read(
+    served: tuple[NodeStore, ElasticOptions], capfd: pytest.CaptureFixture[str]
+) -> None:
+    trial = TrialEvidence("elastic", ranks=[RankEvidence(rank, started=rank == 0) for rank in range(2)])
+    _connect(served[1], "records", 30.0).set("group/1", '[{"rank": "one"}]')
+    exchange = NodeExchange(served[1], "records")
+    assert exchange.share(trial, "group") == trial
+    assert "the other nodes cannot be asked" in capfd.readouterr().err
+
+
+def test_a_store_on_all_interfaces_can_be_reached() -> None:
+    listening = listen("192.0.2.1", 0)  # of no host
+    port = listening.getsockname()[1]
+    store = serve_store(listening)
+    store.set("key", "value")
+    client = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    assert client.get("key") == b"value"
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchModeError, match=f"cannot meet at port {port} of this host: Address already in use"):
+            NodeStore("localhost", port)
+
+
+#: What a task of ``srun -N 2 --ntasks-per-node 1`` in a job of two nodes sees, and what the job's script sees of it.
+STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "gpu[1-2]",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+SCRIPT = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize("nnodes", [(2, 2), (1, 2), (2, 4)])
+def test_a_task_on_each_of_the_nodes(nnodes: tuple[int, int]) -> None:
+    check_step(ElasticOptions(nnodes=nnodes), STEP)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "environ", "said"),
+    [
+        (
+            (2, 2),
+            SCRIPT,
+            r"nnodes=2: pytest was started by the script of SLURM job 12, on one node only",
+        ),
+        ((3, 3), STEP, r"nnodes=3: step 12\.0 of SLURM has SLURM_STEP_NUM_NODES=2; use srun -N 3 --ntasks-per-node 1"),
+        ((3, 4), STEP, r"nnodes=3:4: step 12\.0 of SLURM has SLURM_STEP_NUM_NODES=2"),
+        ((2, 2), {**STEP, "SLURM_STEP_NUM_NODES": "3"}, r"SLURM_STEP_NUM_NODES=3; use srun -N 2"),
+        (
+            (2, 2),
+            {**STEP, "SLURM_STEP_NUM_TASKS": "8"},
+            r"SLURM_STEP_NUM_TASKS=8 on 2 nodes, but one pytest",
+        ),
+    ],
+    ids=["script", "too_few_nodes", "too_few_nodes_of_some", "too_many_nodes", "several_tasks_on_a_node"],
+)
+def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(LaunchModeError, match=said):
+        check_step(ElasticOptions(nnodes=nnodes), environ)
+    # The user knows better; and there is nothing to know without SLURM, or of one node.
+    check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
+    check_step(ElasticOptions(), environ)
+    check_step(ElasticOptions(nnodes=nnodes), {})
+
+
+#: What the second task of ``srun -n 2`` sees.
+TASK = {**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "gpu1", "SLURM_STEP_NUM_NODES": "1"}
+
+
+@pytest.mark.parametrize("task", ["0", "1"])
+def test_tasks_that_would_all_run_the_same_trials(task: str) -> None:
+    environ = {**TASK, "SLURM_PROCID": task}
+    with pytest.raises(LaunchModeError, match=r"step 12\.0 of SLURM has SLURM_STEP_NUM_TASKS=2, .* into results;"):
+        check_tasks(Path("results"), ElasticOptions(), environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "results"),
+    [
+        ({}, "results"),
+        (SCRIPT, "results"),
+        ({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "results"),
+        (TASK, "/data/results-1"),
+        (TASK, "/data/1/results"),
+        ({**TASK, "RANK": "1", "WORLD_SIZE": "2"}, "results"),
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "45933"}, "results"),
+    ],
+    ids=["no_job", "script", "one_task", "directory_of_its_own", "folder_of_its_own", "rank", "typed_in_a_terminal"],
+)
+def test_tasks_that_do_not_share_a_results_directory(environ: dict[str, str], results: str) -> None:
+    check_tasks(Path(results), ElasticOptions(), environ)
+
+
+def test_tasks_that_are_nodes_of_one_trial_share_a_results_directory() -> None:
+    check_tasks(Path("results"), ElasticOptions(nnodes=(2, 2)), {**STEP, "SLURM_PROCID": "1"})
+
+
+def test_steps_that_share_a_node_meet_at_ports_of_their_own() -> None:
+    several = ElasticOptions(nnodes=(2, 2))
+    ports = {
+        endpoint(
+            several, {**STEP, "SLURM_STEP_NODELIST": "gpu1,gpu2", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        )[1]
+        for job in range(1000, 1100)
+        for step in range(20)
+    }
+    assert len(ports) == 100 * 20
+    assert min(ports) >= 20000
+    assert max(ports) < 30000
