@@ -25,11 +25,7 @@ from pytest_aorta.runtime.resources.devices import (
 )
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases
 from pytest_aorta.runtime.scheduling import TaskKind
-from pytest_aorta.runtime.zygotes.concurrent_task import start_task
-from pytest_aorta.runtime.zygotes.pool import ZygotePool
-from pytest_aorta.runtime.zygotes.zygote import Zygote
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError
-from pytest_aorta.runtime.zygotes.zygote_spec import ZygoteSpec
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, ZygoteSpec, start_task
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Definition

@@ -34,16 +34,44 @@ from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphT
 DEPTH = 2
 
 
-class _Turn:
-    """A reentrant lock that calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
+class _Lock:
+    """A reentrant condition in which SIGINT is deferred: one that was raised within its own code would leave it held."""
 
-    def __init__(self, lock: threading.Condition, finish: Callable[[], None]) -> None:
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
+        self.notify_all = self._condition.notify_all
+
+    def acquire(self) -> None:
+        SIGINT_HELD.__enter__()
+        self._mutex.acquire()
+
+    def release(self) -> None:
+        self._mutex.release()
+        SIGINT_HELD.__exit__()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def wait(self, timeout: float) -> None:
+        """Wait to be notified, for at most ``PIECE``: an interrupt is raised afterwards."""
+        self._condition.wait(min(timeout, PIECE))
+        with SIGINT_HELD.released():
+            pass
+
+
+class _Turn:
+    """Takes a lock, and calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
+
+    def __init__(self, lock: _Lock, finish: Callable[[], None]) -> None:
         self._lock = lock
         self._finish = finish
         self._depth = 0
 
     def __enter__(self) -> None:
-        SIGINT_HELD.__enter__()
         self._lock.acquire()
         self._depth += 1
 
@@ -54,7 +82,6 @@ class _Turn:
         finally:
             self._depth -= 1
             self._lock.release()
-            SIGINT_HELD.__exit__()
 
 
 class Dispatcher:
@@ -69,7 +96,7 @@ class Dispatcher:
         self.name = name
         self.grace = grace
         #: Notified when a run ends, a ring has room, or the worker closes.
-        self.lock = threading.Condition(threading.RLock())
+        self.lock = _Lock()
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
         self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
@@ -110,8 +137,7 @@ class Dispatcher:
         """Begin a run; blocks while two others of this thread are open."""
         with self.lock:
             while sum(other.thread is run.thread for other in self.runs) >= DEPTH and not self.closing:
-                with SIGINT_HELD.released():
-                    self.lock.wait(PIECE)
+                self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self.runs.append(run)
@@ -177,7 +203,7 @@ class Dispatcher:
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return False
-                self.lock.wait(min(left, PIECE))
+                self.lock.wait(left)
         return True
 
     # Tasks
@@ -214,8 +240,7 @@ class Dispatcher:
                 left = PIECE if give_up is None else min(PIECE, give_up - time.monotonic())
                 if left <= 0:
                     return
-                with SIGINT_HELD.released():
-                    self.lock.wait(left)  # in pieces: one free slot is enough, though it is not worth to be woken for
+                self.lock.wait(left)  # in pieces: one free slot is enough, though it is not worth to be woken for
 
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""

@@ -19,14 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
-from pytest_aorta.runtime.zygotes.task import Task, TaskEnded
-from pytest_aorta.runtime.zygotes.zygote_error import ZygoteError, exit_text
+from pytest_aorta.runtime.zygote import Task, TaskEnded, ZygoteError, exit_text
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.event_loop import EventLoop
@@ -55,6 +54,12 @@ MUTE = 2.0
 
 #: Bytes of the length that precedes every message.
 HEADER = 8
+
+#: Bytes that are received at a time.
+_CHUNK = 2**15
+
+
+_NO_ARGUMENTS = TaskArgs()
 
 
 class Link(Protocol):
@@ -122,6 +127,8 @@ class ProcessEndpoint:
         self.id = identity
         self.name = name
         self.busy = 0
+        #: Whether a task can be sent there.
+        self.ready = False
         self.gone: TaskFailure | None = None
         self._dispatcher = dispatcher
         self._lock = dispatcher.lock
@@ -140,15 +147,11 @@ class ProcessEndpoint:
         #: Answers to ``register`` and ``unregister``, by word and digest.
         self._answers: dict[tuple[str, str], TaskFailure | None] = {}
 
-    @property
-    def ready(self) -> bool:
-        """Whether a task can be sent there."""
-        return self._state is ProcessState.READY
-
     def _enter(self, state: ProcessState) -> None:
         """Change the state; that of a closed one stays."""
         if self._state is not ProcessState.CLOSED:
             self._state = state
+            self.ready = state is ProcessState.READY
         self._lock.notify_all()
 
     # Starting
@@ -197,11 +200,9 @@ class ProcessEndpoint:
         assert member.definition is not None
         message: Message = ("task", dispatch.id, member.definition.digest)
         if member.args is not None or member.config is not None:
-            tensors, scalars, written = (), (), []
-            if member.args is not None:
-                tensors, scalars, written = link.tensors(member.args), member.args.scalars, member.args.written
-            gone = link.forgotten(False)
-            message = (*message, tensors, scalars, member.config, member.first_item, written, gone)
+            args = member.args or _NO_ARGUMENTS
+            tensors, gone = link.tensors(args), link.forgotten(False)
+            message = (*message, tensors, args.scalars, member.config, member.first_item, args.written, gone)
         self._current = dispatch
         link.send(message)
 
@@ -491,9 +492,11 @@ class ProcessLink:
 
     def _read(self) -> None:
         try:
-            while data := self._socket.recv(2**18, socket.MSG_DONTWAIT):
+            while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
                 self._incoming += data
                 self._deliver()
+                if len(data) < _CHUNK:
+                    return
         except BlockingIOError:
             return
         except OSError:  # it is gone without having read all that it was sent

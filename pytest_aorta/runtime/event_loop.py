@@ -111,7 +111,7 @@ class EventLoop:
 
     def _run(self) -> None:
         while not self._closed:
-            for fd, _ in self._epoll.poll(self._until_due()):
+            for fd, _ in self._epoll.poll(self._until_due() if self._timers else None):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
@@ -119,7 +119,7 @@ class EventLoop:
                     _call(self._callbacks[fd])
             while self._soon:
                 _call(self._soon.popleft())
-            for callback in self._take_due():
+            for callback in self._take_due() if self._timers else ():
                 _call(callback)
         self._epoll.close()
         wake, self._wake = self._wake, -1  # who calls from now on must not write to another file of this number
@@ -204,6 +204,7 @@ class CallbackThread:
 # The C functions: ``signal``'s wrappers convert to enumeration members, which takes twenty times as long as the rest.
 _raw = importlib.import_module("_signal")
 _SIGINT = int(signal.SIGINT)
+_get_ident = threading.get_ident
 
 
 class _SigintHold:
@@ -213,15 +214,20 @@ class _SigintHold:
         self._depth = 0
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._noted: tuple[int, FrameType | None] | None = None
+        self._main = threading.main_thread().ident
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._main = _get_ident()
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if _get_ident() == self._main:
             if self._depth == 0:
                 self._install()
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if _get_ident() == self._main:
             # Never below 0: an interrupt that is raised at the end of ``released`` leaves fewer holds than there were.
             self._depth = max(0, self._depth - 1)
             if self._depth == 0:
@@ -252,7 +258,7 @@ class _SigintHold:
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
         """Let interrupts through within a hold: around code of users, and around waits."""
-        if threading.get_ident() != threading.main_thread().ident or self._depth == 0:
+        if _get_ident() != self._main or self._depth == 0:
             yield
             return
         depth, self._depth = self._depth, 0

@@ -15,7 +15,7 @@ import execnet
 from execnet.gateway_base import ThreadExecModel
 
 
-class _InterceptedExecModel(ThreadExecModel):
+class InterceptedExecModel(ThreadExecModel):
     """execnet's usual model, except that processes and sockets are made by the caller's functions."""
 
     def __init__(self, popen: Callable[..., Any], make_socket: Callable[..., Any]) -> None:
@@ -40,5 +40,5 @@ def make_gateway(spec: execnet.XSpec, popen: Callable[..., Any], make_socket: Ca
     end does the kernel end the children that asked to die with their parent.
     """
     group = execnet.Group()
-    group.set_execmodel(_InterceptedExecModel(popen, make_socket), "main_thread_only")  # type: ignore[arg-type]
+    group.set_execmodel(InterceptedExecModel(popen, make_socket), "main_thread_only")  # type: ignore[arg-type]
     return group.makegateway(spec)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
-from pytest_aorta.runtime.zygotes.packets import Joiner, cut
+from pytest_aorta.runtime.channel import Joiner, cut
 
 if TYPE_CHECKING:
     import execnet
@@ -131,17 +131,6 @@ class HostChannel:
             for piece in cut(data, PIECE):
                 self.write(piece)
 
-    def send_folder(self, folder: Path, name: str) -> None:
-        """Copy the files of a folder to the folder ``name`` of the parent's ``home``, before what is sent later."""
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and not path.is_symlink():
-                where = f"{name}/{path.relative_to(folder).as_posix()}"
-                with path.open("rb") as file:
-                    first = True
-                    while (data := file.read(16 * PIECE)) or first:
-                        self.send(FilePart(where, data, first))
-                        first = False
-
     def write(self, item: object) -> None:
         """Send as it is, between two pieces of whatever is being sent."""
         with self._writing:
@@ -164,24 +153,6 @@ class HostChannel:
         if item is None:
             self.gone.set()
         self._inbox.put(None)
-
-
-class FilePart:
-    """Part of a file that is brought home: ``first`` begins it."""
-
-    def __init__(self, name: str, data: bytes, first: bool) -> None:
-        self.name = name
-        self.data = data
-        self.first = first
-
-    def write_below(self, home: Path) -> None:
-        """Write it; raises ``ValueError`` for a name that leads out of ``home``."""
-        path = home / self.name
-        if ".." in path.parts or not path.is_relative_to(home):
-            raise ValueError(f"{self.name!r} does not lie below {home}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb" if self.first else "ab") as file:
-            file.write(self.data)
 
 
 def serve(channel: execnet.Channel) -> None:

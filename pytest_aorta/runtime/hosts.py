@@ -20,18 +20,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import execnet
 
 from pytest_aorta._version import __version__
+from pytest_aorta.runtime.channel import Joiner, cut
 from pytest_aorta.runtime.execnet_compat import make_gateway
-from pytest_aorta.runtime.host_main import BOOTSTRAP, END, PIECE, FilePart, code_identity, package_files
+from pytest_aorta.runtime.host_main import BOOTSTRAP, END, PIECE, code_identity, package_files
 from pytest_aorta.runtime.host_specs import kind_of, parse_spec, without_values
 from pytest_aorta.runtime.tensors import to_bytes
-from pytest_aorta.runtime.zygotes.packets import Joiner, cut
-from pytest_aorta.runtime.zygotes.zygote_error import exit_text
+from pytest_aorta.runtime.zygote import exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
@@ -93,7 +92,6 @@ class HostConnection:
         startup_timeout: seconds for ``start``.
         silence: seconds without a sign of life after which the host counts as dead and is killed. It shows one every
             second, unless it is frozen or native code holds its interpreter.
-        home: where ``HostChannel.send_folder`` writes.
 
     Raises:
         ValueError: the specification is not valid.
@@ -110,7 +108,6 @@ class HostConnection:
         on_death: Callable[[HostError], None],
         startup_timeout: float = 300.0,
         silence: float = 15.0,
-        home: Path | None = None,
     ) -> None:
         self._spec = parse_spec(spec)
         if self._spec.id is None:
@@ -122,7 +119,6 @@ class HostConnection:
         self._on_death = on_death
         self._startup_timeout = startup_timeout
         self._silence = silence
-        self._home = home
         self._lock = threading.Lock()  # of the state, and of the process and the socket
         self._state = _State.NEW
         self._step = "connecting"
@@ -429,13 +425,7 @@ class HostConnection:
     def _take(self, data: bytes) -> Exception | None:
         """Deliver a message; what went wrong."""
         try:
-            message = pickle.loads(data)
-            if isinstance(message, FilePart):
-                if self._home is None:
-                    raise ValueError(f"{message.name!r} was sent, but this connection has no home for files")
-                message.write_below(self._home)
-            else:
-                self._on_message(message)
+            self._on_message(pickle.loads(data))
         except Exception as error:
             return error
         return None

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
+from pytest_aorta.runtime.process_tree import children_of_self
 from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, to_bytes
-from pytest_aorta.runtime.zygotes.process_tree import children_of_self
 
 if TYPE_CHECKING:
+    from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.handles import RunHandle
     from pytest_aorta.runtime.worker import Worker
-    from pytest_aorta.runtime.zygotes.channel import Channel
 
 #: Seconds that a task's end waits for forks that have neither ended, nor executed a program, nor returned. A fork that
 #: is meant to live on, as a daemon is, costs its task this once.

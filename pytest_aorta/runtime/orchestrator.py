@@ -117,12 +117,11 @@ class Orchestrator:
             chunksize = max(1, math.ceil(len(found) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
-        tasks = []
-        for first in range(0, len(found), chunksize):
-            chunk = found[first : first + chunksize]
-            task = GraphTask(definition, config=_pickled(chunk), first_item=first, timeout=timeout)
-            tasks.append(self._submit(task, before))
-        return MapRef(tasks)
+        tasks = [
+            GraphTask(definition, config=_pickled(found[first : first + chunksize]), first_item=first, timeout=timeout)
+            for first in range(0, len(found), chunksize)
+        ]
+        return MapRef([self._submit(task, before) for task in tasks])
 
     def submit_next_level(
         self,

@@ -101,12 +101,10 @@ class Endpoint(Protocol):
     kind: TaskKind
     name: str
     busy: int
+    #: Whether it has started, and has not died since.
+    ready: bool
     #: Why it is out of service for good.
     gone: TaskFailure | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether it has started, and has not died since."""
 
     def start(self, dispatch: Dispatch) -> None:
         """Begin. The end is reported to ``Dispatcher.ended``."""
@@ -248,8 +246,8 @@ class Placement:
 
         Of the groups, the first one reserves its workers; a group of SUB workers lets no later SUB task pass.
         """
-        subs = [endpoint for endpoint in self._sub.values() if _is_idle(endpoint)]
-        idle = {id: endpoint for id, endpoint in self._next.items() if _is_idle(endpoint)}
+        subs = [it for it in self._sub.values() if not it.busy and it.ready and it.gone is None]
+        idle = {id: it for id, it in self._next.items() if not it.busy and it.ready and it.gone is None}
         if not subs and not idle:
             return None
         heads = queues.heads()
@@ -304,10 +302,6 @@ class Placement:
 
 def _lacking(group: Node, gone: dict[int, Endpoint]) -> Endpoint | None:
     return next((gone[member.worker] for member in group.payload.members if member.worker in gone), None)
-
-
-def _is_idle(endpoint: Endpoint) -> bool:
-    return not endpoint.busy and endpoint.gone is None and endpoint.ready
 
 
 # Runs

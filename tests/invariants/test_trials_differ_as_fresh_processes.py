@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.runtime import TaskRef, Worker
-from pytest_aorta.runtime import children
+from pytest_aorta.runtime import TaskRef, Worker, children
 
 HERE = Path(__file__).parent
 

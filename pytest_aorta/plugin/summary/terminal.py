@@ -182,7 +182,7 @@ def _resources(resources: Resources) -> str:
     """Where trials run, if that is not one after the other on this host."""
     found = [f"{resources.slots} slots"] if resources.slots > 1 else []
     if resources.hosts:
-        from pytest_aorta.runtime.hosts.specs import without_values
+        from pytest_aorta.runtime.host_specs import without_values
 
         hosts = ", ".join(map(without_values, resources.hosts))
         found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]

@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
 from support.processes import MARK, PATIENCE, kill_all, marked
+
+from pytest_aorta.runtime.hosts import HostConnection, HostError
 
 
 class Host:

@@ -23,9 +23,9 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, Worker
+from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.resources.devices import device_variables, find_devices
 from pytest_aorta.runtime.scheduling import TaskKind
-from pytest_aorta.runtime.zygotes.process_tags import VARIABLE
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

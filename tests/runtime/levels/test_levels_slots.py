@@ -221,7 +221,7 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
     monkeypatch.chdir(tmp_path)
 
     run_next(host.worker, host.die)
-    assert run_next(host.worker, look).payload == before == [None, before[1]]
+    assert run_next(host.worker, look).payload == before == (None, before[1])
     assert set(host.worker._started.child_processes._pool._entries) == zygotes  # it was forked, not started anew
 
 
