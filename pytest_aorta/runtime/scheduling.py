@@ -276,8 +276,8 @@ class Placement:
 
     def take_hopeless(self, queues: ReadyQueues) -> Iterator[tuple[Node, Endpoint]]:
         """Remove ready tasks that no endpoint can ever run, each with an endpoint that is out of service."""
-        gone = {kind: [it for it in pool.values() if it.gone] for kind, pool in self.pools.items()}
-        subs, others = gone[TaskKind.SUB], {endpoint.id: endpoint for endpoint in gone[TaskKind.NEXT_LEVEL]}
+        subs = [it for it in self._sub.values() if it.gone]
+        others = {id: it for id, it in self._next.items() if it.gone}
         if not subs and not others:
             return
         for key, _ in queues.heads():
