@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.runtime.channel import Joiner, cut
 

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException, Std, to_map
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     ATTEMPT,
     EventLogRelay,
@@ -43,8 +43,8 @@ from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
+from pytest_aorta.trials.execution import ElasticOptions, elastic_options
 
 
 class RankLogs(LogsSpecs):

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Iterable, Sequence
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.visible_state import MEMOS
 from pytest_aorta.launch.trial_payload import Refused
 from pytest_aorta.runtime.process_tree import reasons_against_forking

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.runtime.zygote import (
     StartLimits,

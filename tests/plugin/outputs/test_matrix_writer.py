@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from support.processes import wait_until
 from support.triage_facts import trials
 
-from pytest_aorta.plugin.outputs import matrix_writer
-from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
-from pytest_aorta.plugin.outputs.step_summary import LARGEST, append
+from pytest_aorta.plugin import writer as matrix_writer
+from pytest_aorta.plugin.writer import LARGEST_SUMMARY, MatrixWriter, append_to_summary
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -75,7 +74,7 @@ import sys
 from itertools import count
 from pathlib import Path
 from support.triage_facts import trials
-from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
+from pytest_aorta.plugin.writer import MatrixWriter
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -118,9 +117,9 @@ def matrix_cells(folder: Path) -> list[dict[str, Any]]:
 def test_the_summary_of_a_step_never_grows_beyond_what_is_shown(tmp_path: Path) -> None:
     summary, line = tmp_path / "summary.md", "| " + "x" * 97 + "\n"
     for _ in range(3):
-        append(summary, line * 6000)
+        append_to_summary(summary, line * 6000)
     text = summary.read_text()
-    assert LARGEST - 1000 < len(text) <= LARGEST
+    assert LARGEST_SUMMARY - 1000 < len(text) <= LARGEST_SUMMARY
     assert set(text.splitlines()) == {
         "",
         line.strip("\n"),
