@@ -220,24 +220,6 @@ def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker:
     worker.unregister(echo)
 
 
-def test_no_task_is_submitted_between_the_check_for_tasks_and_the_drop(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = worker.register(levels_tasks.nothing)
-    worker.init()
-    lock, remove, taken = worker._started.dispatcher.lock, worker.callables.remove, []
-
-    def watched(handle: CallableHandle) -> str | None:
-        other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
-        other.start()
-        other.join()
-        return remove(handle)
-
-    monkeypatch.setattr(worker.callables, "remove", watched)
-    worker.unregister(nothing)
-    assert taken == [False]
-
-
 def test_a_callable_that_tasks_wait_for_is_not_dropped(worker: Worker, gates: Gates) -> None:
     gate = worker.register(levels_tasks.gate)
     handle = worker.submit(lambda orch, args, config: [orch.submit_sub(gate, gates.at(str(i))) for i in range(4)])
