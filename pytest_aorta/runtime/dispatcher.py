@@ -35,7 +35,7 @@ DEPTH = 2
 
 
 class _Lock:
-    """A reentrant condition in which SIGINT is deferred: one that was raised within its own code would leave it held."""
+    """A reentrant condition in which SIGINT is deferred: raised within its own code, it would leave the lock held."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()

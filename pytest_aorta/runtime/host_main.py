@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.import_target import import_target
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime.channel import Joiner, cut
 
 if TYPE_CHECKING:
