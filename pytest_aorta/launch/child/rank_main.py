@@ -9,11 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, attempt_folder, event_log, save_collectives
+from pytest_aorta.launch.child.attempt_files import (
+    AttemptRecorder,
+    EventLogWriter,
+    attempt_evidence,
+    attempt_folder,
+    event_log,
+    left_early,
+    save_collectives,
+)
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
 from pytest_aorta.runtime.process_tree import request_stacks
@@ -27,17 +35,26 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
 
 
-def look_at_ranks(trial: TrialEvidence, running: Mapping[int, int], folder: Path, sockets: Path) -> None:
-    """Have them taken where they can say for which rank the others have waited.
+class WorkloadRecorder(AttemptRecorder):
+    """Looks into the event logs of the ranks of a workload as well."""
 
-    Args:
-        trial: what is known so far.
-        running: the processes of the ranks that still run, by rank.
-        folder: of the attempt.
-        sockets: of the flight recorders.
-    """
-    if running and is_about_a_missing_rank(trial):
-        take_stacks(running, folder, sockets)
+    def __init__(self, payload: TrialPayload, launcher: Launcher) -> None:
+        super().__init__(Path(payload["folder"]))
+        self._launcher: Launcher = launcher
+        self._source = payload["source"]
+        self._sockets = Path(payload["sockets"])
+
+    def evidence(self, agent: AgentEnd | None = None) -> TrialEvidence:
+        return attempt_evidence(self.folder, max(0, self.attempt), self._launcher, self._source, agent=agent)
+
+    def stop(self) -> None:
+        """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
+        super().stop()
+        if is_about_a_missing_rank(self.evidence()):
+            take_stacks(self.running, self.attempt_folder, self._sockets)
+
+    def has_left(self, local_rank: int) -> bool:
+        return left_early(self.attempt_folder, self.ranks[local_rank])
 
 
 def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
