@@ -154,13 +154,11 @@ def pids_of_ranks(folder: Path) -> dict[int, int]:
 
 
 def write_start(folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str) -> None:
-    """The ranks of this node, local to global, are about to be started. ``folder`` is the trial's."""
     started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
     _append(folder, attempt, started)
 
 
 def write_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
-    """A rank has ended."""
     _append(folder, attempt, {"rank": rank, "exit": asdict(end)})
 
 
@@ -300,7 +298,6 @@ def complete_rank(
 
 
 def collectives_file(folder: Path, rank: int) -> Path:
-    """Where the trace of a rank's flight recorder is kept, in an attempt's ``folder``."""
     return folder / f"rank_{rank}.collectives.json"
 
 
@@ -334,7 +331,6 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
 
 
 def _in_short(event: TrialEvent) -> TrialEvent:
-    """Without what is in the trial file and has no influence on the judgement."""
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
     if event["type"] == "end" and "result" in event:

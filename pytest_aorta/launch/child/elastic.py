@@ -55,11 +55,9 @@ class RankLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The trial's artifacts folder."""
         return str(self._folder)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Paths for every local rank of the next attempt."""
         self.attempt += 1
         folder = attempt_folder(self._folder, self.attempt)
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,8 +78,6 @@ class RankLogs(LogsSpecs):
 
 
 class _Agent(ReportingAgent):
-    """The agent of a trial's own process; restarts of any reason make an attempt."""
-
     def __init__(
         self,
         spec: WorkerSpec,
@@ -185,7 +181,6 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
 
 
 def _safe_to_start(options: ElasticOptions) -> ElasticOptions:
-    """With fresh interpreters for the ranks if this process has threads whose locks forked ones would never get."""
     if options.start_method == "fork" and (reasons := reasons_against_forking()):
         print(
             f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn", file=sys.stderr
@@ -219,7 +214,6 @@ def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: i
 
 
 def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
-    """A rank in a fresh interpreter (``start_method`` spawn or forkserver), which has to import the workload."""
     # A fork server is the parent of its ranks.
     process_tree.die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
     if not run_rank(payload, int(os.environ.pop(ATTEMPT)), prepared=False):

@@ -65,20 +65,12 @@ def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None
 
 
 def save_own_collectives(error: BaseException, folder: Path, rank: int, sockets: Path) -> None:
-    """In a rank whose process group has given up: nothing can be asked of it later."""
     if gave_up_waiting(str(error)):
         save_collectives(folder, rank, os.getpid(), sockets)
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
-    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
-
-    Args:
-        payload: of the trial.
-        attempt: number of the attempt.
-        prepared: whether this process has imported the workload.
-        relay: receives the events of the node's first rank as well.
-    """
+    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded."""
     folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
@@ -99,7 +91,6 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:
-    """Import the workload in this rank, as a phase of it."""
     send({"type": "begin", "phase": "import"})
     end: EndEvent = {"type": "end", "phase": "import", "sec": 0.0}
     start = time.monotonic()
@@ -116,7 +107,7 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
 
 
 def _serve_flight_recorder(sockets: Path) -> None:
-    """To be called before the rank makes a process group. The server logs that it listens."""
+    # Before the rank makes a process group.
     path = socket_path(os.getpid(), sockets)
     with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
@@ -124,7 +115,7 @@ def _serve_flight_recorder(sockets: Path) -> None:
 
 
 def _write_error_file(error: BaseException) -> None:
-    """At once, as the agent may end this rank; from the file it learns which rank failed first."""
+    # At once, as the agent may end this rank; from the file it learns which rank failed first.
     if isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
