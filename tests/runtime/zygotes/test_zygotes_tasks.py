@@ -27,8 +27,8 @@ def test_a_task_gets_its_payload_and_tells_what_it_wants(nursery: Nursery) -> No
     assert done.told == [{"n": 1, "é": ["\udcff", 1e300]}, [{"n": 1, "é": ["\udcff", 1e300]}, None]]
     assert done.messages[-1] == {"type": "done"}
     assert done.returncode == 0
-    assert done.ended.swept == []
-    assert done.ended.max_rss_bytes > 1_000_000
+    assert done.ended["swept"] == []
+    assert done.ended["max_rss_bytes"] > 1_000_000
 
 
 def test_what_was_prepared_is_there_for_every_task_and_known_to_the_parent(nursery: Nursery) -> None:
