@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,26 +12,79 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.commands import CommandError, command_entries, completed
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
-from pytest_aorta.settings import PAIRS, RequestError, is_variable
-from pytest_aorta.triage.settings import TriageSettings
+from pytest_aorta.registry.types import BUILTIN_SOURCE
+from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
+from pytest_aorta.triage.verdicts import TriageSettings
+from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import canonical_json, to_plain
-from pytest_aorta.trials.execution import LAUNCHER_OWNED, Execution, Resources
-from pytest_aorta.trials.limits import Limits
-from pytest_aorta.trials.output_rules import OutputRules
+from pytest_aorta.trials.execution import (
+    DEFAULTS,
+    LAUNCHER_OWNED,
+    Execution,
+    Limits,
+    Resources,
+    automatic_slots,
+    elastic_options,
+)
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import TypedCondition
     from pytest_aorta.triage.gates import Gate
-    from pytest_aorta.workflow.conditions import TypedCondition
+
+
+class CommandError(RequestError):
+    """A command that cannot be run as asked for."""
+
+
+def command_entries(commands: Sequence[str]) -> list[WorkloadEntry]:
+    """One workload per command."""
+    names = distinct_names([words_of(command) for command in commands])
+    return [
+        WorkloadEntry(name, COMMAND_TARGET, BUILTIN_SOURCE, {"command": command})
+        for name, command in zip(names, commands, strict=True)
+    ]
+
+
+def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) -> WorkloadEntry:
+    """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
+
+    Raises:
+        CommandError: an option that its ranks cannot have.
+    """
+    if entry.target != COMMAND_TARGET:
+        return entry
+    if execution.nproc is not None:
+        _check_ranks(entry.name, execution)
+    target = COMMAND_TARGET if execution.nproc is None else COMMAND_RANKS_TARGET
+    return replace(entry, target=target, options={**entry.options, **rules.options()})
+
+
+def _check_ranks(name: str, execution: Execution) -> None:
+    """Refuse what torchrun does not do for the ranks of a command."""
+    if execution.isolation == "none":
+        raise CommandError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
+    if execution.launcher not in ("auto", "torchrun"):
+        raise CommandError(f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot")
+    defaults = DEFAULTS.to_plain()
+    given = [option for option, value in execution.elastic.to_plain().items() if value != defaults[option]]
+    refused = [option for option in given if option != "max_restarts"]
+    if refused:
+        raise CommandError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
+
 
 Order = Literal["interleaved", "grouped", "random"]
 
 #: Cells whose zygotes are kept warm at once; beyond, blocks of cells are interleaved.
 WARM_CELLS = 8
+
+
+#: Trials of a plan whose end is a time (more would take long to collect), and the least of each cell.
+_TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 
 
 class PlanError(RequestError):
@@ -91,6 +145,122 @@ class Selection:
         if self.duration is not None:
             return 1
         return WARM_CELLS if self.until_decided else None
+
+
+def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0, workers: int = 1) -> Selection:
+    """The selection that settings make, by their names; a setting without a value is ``None``, or not there.
+
+    Relative paths are in ``here``; those of files that are not there, in ``base``, the folder of the ini file.
+
+    Raises:
+        OptionError: settings that exclude each other, a host or a path that cannot be.
+    """
+    values = dict.fromkeys(BY_NAME) | dict(values)
+    until_decided, duration = values["stop"] or (False, None)
+    _check_search(values)
+    _check_order(values, duration)
+    number, count, file = values["shard"] or (1, 1, None)
+    slots, own_cores = values["slots"] or (None, None)
+    if slots == 0:
+        slots = automatic_slots(values["devices"])
+
+    def given(*names: str, **others: Any) -> dict[str, Any]:
+        """Arguments for those fields that have a value, of settings of the same ``names`` and of ``others``."""
+        found = {name: values[name.replace("_", "-")] for name in names} | others
+        return {field: value for field, value in found.items() if value is not None}
+
+    return Selection(
+        **given("mitigations", "steps", "collect", "resume", "history", "order", "where", "minimize", "max_trials"),
+        **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
+        **given(trials=_most_trials(values, until_decided, duration), gates=values["gate"]),
+        **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
+        output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
+        extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
+        config=dict(values["config"] or ()),
+        replays=tuple(here / text for text in values["replay"] or ()),
+        registry_files=tuple(_path(text, base) for text in values["registry-file"] or ()),
+        execution=Execution(
+            **given("isolation", "launcher", "nproc", "seed", "preload"),
+            elastic=elastic_options(dict(values["elastic"] or ())),
+        ),
+        limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
+        resources=Resources(
+            **given("devices", slots=slots, own_cores=own_cores),
+            hosts=_hosts(values["host"] or ()),
+            workers=workers,
+            worker=worker,
+        ),
+        triage=TriageSettings(
+            **given("baseline", "margin"), sequential=bool(until_decided or duration or values["minimize"])
+        ),
+        until_decided=until_decided,
+        duration=duration,
+        shard=(number, count) if values["shard"] else None,
+        durations=None if file is None else here / file if (here / file).exists() else base / file,
+    )
+
+
+def _check_order(values: Mapping[str, Any], duration: float | None) -> None:
+    if duration is not None and (values["order"] or "interleaved") != "interleaved":
+        raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
+
+
+def _check_search(values: dict[str, Any]) -> None:
+    """Refuse what a search for the smallest set cannot be combined with, and add the set to the mitigations."""
+    if not values["minimize"]:
+        return
+    for name, why in (
+        ("shard", "a search is not divided"),
+        ("where", "a search is not divided"),
+        ("stop", "a search ends by itself"),
+    ):
+        if values[name]:
+            raise OptionError(f"--aorta-minimize and --aorta-{name}: use one of them; {why}")
+    baseline = values["mitigations"] or (("none",),)
+    if len(baseline) > 1 or baseline[0] == values["minimize"]:
+        given = " and ".join(",".join(names) for names in baseline)
+        raise OptionError(
+            f"--aorta-mitigations {given}: with --aorta-minimize, expected one other mitigation set, the baseline "
+            "(default none)"
+        )
+    values["mitigations"] = (*baseline, values["minimize"])
+    values["baseline"] = values["baseline"] or ",".join(baseline[0])
+
+
+def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float | None) -> int | None:
+    """The number of trials per cell as given, or the most where something else is to end them."""
+    if values["trials"] is None and duration is not None:
+        workloads = (*(values["workload"] or ()), *(values["command"] or ()))
+        cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
+        return max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
+    if values["trials"] is None and (until_decided or values["minimize"]):
+        return TRIALS_UNTIL_DECIDED
+    trials: int | None = values["trials"]
+    return trials
+
+
+def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+
+    try:
+        return tuple(expand_without_secrets(texts)) if texts else ()
+    except ValueError as error:
+        raise OptionError(f"--aorta-host: {error}") from None
+
+
+def _optional_path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _path(text: str, base: Path) -> Path:
+    """A file named on the command line is relative to the current directory, one in an ini file to that file."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.is_absolute() or path.exists() else base / path
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, a user that does not exist
+        raise OptionError(
+            f"--aorta-registry-file: {text!r} is not valid; expected the path of a file: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)

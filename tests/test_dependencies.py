@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[1]
 #: Where imports are of something that only an extra brings.
 BY_EXTRA = {"report": "pytest_aorta/triage/report/", "sweeps": "pytest_aorta/workflow/sweeps.py"}
 
+#: Plugins of pytest that runs take part in; nothing of them is imported, for a user may disable them.
+PLUGINS = {"pytest_timeout", "pytest_xdist"}
+
 #: Distributions whose module has another name.
 MODULES = {"pyyaml": "yaml"}
 
@@ -62,7 +65,7 @@ def needed(files: re.Pattern[str]) -> set[str]:
 
 def test_what_is_declared_is_what_is_imported() -> None:
     optional = set().union(*map(declared, BY_EXTRA))
-    assert needed(re.compile("")) - optional == declared()
+    assert needed(re.compile("")) - optional == declared() - PLUGINS
 
 
 @pytest.mark.parametrize("extra", BY_EXTRA)

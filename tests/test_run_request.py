@@ -17,11 +17,11 @@ import pytest_aorta
 from pytest_aorta import Execution, Limits, RequestError, Resources, RunRequest, run_trials
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.settings import BY_NAME, SETTINGS
+from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: What an option refuses, and what is said to be valid; the same in both worlds.
 REFUSED = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.options import RECALLED, given_options
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.roles import is_worker
+from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.settings import SETTINGS
 
 #: Where pytest's cache has the options of the last run with trials.

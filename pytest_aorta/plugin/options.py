@@ -7,16 +7,14 @@ pytest imports this at every start, so functions that only a run with trials cal
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import pytest_aorta.settings as settings  # "from" takes what a nested run of pytest has left
-from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, RequestError, Setting
+from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, OptionError, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,13 +23,6 @@ if TYPE_CHECKING:
 
 #: Whether options are those of an earlier run, whose paths are those of this one.
 RECALLED = pytest.StashKey[bool]()
-
-#: Trials of a plan whose end is a time (more would take long to collect), and the least of each cell.
-_TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
-
-
-class OptionError(RequestError):
-    """A value that an option cannot take; the message names value, source and what would be valid."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -161,128 +152,13 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
     Raises:
         OptionError: naming the value, where it came from and what would be valid.
     """
-    from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.xdist_roles import worker_of_workers
-    from pytest_aorta.triage.settings import TriageSettings
-    from pytest_aorta.trials.elastic_options import elastic_options
-    from pytest_aorta.trials.execution import Execution, Resources
-    from pytest_aorta.trials.limits import Limits
-    from pytest_aorta.trials.output_rules import OutputRules
+    from pytest_aorta.plan import select
+    from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 
     values = {setting.name: read_option(config, setting.name, environ) for setting in SETTINGS}
+    if values["slots"] is not None and values["slots"][0] == 0 and (is_worker(config) or is_controller(config)):
+        values["slots"] = (1, values["slots"][1])  # its siblings are the other slots
     worker, workers = worker_of_workers(config)
     here = config.invocation_params.dir
-    base = config.inipath.parent if config.inipath is not None else here
-    until_decided, duration = values["stop"] or (False, None)
-    _check_search(values)
-    _check_order(values, duration)
-    number, count, file = values["shard"] or (1, 1, None)
-    slots, own_cores = values["slots"] or (None, None)
-    if slots == 0:
-        slots = _automatic_slots(config, values["devices"])
-
-    def given(*names: str, **others: Any) -> dict[str, Any]:
-        """Arguments for those fields that have a value, of settings of the same ``names`` and of ``others``."""
-        found = {name: values[name.replace("_", "-")] for name in names} | others
-        return {field: value for field, value in found.items() if value is not None}
-
-    return Selection(
-        **given("mitigations", "steps", "collect", "resume", "history", "order", "where", "minimize", "max_trials"),
-        **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
-        **given(trials=_most_trials(values, until_decided, duration), gates=values["gate"]),
-        **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
-        output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
-        extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
-        config=dict(values["config"] or ()),
-        replays=tuple(here / text for text in values["replay"] or ()),
-        registry_files=tuple(_path(text, base) for text in values["registry-file"] or ()),
-        execution=Execution(
-            **given("isolation", "launcher", "nproc", "seed", "preload"),
-            elastic=elastic_options(dict(values["elastic"] or ())),
-        ),
-        limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
-        resources=Resources(
-            **given("devices", slots=slots, own_cores=own_cores),
-            hosts=_hosts(values["host"] or ()),
-            workers=workers,
-            worker=worker,
-        ),
-        triage=TriageSettings(
-            **given("baseline", "margin"), sequential=bool(until_decided or duration or values["minimize"])
-        ),
-        until_decided=until_decided,
-        duration=duration,
-        shard=(number, count) if values["shard"] else None,
-        durations=None if file is None else here / file if (here / file).exists() else base / file,
-    )
-
-
-def _check_order(values: Mapping[str, Any], duration: float | None) -> None:
-    if duration is not None and (values["order"] or "interleaved") != "interleaved":
-        raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
-
-
-def _check_search(values: dict[str, Any]) -> None:
-    """Refuse what a search for the smallest set cannot be combined with, and add the set to the mitigations."""
-    if not values["minimize"]:
-        return
-    for name, why in (
-        ("shard", "a search is not divided"),
-        ("where", "a search is not divided"),
-        ("stop", "a search ends by itself"),
-    ):
-        if values[name]:
-            raise OptionError(f"--aorta-minimize and --aorta-{name}: use one of them; {why}")
-    baseline = values["mitigations"] or (("none",),)
-    if len(baseline) > 1 or baseline[0] == values["minimize"]:
-        given = " and ".join(",".join(names) for names in baseline)
-        raise OptionError(
-            f"--aorta-mitigations {given}: with --aorta-minimize, expected one other mitigation set, the baseline "
-            "(default none)"
-        )
-    values["mitigations"] = (*baseline, values["minimize"])
-    values["baseline"] = values["baseline"] or ",".join(baseline[0])
-
-
-def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float | None) -> int | None:
-    """The number of trials per cell as given, or the most where something else is to end them."""
-    if values["trials"] is None and duration is not None:
-        workloads = (*(values["workload"] or ()), *(values["command"] or ()))
-        cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
-        return max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
-    if values["trials"] is None and (until_decided or values["minimize"]):
-        return settings.TRIALS_UNTIL_DECIDED
-    trials: int | None = values["trials"]
-    return trials
-
-
-def _automatic_slots(config: pytest.Config, devices: tuple[int, ...] | None) -> int:
-    """One per device, else per physical core; one for an xdist worker, whose siblings are the other slots."""
-    from pytest_aorta.plugin.xdist_roles import is_controller, is_worker
-    from pytest_aorta.trials.execution import automatic_slots
-
-    return 1 if is_worker(config) or is_controller(config) else automatic_slots(devices)
-
-
-def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
-
-    try:
-        return tuple(expand_without_secrets(texts)) if texts else ()
-    except ValueError as error:
-        raise OptionError(f"--aorta-host: {error}") from None
-
-
-def _optional_path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
-def _path(text: str, base: Path) -> Path:
-    """A file named on the command line is relative to the current directory, one in an ini file to that file."""
-    try:
-        path = Path(text).expanduser()
-        return path if path.is_absolute() or path.exists() else base / path
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, a user that does not exist
-        raise OptionError(
-            f"--aorta-registry-file: {text!r} is not valid; expected the path of a file: {error}"
-        ) from None
+    base = here if config.inipath is None else config.inipath.parent
+    return select(values, here, base, worker=worker, workers=workers)

@@ -10,20 +10,17 @@ import pytest
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
-from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.items.collection import plan_of_file
-from pytest_aorta.plugin.items.discovery import workload_classes
-from pytest_aorta.plugin.items.trial_item import TrialItem
+from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.options import is_mentioned
-from pytest_aorta.plugin.outputs.report_option import check_report
-from pytest_aorta.plugin.refusals import refuse
-from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.xdist_roles import is_controller
+from pytest_aorta.plugin.roles import is_controller
+from pytest_aorta.plugin.run import Run, deadline_of, end_in_order_when_terminated, refuse, run_of
+from pytest_aorta.plugin.trial_item import TrialItem
+from pytest_aorta.plugin.workload_files import workload_classes
+from pytest_aorta.plugin.writer import check_report
 from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
+from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds that an import may hold up the trials of other slots.
@@ -56,8 +53,7 @@ def check_trials(session: pytest.Session) -> None:
     elif is_controller(config) and (run.selection.workloads or run.selection.commands):
         refuse(check_tasks, run.selection.results_dir, run.selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
-    import pytest_aorta.plugin.outputs.writer
-    import pytest_aorta.plugin.summary.terminal  # noqa: F401
+    import pytest_aorta.plugin.summary  # noqa: F401
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.channel import Channel, Message, wait
 

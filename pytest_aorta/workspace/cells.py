@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.paths import TrialPaths
 

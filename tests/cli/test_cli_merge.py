@@ -176,7 +176,7 @@ def test_a_merge_that_was_killed_before_the_matrix(here: Path, monkeypatch: pyte
 
     command("merge", "a", "all")
     with monkeypatch.context() as patched:
-        patched.setattr("pytest_aorta.triage.matrix.merged.write_merged_matrix", killed)
+        patched.setattr("pytest_aorta.triage.matrix.write_merged_matrix", killed)
         assert command("merge", "b", "all").exit_code == 1
     assert command("merge", "b", "all").exit_code == 0
     assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()

@@ -15,10 +15,11 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 
 from pytest_aorta.launch.child.several_nodes import NodeExchange, _connect
 from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, endpoint
 from pytest_aorta.launch.nodes.store import NodeStore, listen
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 
 def resolves_to(*addresses: str) -> Callable[..., object]:
@@ -77,10 +78,10 @@ def test_trials_have_nothing_in_common(served: tuple[NodeStore, ElasticOptions])
 def test_records_of_another_program_are_not_read(
     served: tuple[NodeStore, ElasticOptions], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    trial = {"ranks": [{"rank": rank, "started": rank == 0} for rank in range(2)]}
-    _connect(served[1], "records", 30.0).set("group/1", '[{"rank": 1, "started": true}]')
+    trial = TrialEvidence("elastic", ranks=[RankEvidence(rank, started=rank == 0) for rank in range(2)])
+    _connect(served[1], "records", 30.0).set("group/1", '[{"rank": "one"}]')
     exchange = NodeExchange(served[1], "records")
-    assert exchange.share(trial, "group") == trial  # type: ignore[arg-type, comparison-overlap]
+    assert exchange.share(trial, "group") == trial
     assert "the other nodes cannot be asked" in capfd.readouterr().err
 
 

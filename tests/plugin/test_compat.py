@@ -180,7 +180,6 @@ def test_pytest_timeout_keeps_its_limit_for_all_tests_in_its_config(
     pytester: pytest.Pytester, given: tuple[str, ...], limit: float | None
 ) -> None:
     """Without ``Config._env_timeout``, a prefetched trial has no deadline where only ``--timeout`` gives one."""
-    pytest.importorskip("pytest_timeout")
 
     assert general_timeout(pytester.parseconfigure(*given)) == limit
 

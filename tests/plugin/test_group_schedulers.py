@@ -7,13 +7,10 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.group_schedulers import group_scheduler
-
-pytest.importorskip("xdist", reason="its schedulers are used")
+from pytest_aorta.plugin.roles import group_scheduler
 
 
 class SimulatedWorker:

@@ -10,10 +10,9 @@ import pytest
 from option_reading import NO_VARIABLES, configure, on_command_line, option, read
 
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import CommandSettings, OptionError, is_mentioned, read_selection
-from pytest_aorta.settings import SETTINGS
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
+from pytest_aorta.settings import SETTINGS, OptionError
+from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 
 def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytester) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from option_reading import NO_VARIABLES, on_command_line, option, read, typed
 
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import OptionError, read_selection
-from pytest_aorta.settings import SETTINGS, Setting, shown_command
+from pytest_aorta.plugin.options import read_selection
+from pytest_aorta.settings import SETTINGS, OptionError, Setting, shown_command
 
 MISTAKES = [
     ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
@@ -103,8 +103,6 @@ VALID = {
     "grace": "a number of seconds, 0 for none",
     "preload": "auto, none, or names of modules separated by commas, such as torch,numpy",
     "slots": "a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores",
-    **dict.fromkeys(("dry-run", "yes"), "true or false"),
-    "submit": "the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files",
     "margin": "a number above 0 and below 1, such as 0.1",
     "report": "the path of a file",
     "stop": "decided, a duration such as 8h, 1h30m, 90s, or both: decided,8h",

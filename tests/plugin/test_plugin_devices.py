@@ -84,7 +84,6 @@ def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> 
 
 
 def test_workers_of_xdist_share(devices: Stage) -> None:
-    pytest.importorskip("xdist")
     devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
     assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
 

@@ -278,7 +278,6 @@ def test_devices_that_a_host_cannot_lease(hosts: Stage, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_beside_other_ways_to_run_several(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("xdist")
     result = hosts.run(*workloads("tells"), *ONE, "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines[0] == "ERROR: --aorta-host and -n both run trials side by side; use one of them"

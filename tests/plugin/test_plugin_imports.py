@@ -117,7 +117,6 @@ def test_an_import_that_took_too_long_for_one_deadline_may_be_fast_enough_for_an
             items[1].add_marker(pytest.mark.aorta(timeout=30))
         """,
     )
-    pytest.importorskip("pytest_timeout")
     result = stage.run_here("slow.py", "--aorta-trials", "2", "-v")
     assert stage.words(result) == {"Slow[local-none-0]": ["TIMEOUT"], "Slow[local-none-1]": ["PASSED"]}
     assert stage.trial("Slow/trial_0.json")["failure"]["message"].startswith("the deadline of 1 s passed in importing")

@@ -229,7 +229,6 @@ def test_sources(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_beside_xdist(faulty: Stage) -> None:
-    pytest.importorskip("xdist")
     options = (*workloads("passes"), "--aorta-trials", "4")
     for others in (("-n", "2"), ("--tx", "2*popen", "--dist", "load")):
         result = faulty.run(*options, *others, *TWO)
@@ -301,7 +300,6 @@ def test_workload_that_cannot_be_forked(beside: Stage) -> None:
 
 @pytest.mark.slow
 def test_time_limits(faulty: Stage) -> None:
-    pytest.importorskip("pytest_timeout")
     faulty.write(
         slow="""
         import time

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-pytest.importorskip("pytest_timeout")
-
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 #: Hangs, without a deadline of its own or with a generous one, in a C call that holds the GIL.

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-pytest.importorskip("xdist")
-
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 

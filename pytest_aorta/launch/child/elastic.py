@@ -20,7 +20,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException, Std, to_map
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     ATTEMPT,
     EventLogRelay,
@@ -37,14 +37,14 @@ from pytest_aorta.launch.child.attempt_files import (
 from pytest_aorta.launch.child.rank_main import look_at_ranks, run_rank, take_stacks
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
 from pytest_aorta.launch.child.torch_compat import HookedAgent, group_event
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankExit, TrialEvidence, still_running
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, Send
+from pytest_aorta.trials.execution import ElasticOptions, elastic_options
 
 
 class RankLogs(LogsSpecs):
@@ -172,12 +172,7 @@ class Agent(HookedAgent):
             if process.exitcode is None or local_rank in self._recorded:
                 continue
             self._recorded.add(local_rank)
-            end: RankExit = {
-                "pid": process.pid,
-                "exitcode": process.exitcode,
-                "at": time.time(),
-                "stopped": process.pid in self.stopped,
-            }
+            end = RankExit(process.exitcode, process.pid, time.time(), stopped=process.pid in self.stopped)
             with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
                 write_exit(self._folder, self.logs.attempt, workers[local_rank].global_rank, end)
 
@@ -245,7 +240,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         forward_events()
         if exchange is not None and exchange.is_asked(agent.group_name()):  # by node 0, whose ranks have ended
             take_stacks(agent.running(), attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
-            exchange.answer(still_running(evidence()), agent.group_name())
+            exchange.answer(evidence().own_ranks(still_running=True), agent.group_name())
 
     def before_stop(running: dict[int, int]) -> None:
         look_at_ranks(evidence(), running, attempt_folder(folder, logs.attempt), Path(payload["sockets"]))
@@ -289,7 +284,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         if logs.attempt >= 0:
             agent.record_exits()
     close_stores()
-    end: AgentEnd | None = None if error is None else {"name": "the agent", "returncode": None, "error": error}
+    end = None if error is None else AgentEnd("the agent", error=error)
     trial = evidence(end)
     if logs.attempt >= 0 and exchange is not None:
         trial = exchange.share(trial, agent.group_name())

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, attempt_folder, collectives_file, event_log
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, attempt_folder, event_log, save_collectives
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis import traces
 from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.events import EndEvent, Send
-from pytest_aorta.trials.lifecycle import failure_of
+from pytest_aorta.trials.lifecycle import failure_of, step_file
 from pytest_aorta.trials.seeding import rank_seed
-from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import TrialPayload
@@ -47,14 +44,6 @@ def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None
     for rank, pid in running.items():
         save_collectives(folder, rank, pid, sockets)
     request_stacks(running.values())
-
-
-def save_collectives(folder: Path, rank: int, pid: int, sockets: Path) -> None:
-    """Keep what the flight recorder of a rank has, in the ``folder`` of its attempt."""
-    recorded = traces.request_trace(pid, sockets)
-    if recorded is not None and recorded.get("entries"):
-        with contextlib.suppress(OSError):
-            collectives_file(folder, rank).write_text(json.dumps(recorded))
 
 
 def save_own_collectives(error: BaseException, folder: Path, rank: int, sockets: Path) -> None:

@@ -12,10 +12,10 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pydantic
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
@@ -30,9 +30,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from pytest_aorta.launch.child.name_service import ask_files_only
 from pytest_aorta.launch.child.rendezvous import FixedAgents
 from pytest_aorta.launch.child.torch_compat import serve_store
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, own_ranks, with_ranks
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, ranks_from_json, to_json
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: Seconds that the store has for an answer, and to be there.
 _STORE_PATIENCE = 60.0
@@ -149,10 +149,10 @@ class NodeExchange:
         Ranks of which nothing has come in time stay without evidence; on another node than 0, they are left out.
         """
         if node_rank(self._options) != 0:
-            self.answer(trial, group)
-            return own_ranks(trial)
+            self.answer(trial.own_ranks(), group)
+            return replace(trial, ranks=trial.own_ranks())
         try:
-            return with_ranks(trial, self._gather(trial, group, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
+            return trial.with_ranks(self._gather(trial, group, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
         except _STORE_ERRORS as error:
             print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
             return trial
@@ -169,10 +169,10 @@ class NodeExchange:
                 return True
         return False
 
-    def answer(self, trial: TrialEvidence, group: str) -> None:
+    def answer(self, ranks: list[RankEvidence], group: str) -> None:
         """Send node 0 what is known of the ranks of this node."""
         try:
-            self._store().set(f"{group}/{node_rank(self._options)}", json.dumps(own_ranks(trial)["ranks"]))
+            self._store().set(f"{group}/{node_rank(self._options)}", to_json(ranks))
         except _STORE_ERRORS as error:  # node 0 has gone; the failures that this caused are in the evidence
             print(f"the results of the ranks of this node cannot be sent to node 0: {error}", file=sys.stderr)
 
@@ -181,21 +181,21 @@ class NodeExchange:
             self._connected = _connect(self._options, self._trial_id, _PATIENCE)
         return self._connected
 
-    def _gather(self, trial: TrialEvidence, group: str, patience: float) -> dict[int, RankEvidence]:
+    def _gather(self, trial: TrialEvidence, group: str, patience: float) -> list[RankEvidence]:
         """Of the other nodes, whose ranks may end within that time as well."""
         found: dict[int, RankEvidence] = {}
-        waited_for = {rank["rank"] for rank in trial["ranks"] if not rank["started"]}
+        waited_for = {rank.rank for rank in trial.ranks if not rank.started}
         give_up = time.monotonic() + patience
         self._store().set(f"{group}/asked", "1")
         while time.monotonic() < give_up and (
-            waited_for - found.keys() or any(rank.get("running") for rank in found.values())
+            waited_for - found.keys() or any(rank.running for rank in found.values())
         ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{group}/{node}"]):
-                    sent = pydantic.TypeAdapter(list[RankEvidence]).validate_json(self._store().get(f"{group}/{node}"))
-                    found |= {rank["rank"]: rank for rank in sent}
+                    sent = ranks_from_json(self._store().get(f"{group}/{node}"))
+                    found |= {rank.rank: rank for rank in sent}
             time.sleep(0.02)
-        return found
+        return list(found.values())
 
 
 def main(descriptor: int) -> None:

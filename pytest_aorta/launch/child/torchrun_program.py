@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     EventLogWriter,
     attempt_evidence,
@@ -65,13 +65,7 @@ class RecordingContext(HookedContext):
             if local_rank not in self._recorded and (code := process.poll()) is not None:
                 self._recorded.add(local_rank)
                 now = time.time()
-                end: RankExit = {
-                    "pid": process.pid,
-                    "exitcode": code,
-                    "at": now,
-                    "sec": now - self._started,
-                    "stopped": stopped,
-                }
+                end = RankExit(code, process.pid, now, now - self._started, stopped)
                 with contextlib.suppress(OSError):
                     self.record(ranks[local_rank], end)
 
@@ -124,17 +118,18 @@ class ScriptContext(RecordingContext):
                 self._append(ranks[local_rank], env, {"type": "begin", "phase": "run"})
 
     def record(self, rank: int, end: RankExit) -> None:
-        event: EndEvent = {"type": "end", "phase": "run", "sec": end["sec"], "at": end["at"]}
-        if end["exitcode"] == 0:
-            self._append(rank, {**event, "result": {"passed": True}}, {"type": "lived", "at": end["at"]})
-        elif not end["stopped"]:
+        at = end.at or time.time()
+        event: EndEvent = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
+        if end.exitcode == 0:
+            self._append(rank, {**event, "result": {"passed": True}}, {"type": "lived", "at": at})
+        elif not end.stopped:
             error_file, stderr = (find_file(self.folder, self.attempt, rank, it) for it in ("error.json", "stderr.log"))
-            failure = infer_exit_reason(end["exitcode"], read_error_file(error_file), stderr)
-            if end["exitcode"] == -signal.SIGTERM:
+            failure = infer_exit_reason(end.exitcode, read_error_file(error_file), stderr)
+            if end.exitcode == -signal.SIGTERM:
                 failure["message"] += ", which its agent had not sent"
             # A rank writes why it fails before its exit is noticed.
             written = [error_file, stderr if failure["kind"] == "exception" else None]
-            failure["at"] = min([end["at"], *(path.stat().st_mtime for path in written if path is not None)])
+            failure["at"] = min([at, *(path.stat().st_mtime for path in written if path is not None)])
             self._append(rank, {**event, "failure": failure})
         super().record(rank, end)
 

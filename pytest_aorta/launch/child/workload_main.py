@@ -25,14 +25,12 @@ from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
-from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
-from pytest_aorta.trials.config import resolve_config
+from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
 from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class, set_arguments
-from pytest_aorta.trials.place_variables import NAMES, note_tmp
+from pytest_aorta.trials.loading import describe, imported_later, load_class, set_arguments
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
-from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument

@@ -1,171 +1,193 @@
-"""Everything that is known of the ranks of one attempt of a trial, as JSON has it: what ``judge`` has before it."""
+"""Everything that is known of the ranks of one attempt of a trial: what ``judge`` has before it.
+
+Every launcher fills these types. As JSON, nodes exchange them, and a trial that failed keeps them in ``evidence.json``.
+Times are seconds of ``time.time()``; codes are negative for a signal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
-from typing_extensions import NotRequired, Required, TypedDict
+from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.trials.outcome import Observed
 
-from pytest_aorta.trials.events import FailureData, Phase, ProgressEvent, ResultData, SeedsData
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 #: ``script`` is torchrun with a user's script, whose ranks send no events.
 Launcher = Literal["elastic", "torchrun", "script", "external"]
 
 
-class RankExit(TypedDict, total=False):
+@dataclass
+class RankExit:
     """How the process of a rank ended, as its parent saw it.
 
-    ``exitcode`` is negative for a signal, ``at`` in seconds of ``time.time()``, ``sec`` in seconds since the rank's
-    start. ``stopped``: whether the agent had asked the rank to end by then; absent where the parent does not know.
+    ``sec``: after the rank's start. ``stopped``: whether the agent had asked the rank to end by then; ``None`` where
+    the parent does not know.
     """
 
-    exitcode: Required[int]
-    pid: int | None
-    at: float
-    sec: float
-    stopped: bool
+    exitcode: int
+    pid: int | None = None
+    at: float | None = None
+    sec: float = 0.0
+    stopped: bool | None = None
 
 
-class PhaseTimes(TypedDict):
-    """When a phase of a rank began and ended, in seconds of ``time.time()``; ``None`` where the rank did not say.
+@dataclass
+class Location:
+    """Where a process was: ``all_reduce in step() at fsdp.py line 88``.
 
-    ``over``: whether it has ended.
+    ``collective``: the function of ``torch.distributed`` that it was in, if it was in one.
     """
-
-    phase: Phase
-    began: float | None
-    ended: float | None
-    over: bool
-
-
-class RankReport(TypedDict):
-    """The event log of a rank. ``finished``: whether its last event is there, which is sent after the last phase."""
-
-    phases: list[PhaseTimes]
-    failures: list[FailureData]
-    result: ResultData | None
-    finished: bool
-    finished_at: float | None
-    pid: int | None
-    progress: ProgressEvent | None
-    seeds: SeedsData | None
-
-
-class WhereItWas(TypedDict):
-    """What the stack of a rank shows; ``collective``: the function of ``torch.distributed`` that it was in."""
 
     text: str
     collective: str | None
 
 
-class LastCollective(TypedDict):
-    """The last collective that a rank has entered, by its flight recorder.
-
-    ``number``: of the collectives of the process group ``group``, from 1.
-    """
+@dataclass
+class Collective:
+    """The last collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``."""
 
     name: str
     number: int
     group: str
 
+    def __str__(self) -> str:
+        return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
 
-class RankEvidence(TypedDict):
+
+@dataclass
+class RankEvidence:
     """One expected rank.
 
     ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
-    asked its node. ``overdue``: when its own deadline passed, where each rank has one.
-    ``complaint``: what a library has written to its standard error as it ended the process.
+    asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
+    to its standard error as it ended the process. ``overdue``: when its own deadline passed, where each rank has one.
+    The last three are paths of its logs.
     """
 
     rank: int
-    local_rank: int | None
-    host: str | None
-    started: bool
-    running: NotRequired[bool]
-    exit: RankExit | None
-    report: RankReport | None
-    location: WhereItWas | None
-    collective: LastCollective | None
-    error_file: dict[str, Any] | None
-    complaint: str | None
-    overdue: float | None
-    stdout: str | None
-    stderr: str | None
-    stacks: str | None
+    local_rank: int | None = None
+    host: str | None = None
+    started: bool = False
+    running: bool = False
+    exit: RankExit | None = None
+    events: list[TrialEvent] | None = None
+    location: Location | None = None
+    collective: Collective | None = None
+    error_file: dict[str, Any] | None = None
+    complaint: str | None = None
+    overdue: float | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    stacks: str | None = None
+
+    @property
+    def is_heard_of(self) -> bool:
+        """Whether there is anything of it."""
+        return self.started or self.exit is not None or self.events is not None
+
+    def seen(self, until: float | None = None) -> Observed:
+        """What it has reported up to a time."""
+        seen = Observed()
+        for event in self.events or ():
+            if counts(_time_of(event), until):
+                seen.see(event)
+        return seen
 
 
-class AgentEnd(TypedDict):
-    """How what started the ranks ended. ``error``: what it raised, with ``type``, ``message``, perhaps ``traceback``.
+@dataclass
+class AgentEnd:
+    """How what started the ranks ended, where it ended otherwise than it should.
 
-    ``returncode`` is that of a process that was started for it; negative for a signal.
+    ``error``: what it raised, with ``type``, ``message``, perhaps ``traceback``. ``returncode`` is that of a process
+    that was started for it.
     """
 
     name: str
-    returncode: int | None
-    error: NotRequired[dict[str, str]]
+    returncode: int | None = None
+    error: dict[str, str] | None = None
 
 
-class TrialEvidence(TypedDict):
+@dataclass
+class TrialEvidence:
     """One attempt of a trial.
 
     ``ranks`` are those of all nodes that were expected, ``group`` a name of them that is the same on these nodes and no
     other attempt's. ``network``: which node does not reach the others, when a limit has passed. ``stopped_at``: when
     the agent first asked a rank to end; ``overdue``: when the deadline passed or the trial had stalled, for which
-    ``stalled`` is the limit in seconds. Times are seconds of ``time.time()``.
+    ``stalled`` is the limit in seconds.
     """
 
     launcher: Launcher
-    attempt: int
-    world_size: int | None
-    group: NotRequired[str | None]
-    network: NotRequired[str | None]
-    ranks: list[RankEvidence]
-    stopped_at: float | None
-    overdue: float | None
-    stalled: float | None
-    agent: AgentEnd | None
+    attempt: int = 0
+    world_size: int | None = None
+    group: str | None = None
+    network: str | None = None
+    ranks: list[RankEvidence] = field(default_factory=list)
+    stopped_at: float | None = None
+    overdue: float | None = None
+    stalled: float | None = None
+    agent: AgentEnd | None = None
+
+    def own_ranks(self, *, still_running: bool = False) -> list[RankEvidence]:
+        """The ranks of this node; ``still_running``: those without an exit are."""
+        own = [rank for rank in self.ranks if rank.started]
+        return [replace(rank, running=rank.exit is None) for rank in own] if still_running else own
+
+    def with_ranks(self, others: Iterable[RankEvidence]) -> TrialEvidence:
+        """Completed by the ranks of other nodes."""
+        ranks = {rank.rank: rank for rank in self.ranks}
+        ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
+        return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
 
-def unknown_rank(rank: int) -> RankEvidence:
-    """An expected rank of which there is nothing."""
-    return {
-        "rank": rank,
-        "local_rank": None,
-        "host": None,
-        "started": False,
-        "exit": None,
-        "report": None,
-        "location": None,
-        "collective": None,
-        "error_file": None,
-        "complaint": None,
-        "overdue": None,
-        "stdout": None,
-        "stderr": None,
-        "stacks": None,
-    }
+def counts(at: float | None, until: float | None) -> bool:
+    """Whether something of that time counts.
+
+    What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
+    interrupt its system calls.
+    """
+    return until is None or at is None or at <= until
 
 
-def collective_text(last: LastCollective) -> str:
-    """As messages have it."""
-    return f"{last['name']} number {last['number']}" + ("" if last["group"] == "default_pg" else f" of {last['group']}")
+def _time_of(event: TrialEvent) -> float | None:
+    """A failure is noticed before its phase ends."""
+    at: Any = event.get("at")
+    if event["type"] == "end" and "failure" in event:
+        at = event["failure"].get("at", at)
+    return None if at is None else float(at)
 
 
-def still_running(trial: TrialEvidence) -> TrialEvidence:
-    """The ranks of this node, of which those without an exit still run."""
-    ranks: list[RankEvidence] = [{**rank, "running": rank["exit"] is None} for rank in own_ranks(trial)["ranks"]]
-    return {**trial, "ranks": ranks}
+def pid_of(seen: Observed) -> int | None:
+    """The process of a rank, from its environment snapshot."""
+    pid = ((seen.env or {}).get("process") or {}).get("pid")
+    return pid if isinstance(pid, int) else None
 
 
-def with_ranks(trial: TrialEvidence, others: Mapping[int, RankEvidence]) -> TrialEvidence:
-    """The evidence of a node with that of the ``others``' ranks."""
-    ranks: dict[int, RankEvidence] = {rank["rank"]: rank for rank in trial["ranks"]}
-    ranks |= {number: rank for number, rank in others.items() if number not in ranks or not ranks[number]["started"]}
-    merged: dict[str, Any] = {**trial, "ranks": [ranks[number] for number in sorted(ranks)]}
-    return cast(TrialEvidence, merged)
+def to_json(evidence: TrialEvidence | list[RankEvidence]) -> str:
+    """For another process, or a file."""
+    if isinstance(evidence, TrialEvidence):
+        return json.dumps(asdict(evidence))
+    return json.dumps([asdict(rank) for rank in evidence])
 
 
-def own_ranks(trial: TrialEvidence) -> TrialEvidence:
-    """Only the ranks of this node."""
-    return {**trial, "ranks": [rank for rank in trial["ranks"] if rank["started"]]}
+def trial_from_json(text: str | bytes) -> TrialEvidence:
+    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+    return _adapters()[0].validate_json(text)
+
+
+def ranks_from_json(text: str | bytes) -> list[RankEvidence]:
+    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+    return _adapters()[1].validate_json(text)
+
+
+@cache
+def _adapters() -> tuple[TypeAdapter[TrialEvidence], TypeAdapter[list[RankEvidence]]]:
+    from pydantic import TypeAdapter  # not in every rank
+
+    return TypeAdapter(TrialEvidence), TypeAdapter(list[RankEvidence])

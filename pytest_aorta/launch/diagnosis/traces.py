@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.file_tail import read_tail
-from pytest_aorta.launch.diagnosis.evidence import LastCollective
+from pytest_aorta.common.texts import read_tail
+from pytest_aorta.launch.diagnosis.evidence import Collective, Location
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name
 
@@ -44,19 +44,6 @@ class Frame:
     file: str
     line: int
     name: str
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where a process was.
-
-    Attributes:
-        text: ``all_reduce in step() at fsdp.py line 88``.
-        collective: the function of ``torch.distributed`` that it was in, if it was in one.
-    """
-
-    text: str
-    collective: str | None
 
 
 def read_dump(path: Path) -> list[list[Frame]]:
@@ -154,9 +141,6 @@ def crash_text(stderr: Path | None) -> str | None:
     return "\n".join([*words, *stacks])[:_KEPT]
 
 
-#: Bytes read from the end of a log.
-
-
 _HEADING = "Traceback (most recent call last):"
 
 #: What torch puts before each line once the ranks know of each other.
@@ -167,7 +151,6 @@ _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
 
 #: How ``faulthandler`` begins what it writes of a crash, and a frame in it.
 _CRASHED = "Fatal Python error: "
-_STACK_FRAME = re.compile(r'  File "')
 
 #: Exit code of an interpreter that an exception has ended.
 _UNCAUGHT = 1
@@ -225,9 +208,7 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData
 def _was_ending(lines: Sequence[str]) -> bool:
     """Whether ``faulthandler`` says below a traceback that no thread was in Python code any more."""
     crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASHED)), None)
-    return (
-        crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_STACK_FRAME.match, lines[crash:]))
-    )
+    return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
 
 
 def _exception(text: str, traceback: str | None) -> FailureData:
@@ -340,18 +321,14 @@ def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
     return None
 
 
-def last_collective(trace: dict[str, Any]) -> LastCollective | None:
+def last_collective(trace: dict[str, Any]) -> Collective | None:
     """The last collective of a trace."""
     entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     if not entries:
         return None
     last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
     group = (last.get("process_group") or ("", ""))[1]
-    return {
-        "name": str(last.get("profiling_name")),
-        "number": int(last.get("collective_seq_id", 0)),
-        "group": str(group),
-    }
+    return Collective(str(last.get("profiling_name")), int(last.get("collective_seq_id", 0)), str(group))
 
 
 class _Connection(http.client.HTTPConnection):

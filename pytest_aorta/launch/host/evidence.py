@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.launch.child.attempt_files import (
     attempt_evidence,
     attempt_folder,
-    collectives_file,
     keep_evidence,
     last_attempt,
     pids_of_ranks,
+    save_collectives,
 )
-from pytest_aorta.launch.diagnosis import traces
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import locate, read_dump
@@ -27,11 +25,11 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET,
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.events import RankData
+from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.trials.steps import read_steps, step_file
 
 #: Nodes that a message names.
 _NAMED = 8
@@ -65,10 +63,7 @@ class Evidence:
             return
         folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank, pid in pids_of_ranks(folder).items():
-            recorded = traces.request_trace(pid, self._sockets)
-            if recorded is not None and recorded.get("entries"):
-                with contextlib.suppress(OSError):
-                    collectives_file(folder, rank).write_text(json.dumps(recorded))
+            save_collectives(folder, rank, pid, self._sockets)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
@@ -101,7 +96,7 @@ class Evidence:
         """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
         if code is not None and code < 0:
-            self._judge(self._evidence({"name": "the agent", "returncode": code}))
+            self._judge(self._evidence(AgentEnd("the agent", code)))
 
     def _read_overdue(self, overdue: float) -> None:
         """Where the agent was ended together with its ranks because of a limit."""
@@ -109,10 +104,10 @@ class Evidence:
         elastic = self._spec.execution.elastic
         if is_multi_node(elastic):
             grace = self._spec.limits.grace
-            trial["network"] = network_problem(elastic)
+            trial.network = network_problem(elastic)
             trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
         self._judge(trial)
-        if is_multi_node(elastic) and not trial["ranks"]:
+        if is_multi_node(elastic) and not trial.ranks:
             self._seen.location = self._not_met(elastic)
 
     def _not_met(self, elastic: ElasticOptions) -> str:

@@ -6,16 +6,17 @@ ranks of its host.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
 import time
 from pathlib import Path
 
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, RankFiles, event_log, rank_evidence
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, complete_rank, event_log
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.trials.events import ExitEvent, FailureData
-from pytest_aorta.trials.steps import step_file
+from pytest_aorta.trials.lifecycle import step_file
 
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0
@@ -76,47 +77,34 @@ def gather_evidence(
                 ends[rank] = end
         time.sleep(0.01)
 
-    def log(rank: int, stream: str) -> str | None:
-        path = rank_folder(folder, rank) / f"{stream}.log"
-        if not path.exists() or (stream == "stacks" and path.stat().st_size == 0):  # an empty one is cleared away
-            return None
-        return path.relative_to(folder.parent).as_posix()
-
-    files = RankFiles(
-        event_folder=lambda rank: rank_folder(folder, rank),
-        log=log,
-        error_file=lambda rank: None,
-        base=folder.parent,
+    trial = TrialEvidence(
+        "external",
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        int(os.environ["WORLD_SIZE"]),
+        stalled=stalled,
     )
-    ranks: list[RankEvidence] = []
-    for rank in range(local):
-        end = ends.get(rank)
-        seen = rank_evidence(files, rank, None if end is None else _exit_of(end), source)
-        heard = end is not None or seen["report"] is not None
-        ranks.append({**seen, "local_rank": rank, "host": socket.gethostname() if heard else None})
-        ranks[-1]["overdue"] = None if end is None else end["overdue"]
+    for number in range(local):
+        end, own = ends.get(number), rank_folder(folder, number)
+        expected = RankEvidence(number, number, exit=None if end is None else _exit_of(end))
+        found = complete_rank(expected, own, functools.partial(_find, own), folder.parent, source)
+        if end is not None or found.events is not None:
+            found.host = socket.gethostname()
+        found.overdue = None if end is None else end["overdue"]
+        trial.ranks.append(found)
     for rank in ends.keys() - {0}:
         for file in (event_log, step_file):
             file(rank_folder(folder, rank), rank).unlink(missing_ok=True)
-    return {
-        "launcher": "external",
-        "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        "world_size": int(os.environ["WORLD_SIZE"]),
-        "ranks": ranks,
-        "stopped_at": None,
-        "overdue": None,
-        "stalled": stalled,
-        "agent": None,
-    }
+    return trial
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return folder / name if name.endswith(".log") and (folder / name).exists() else None
 
 
 def _exit_of(end: ExitEvent) -> RankExit | None:
     if end["returncode"] is None or end["overdue"] is not None:
         return None
-    found: RankExit = {"exitcode": end["returncode"], "stopped": end.get("interrupted", False)}
-    if "at" in end:
-        found["at"] = end["at"]
-    return found
+    return RankExit(end["returncode"], at=end.get("at"), stopped=end.get("interrupted", False))
 
 
 def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> ExitEvent:

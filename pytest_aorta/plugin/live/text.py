@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.triage.facts import COUNTED, OUTCOMES
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
-from pytest_aorta.plugin.current_run import current_run, current_runs
 from pytest_aorta.plugin.live.region import LiveRegion, RegionFile
 from pytest_aorta.plugin.live.state import CellName, LiveState, RunningTrial
 from pytest_aorta.plugin.live.text import LiveLine, live_lines
-from pytest_aorta.plugin.xdist_roles import is_controller
+from pytest_aorta.plugin.roles import is_controller
+from pytest_aorta.plugin.run import current_run, current_runs
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -114,7 +114,7 @@ class LiveView:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """See which trials there will be."""
-        from pytest_aorta.plugin.items.trial_item import TrialItem
+        from pytest_aorta.plugin.trial_item import TrialItem
 
         run = current_run(self._config)
         self._state.begun = time.monotonic()
@@ -262,7 +262,7 @@ class LiveView:
 def last_step(folder: Path) -> tuple[int, int | None] | None:
     """Step and total that a trial, or its rank 0, has reported last, by its artifacts folder; ``None`` without one."""
     from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
-    from pytest_aorta.trials.steps import read_steps, step_file
+    from pytest_aorta.trials.lifecycle import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))
     return None if found is None else (found["step"], found["total"])
@@ -274,8 +274,7 @@ def _cell_of(run: Run, spec: TrialSpec) -> CellName:
 
 def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, TrialPaths]]:
     """The trials among the items of an xdist worker, by node id."""
-    from pytest_aorta.plugin.items.chosen_trials import ROOT
-    from pytest_aorta.plugin.items.collection import plans_of
+    from pytest_aorta.plugin.collection import ROOT, plans_of
 
     found = {replay.nodeid: (run, replay.spec, replay.paths) for replay in run.replays}
     given = {(run.config.invocation_params.dir / text.partition("::")[0]).absolute() for text in run.config.args}
@@ -284,7 +283,7 @@ def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, 
             for plan in plans_of(run, base):
                 found |= {f"{base}::{spec.item_name}": (run, spec, plan.paths(spec)) for spec in plan.trials}
     for action in {nodeid.partition("[")[0] for nodeid in ids if ".toml::" in nodeid}:
-        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
 
         action_run = action_run_of_item(run.config, f"{action}[]")
         if action_run is not None and action_run.recipe_trials is not None:

@@ -169,7 +169,6 @@ import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat import start_worker_server
 from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace, socket_path
-from pytest_aorta.launch.diagnosis.evidence import collective_text
 
 folder = pathlib.Path(tempfile.gettempdir())
 path = socket_path(os.getpid(), folder)
@@ -179,7 +178,7 @@ dist.all_reduce(torch.ones(1))
 trace = request_trace(os.getpid(), folder)
 last = last_collective(trace)
 path.unlink()
-print(json.dumps([sorted(trace), last and collective_text(last)]))
+print(json.dumps([sorted(trace), last and str(last)]))
 """
 
 

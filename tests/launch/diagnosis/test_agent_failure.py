@@ -8,27 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.exception_text import describe_exception
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence, unknown_rank
+from pytest_aorta.common.texts import describe_exception
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import agent_failure, judge
 
 
-def evidence(agent: AgentEnd, ranks: int = 0) -> TrialEvidence:
-    return {
-        "launcher": "elastic",
-        "attempt": 0,
-        "world_size": None,
-        "ranks": [{**unknown_rank(rank), "started": True} for rank in range(ranks)],
-        "stopped_at": None,
-        "overdue": None,
-        "stalled": None,
-        "agent": agent,
-    }
-
-
-def ended(error: dict[str, str] | None = None, returncode: int | None = None) -> AgentEnd:
-    end: AgentEnd = {"name": "the agent", "returncode": returncode}
-    return end if error is None else {**end, "error": error}
+def evidence(error: dict[str, str] | None = None, returncode: int | None = None, ranks: int = 0) -> TrialEvidence:
+    started = [RankEvidence(rank, started=True) for rank in range(ranks)]
+    return TrialEvidence("elastic", ranks=started, agent=AgentEnd("the agent", returncode, error))
 
 
 def no_backend() -> None:
@@ -69,7 +56,7 @@ def node_0_has_gone() -> None:
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
     with pytest.raises(Exception) as raised:
         fails()
-    found = judge(evidence(ended(describe_exception(raised.value)))).failure
+    found = judge(evidence(describe_exception(raised.value))).failure
 
     assert found is not None
     assert found["message"].startswith(f"the agent failed: {raised.value}")
@@ -84,14 +71,14 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
 
     assert reason_of(RunResult(WorkerState.SUCCEEDED)) is None
     for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
-        found = agent_failure(evidence(ended(reason_of(RunResult(state)))))
+        found = agent_failure(evidence(reason_of(RunResult(state))))
         assert found is not None
         assert "uninterruptible sleep" in found["message"]
         assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found["message"]
 
 
 def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
-    found = judge(evidence(ended(returncode=-9), ranks=2))
+    found = judge(evidence(returncode=-9, ranks=2))
 
     assert found.failure is not None
     assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
@@ -99,7 +86,7 @@ def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
 
 
 def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
-    found = judge(evidence(ended({"type": "RuntimeError", "message": "no more processes"}), ranks=2))
+    found = judge(evidence({"type": "RuntimeError", "message": "no more processes"}, ranks=2))
 
     assert found.failure is not None
     assert found.failure["message"] == "the agent failed: no more processes"

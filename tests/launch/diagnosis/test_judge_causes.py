@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pytest_aorta.launch.child.attempt_files import (
     write_exit,
     write_start,
 )
+from pytest_aorta.launch.diagnosis.evidence import RankExit, to_json, trial_from_json
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.events import RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
@@ -38,8 +38,8 @@ def judgement_of(
         for event in events:
             log.send(event)
     for rank, code in (codes or {}).items():
-        write_exit(folder, 0, rank, {"pid": 100 + rank, "exitcode": code, "at": (at or {}).get(rank, 1000)})
-    found = judge(json.loads(json.dumps(attempt_evidence(folder, 0, "elastic", None))))
+        write_exit(folder, 0, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
+    found = judge(trial_from_json(to_json(attempt_evidence(folder, 0, "elastic", None))))
     for record in found.ranks:
         RankRecord.model_validate(record)
     if found.failure is not None:

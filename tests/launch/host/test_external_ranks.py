@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.rank_events import returned
 
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, read_event_log
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, read_events
 from pytest_aorta.launch.diagnosis.judge import judge
 from pytest_aorta.launch.host.external_ranks import gather_evidence, rank_folder, report_exit
 
@@ -23,7 +23,7 @@ def test_an_exit_is_read_behind_a_torn_line(tmp_path: Path, monkeypatch: pytest.
 
     report_exit(own, 1, -signal.SIGKILL)
 
-    assert read_event_log(own, 1).phase == "setup"
+    assert read_events(own, 1) == [{"type": "begin", "phase": "setup"}]
     records = judge(gather_evidence(folder, 0, None)).ranks
     assert [(record["rank"], record["signal"]) for record in records] == [(0, None), (1, "SIGKILL")]
     assert not event_log(own, 1).exists()

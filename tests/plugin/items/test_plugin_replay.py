@@ -9,7 +9,7 @@ import pytest
 from support.stage import Stage, counts, text
 
 from pytest_aorta.plugin.options import OptionError, read_selection
-from pytest_aorta.plugin.replay_options import replay_selection
+from pytest_aorta.plugin.run import replay_selection
 
 SEES = """
 import os

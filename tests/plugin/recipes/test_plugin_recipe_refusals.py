@@ -29,7 +29,6 @@ def test_a_wrong_recipe_is_one_message_and_a_usage_error(stage: Stage, case: str
     ["load", *(pytest.param(name, marks=pytest.mark.slow) for name in ("each", "loadgroup"))],
 )
 def test_so_it_is_in_a_worker_of_xdist(stage: Stage, distribution: str) -> None:
-    pytest.importorskip("xdist")
     text, message = BAD["unknown key"]
     stage.write_file("aorta.toml", text)
     stage.write_file("test_it.py", "def test_it(): pass")
