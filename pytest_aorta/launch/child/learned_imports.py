@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.trial_payload import Refused
 from pytest_aorta.probe.packages import Installed
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
