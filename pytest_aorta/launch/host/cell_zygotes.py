@@ -176,16 +176,15 @@ class CellZygotes:
             return zygote
         zygote = self._pool.acquire(wanted_spec, start_limits(spec, timeout), wanted)
         learned = self._learned.get(wanted_spec.key())
-        if learned is None or not learned.modules or not learned.making.acquire(blocking=False):
+        if learned is None or not learned.modules:
             return zygote
-        try:
+        with learned.making:  # whoever waits would import the same meanwhile
             limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
-            return self._branch(zygote, learned, allocation, limit, wanted) or zygote
-        except BaseException:
-            self._pool.release(zygote)
-            raise
-        finally:
-            learned.making.release()
+            try:
+                return self._branch(zygote, learned, allocation, limit, wanted) or zygote
+            except BaseException:
+                self._pool.release(zygote)
+                raise
 
     def _branch(
         self, zygote: Zygote, learned: _Learned, allocation: Allocation, limit: float, wanted: Wanted
