@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
+from pytest_aorta.plugin.writer import MatrixWriter
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
 _CACHE = Path(__file__).with_name(".cache")

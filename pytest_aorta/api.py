@@ -16,9 +16,7 @@ from pytest_aorta.registry import Registry
 from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.execution import Execution, Resources, automatic_slots
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources, automatic_slots, elastic_options
 from pytest_aorta.workspace.history import KEPT_RECORDS
 
 if TYPE_CHECKING:
@@ -203,7 +201,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     try:
         runner.check(plan.trials[0])
         check_results(selection, request.results_dir, f"RunRequest.results_dir={str(request.results_dir)!r}")
-        runner.store.settle(plan.flat_cells)
+        runner.store.sort_into_cells(plan.flat_cells)
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [runner.find(spec, paths) for spec, paths in planned]
         started = [

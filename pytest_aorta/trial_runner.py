@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.launch.nodes.addressing import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER, fingerprint, parts_of
-from pytest_aorta.trials.request_differences import UNKNOWN, changed_files, differences
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.trial_store import TrialStore
 

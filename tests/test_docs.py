@@ -15,7 +15,7 @@ import pytest
 from support.stage import Stage
 
 from pytest_aorta import WorkloadResult
-from pytest_aorta.plugin.ordinary_tests.aorta_run import RunTrial
+from pytest_aorta.plugin.ordinary_tests import RunTrial
 from pytest_aorta.settings import table, written
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -82,7 +82,6 @@ def choose_device(name: DeviceName) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything that it was given. The CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -108,13 +107,7 @@ class Stopwatch:
 
 @dataclass
 class Failures:
-    """The failures of a run.
-
-    Attributes:
-        count: all failures.
-        first_iteration: iteration of the earliest one, ``None`` without one.
-        details: the first `MAX_DETAILS` of them.
-    """
+    """The failures of a run; ``details`` has the first `MAX_DETAILS` of them."""
 
     count: int = 0
     first_iteration: int | None = None

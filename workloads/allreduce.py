@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 
-from ._collectives import COLLECTIVES, Call, Setting
 from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
+    Ranks,
     Stopwatch,
     choose_device,
     dtype_of,
+    gamma,
     join_process_group,
     leave_process_group,
 )
@@ -39,7 +44,7 @@ class AllReduce(Workload):
 
     The input of every rank is a function of the rank and the element's index, in small integers, so that every rank
     can compute what it has to receive, and most results are exact. Where a sum over many ranks outgrows the type's
-    significand, and for averages, the tolerance is Higham's bound (``_collectives``). A pair of collective and type
+    significand, and for averages, the tolerance is Higham's bound (``sum_tolerance``). A pair of collective and type
     that the backend does not have is listed in ``unsupported``; a run in which nothing could be checked fails.
 
     All ranks return the failures of all ranks. One iteration is one pass over sizes x collectives x types, with other
@@ -130,7 +135,6 @@ class AllReduce(Workload):
         failures: Failures,
         unsupported: dict[tuple[str, DtypeName], str],
     ) -> int:
-        """Run and check all collectives in all types; returns how many results were compared."""
         checks = 0
         for name, prepare in COLLECTIVES.items():
             # All types are prepared before the first call and checked after the last one: what a rank computes in
@@ -201,3 +205,268 @@ def _compare(call: Call, dtype: torch.dtype) -> dict[str, Any] | None:
         "actual": float(actual[first]),
         "expected": float(wanted[first]),
     }
+
+
+# The collectives: calls, each with what it must return
+
+
+LARGEST = 28
+"""Largest input of a collective; the smallest is 0. Sums over 9 ranks still are exact in bfloat16."""
+
+UNWRITTEN = 77
+"""What outputs hold beforehand, so that a collective that leaves an element alone is seen."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where one collective is called, and with what: ``size`` elements per rank, in the pass number ``step``."""
+
+    ranks: Ranks
+    device: torch.device
+    dtype: torch.dtype
+    size: int
+    step: int
+
+    @property
+    def root(self) -> int:
+        """The rank that sends, or receives, where one does; another one in the next pass, and for the next size."""
+        return (self.size + self.step) % self.ranks.world_size
+
+    def values(self, rank: int, start: int, count: int) -> Tensor:
+        """Elements ``start .. start + count`` of a rank's input: int64 ``[count]``, 0 to `LARGEST`."""
+        return _values(self.step, rank, start, count)
+
+    def send(self, values: Tensor) -> Tensor:
+        """A copy of ``values``, on the device, for a collective to read or write."""
+        return values.to(self.device, self.dtype, copy=True)
+
+    def receive(self, count: int) -> Tensor:
+        """An output of ``count`` elements, on the device."""
+        return torch.full((count,), UNWRITTEN, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One prepared collective: ``start`` calls it and waits.
+
+    ``outputs`` are the tensors that it writes on this rank, ``expected`` what they hold afterwards (int64, or float64
+    for an average), and ``tolerance`` the largest absolute error that is no failure.
+    """
+
+    start: Callable[[], object]
+    outputs: list[Tensor]
+    expected: list[Tensor]
+    tolerance: float = 0.0
+
+
+def sum_tolerance(dtype: torch.dtype, terms: int) -> float:
+    """The largest absolute error of a sum of ``terms`` numbers, each of 0 to `LARGEST`, that rounding can explain.
+
+    0 for integers, and where all partial sums are exact, as integers up to ``2 / eps`` are. Else, whatever the order of
+    the additions, ``gamma_(n - 1) sum |x|`` (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+    SIAM 2002, section 4.2) with ``u = eps / 2``.
+    """
+    if not dtype.is_floating_point:
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    largest_sum = terms * LARGEST
+    return 0.0 if largest_sum <= 2 / eps else gamma(terms - 1, eps / 2) * largest_sum
+
+
+def average_tolerance(dtype: torch.dtype, terms: int) -> float:
+    """Like `sum_tolerance` for the average.
+
+    A backend divides the sum, or multiplies every term by the rounded ``1 / n`` first, which makes ``n + 1`` roundings.
+    An average of integers is an integer: rounded somehow, it is less than 1 away.
+    """
+    if not dtype.is_floating_point:
+        return (terms - 1) / terms
+    return gamma(terms + 1, torch.finfo(dtype).eps / 2) * LARGEST
+
+
+OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "prod": dist.ReduceOp.PRODUCT,
+    "avg": dist.ReduceOp.AVG,
+}
+
+
+# All types need the same numbers, one after the other; they are only read.
+@lru_cache(maxsize=32)
+def _values(step: int, rank: int, start: int, count: int) -> Tensor:
+    """Elements of a rank's input, without a period that a wrong offset could hit, and other ones in every pass."""
+    index = torch.arange(start, start + count) + 7919 * step
+    return ((index * 1_103_515_245 + rank * 40_503 + 12_345) >> 8) % (LARGEST + 1)
+
+
+@lru_cache(maxsize=32)
+def _factors(step: int, rank: int, start: int, count: int, world_size: int) -> Tensor:
+    """Like `_values`, for products: 1, but a 2 and a 3 on at most one rank each, so that no product is above 6."""
+    index = torch.arange(start, start + count) + step
+    two = index % (world_size + 1) == rank
+    three = index // 3 % (world_size + 1) == rank
+    return (1 + two.long()) * (1 + 2 * three.long())
+
+
+def _input(setting: Setting, operation: str, rank: int, start: int, count: int) -> Tensor:
+    if operation == "prod":
+        return _factors(setting.step, rank, start, count, setting.ranks.world_size)
+    return setting.values(rank, start, count)
+
+
+def _reduced(setting: Setting, operation: str, start: int, count: int) -> tuple[Tensor, float]:
+    """What all ranks' elements ``start .. start + count`` reduce to, and how exactly."""
+    world_size = setting.ranks.world_size
+    inputs = [_input(setting, operation, rank, start, count) for rank in range(world_size)]
+    if operation == "avg":
+        return torch.stack(inputs).double().mean(0), average_tolerance(setting.dtype, world_size)
+    if operation == "sum":
+        return reduce(torch.add, inputs), sum_tolerance(setting.dtype, world_size)
+    return reduce({"min": torch.minimum, "max": torch.maximum, "prod": torch.mul}[operation], inputs), 0.0
+
+
+def _all_reduce(operation: str, setting: Setting) -> Call:
+    tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
+    expected, tolerance = _reduced(setting, operation, 0, setting.size)
+    return Call(lambda: dist.all_reduce(tensor, OPERATIONS[operation]), [tensor], [expected], tolerance)
+
+
+def _reduce(operation: str, setting: Setting) -> Call:
+    tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
+    start = partial(dist.reduce, tensor, setting.root, OPERATIONS[operation])
+    if setting.ranks.rank != setting.root:
+        return Call(start, [], [])  # what the others are left with is undefined
+    expected, tolerance = _reduced(setting, operation, 0, setting.size)
+    return Call(start, [tensor], [expected], tolerance)
+
+
+def _reduce_scatter(operation: str, setting: Setting, *, into_tensor: bool = False) -> Call:
+    rank, size = setting.ranks.rank, setting.size
+    whole = setting.send(_input(setting, operation, rank, 0, setting.ranks.world_size * size))
+    output = setting.receive(size)
+    expected, tolerance = _reduced(setting, operation, rank * size, size)
+    collective = _newest("reduce_scatter_single", "reduce_scatter_tensor") if into_tensor else dist.reduce_scatter
+    given = whole if into_tensor else list(torch.split(whole, size))
+    return Call(partial(collective, output, given, OPERATIONS[operation]), [output], [expected], tolerance)
+
+
+def _broadcast(setting: Setting) -> Call:
+    of_root = setting.values(setting.root, 0, setting.size)
+    tensor = setting.send(of_root) if setting.ranks.rank == setting.root else setting.receive(setting.size)
+    return Call(lambda: dist.broadcast(tensor, setting.root), [tensor], [of_root])
+
+
+def _inputs(setting: Setting) -> tuple[list[Tensor], Tensor]:
+    of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
+    return of_ranks, setting.send(of_ranks[setting.ranks.rank])
+
+
+def _all_gather(setting: Setting) -> Call:
+    of_ranks, mine = _inputs(setting)
+    outputs = [setting.receive(setting.size) for _ in of_ranks]
+    return Call(lambda: dist.all_gather(outputs, mine), outputs, of_ranks)
+
+
+def _all_gather_into_tensor(setting: Setting) -> Call:
+    of_ranks, mine = _inputs(setting)
+    output = setting.receive(setting.ranks.world_size * setting.size)
+    return Call(partial(_newest("all_gather_single", "all_gather_into_tensor"), output, mine), [output], of_ranks)
+
+
+def _gather(setting: Setting) -> Call:
+    of_ranks, mine = _inputs(setting)
+    if setting.ranks.rank != setting.root:
+        return Call(lambda: dist.gather(mine, None, setting.root), [], [])
+    outputs = [setting.receive(setting.size) for _ in of_ranks]
+    return Call(lambda: dist.gather(mine, outputs, setting.root), outputs, of_ranks)
+
+
+def _scatter(setting: Setting) -> Call:
+    size = setting.size
+    output = setting.receive(size)
+    expected = setting.values(setting.root, setting.ranks.rank * size, size)
+    inputs = None
+    if setting.ranks.rank == setting.root:
+        whole = setting.values(setting.root, 0, setting.ranks.world_size * size)
+        inputs = list(torch.split(setting.send(whole), size))
+    return Call(lambda: dist.scatter(output, inputs, setting.root), [output], [expected])
+
+
+def _all_to_all(setting: Setting) -> Call:
+    """Rank ``s`` sends the ``d``-th part of its input to rank ``d``."""
+    rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
+    inputs = list(torch.split(setting.send(setting.values(rank, 0, world_size * size)), size))
+    outputs = [setting.receive(size) for _ in range(world_size)]
+    expected = [setting.values(source, rank * size, size) for source in range(world_size)]
+    return Call(lambda: dist.all_to_all(outputs, inputs), outputs, expected)
+
+
+def _all_to_all_single(setting: Setting) -> Call:
+    rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
+    whole = setting.send(setting.values(rank, 0, world_size * size))
+    output = setting.receive(world_size * size)
+    expected = [setting.values(source, rank * size, size) for source in range(world_size)]
+    return Call(lambda: dist.all_to_all_single(output, whole), [output], expected)
+
+
+def _all_to_all_uneven(setting: Setting) -> Call:
+    """``all_to_all_single`` with another number of elements for each pair of ranks, as in a mixture of experts."""
+    rank, ranks = setting.ranks.rank, range(setting.ranks.world_size)
+
+    def count(source: int, destination: int) -> int:
+        return setting.size + (source + 2 * destination) % 3
+
+    def first(source: int, destination: int) -> int:
+        return sum(count(source, before) for before in range(destination))
+
+    sent = [count(rank, destination) for destination in ranks]
+    received = [count(source, rank) for source in ranks]
+    whole = setting.send(setting.values(rank, 0, sum(sent)))
+    output = setting.receive(sum(received))
+    expected = [setting.values(source, first(source, rank), count(source, rank)) for source in ranks]
+    return Call(lambda: dist.all_to_all_single(output, whole, received, sent), [output], expected)
+
+
+def _send_recv_ring(setting: Setting) -> Call:
+    """Every rank sends to the next one and receives from the one before."""
+    rank, world_size = setting.ranks.rank, setting.ranks.world_size
+    before = (rank - 1) % world_size
+    mine = setting.send(setting.values(rank, 0, setting.size))
+    output = setting.receive(setting.size)
+
+    def start() -> None:
+        # As a batch: NCCL would wait for ever when all ranks sent first.
+        operations = [dist.P2POp(dist.isend, mine, (rank + 1) % world_size), dist.P2POp(dist.irecv, output, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    return Call(start, [output], [setting.values(before, 0, setting.size)])
+
+
+def _newest(name: str, older_name: str) -> Callable[..., object]:
+    """The function of torch.distributed that torch 2.13 renamed; the older name warns there."""
+    function: Callable[..., object] = getattr(dist, name, None) or getattr(dist, older_name)
+    return function
+
+
+COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
+    **{f"all_reduce_{operation}": partial(_all_reduce, operation) for operation in OPERATIONS},
+    **{f"reduce_{operation}": partial(_reduce, operation) for operation in OPERATIONS},
+    **{f"reduce_scatter_{operation}": partial(_reduce_scatter, operation) for operation in OPERATIONS},
+    **{
+        f"reduce_scatter_tensor_{operation}": partial(_reduce_scatter, operation, into_tensor=True)
+        for operation in OPERATIONS
+    },
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "all_to_all_uneven": _all_to_all_uneven,
+    "send_recv_ring": _send_recv_ring,
+}
+"""By name: the function that prepares one call."""

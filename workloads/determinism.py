@@ -171,15 +171,6 @@ class Determinism(Workload):
 
 @dataclass
 class _Finding:
-    """What the rounds have shown of one operation.
-
-    Attributes:
-        bitwise_equal: all results had the bits of their reference.
-        repeats_equal: all results of a round had the same bits.
-        max_abs_diff: largest absolute difference to the reference, in the operation's unit.
-        rounds_differing: number of rounds with a result that differed.
-    """
-
     bitwise_equal: bool = True
     repeats_equal: bool = True
     max_abs_diff: float = 0.0
@@ -222,7 +213,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _gradients(weights: list[Tensor], loss: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    """The gradient of ``loss`` at ``weights``, flattened into one vector."""
     leaves = [weight.detach().clone().requires_grad_() for weight in weights]
     torch.autograd.backward(loss(leaves))
     return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None])

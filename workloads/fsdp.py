@@ -165,7 +165,6 @@ class Fsdp(Workload):
         return next_byte_loss(self.model, sequences)
 
     def _update(self) -> float:
-        """One step of the optimizer; returns the norm of the gradient over all ranks."""
         return update(self.model, self.optimizer, self.config)
 
     def _mean_over_ranks(self, value: Tensor) -> float:
@@ -174,7 +173,6 @@ class Fsdp(Workload):
         return total.item() / self.ranks.world_size
 
     def _full_weights(self) -> dict[str, Tensor]:
-        """The whole weights, gathered from the shards of all ranks: by name, on the CPU."""
         return {name: _whole(weight.detach()).cpu() for name, weight in self.model.named_parameters()}
 
     def _check_loss_falls(self, losses: list[float], failures: Failures) -> None:
@@ -276,7 +274,6 @@ def build_model(config: Fsdp.Config) -> ByteTransformer:
 
 
 def build_optimizer(model: nn.Module, config: Fsdp.Config) -> torch.optim.Optimizer:
-    """AdamW over all parameters of ``model``."""
     return torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
 
 
@@ -301,7 +298,6 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, config: Fsdp.Conf
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """``tensor``, gathered when it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -161,7 +161,6 @@ class Gemm(Workload):
         watch: Stopwatch,
         tally: _Tally,
     ) -> None:
-        """Compute and check the products of one shape and type."""
         left, right = _operands(shape, dtype_of(name), generator)
         stored_left = _stored(left.to(self.device), layout[0])
         stored_right = _stored(right.to(self.device), layout[1])
@@ -183,14 +182,11 @@ class Gemm(Workload):
                 tally.failures.add(step, kind="wrong_product", shape=case["shape"], dtype=name, layout=layout, **wrong)
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        """The product under test, ``[..., m, k] x [..., k, n]``."""
         return torch.matmul(left, right)
 
 
 @dataclass
 class _Tally:
-    """What the passes add to."""
-
     failures: Failures = field(default_factory=Failures)
     cases: dict[tuple[Shape, DtypeName], dict[str, Any]] = field(default_factory=dict)
     unsupported: dict[DtypeName, str] = field(default_factory=dict)

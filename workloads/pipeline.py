@@ -45,7 +45,6 @@ def multiply(args: SlotArgs) -> None:
 
 
 def add_up(args: SlotArgs) -> None:
-    """The sum of all elements of the first tensor, into the second one."""
     values, total = args.tensors
     total.fill_(values.sum())
 
@@ -55,8 +54,6 @@ def add_up(args: SlotArgs) -> None:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What builds a graph, besides tensors: the length of a block and the callables of the tasks."""
-
     block: int
     hosts: int
     multiply: CallableHandle
@@ -85,7 +82,6 @@ def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
 
 
 def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockPlan) -> None:
-    """Add pairs of ``values``, then pairs of these sums, and so on; with a scope for every level of the tree."""
     if len(values) <= 2:
         orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
         return
@@ -99,7 +95,6 @@ def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockP
 
 
 def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
-    """Level 4: the same, each host with its share of the block rows, and a tree over the totals of the hosts."""
     left, right, result, total = args.tensors
     with orch.scope():
         totals = allocate(orch, plan.hosts)
@@ -134,7 +129,6 @@ def shares(length: int, block: int, hosts: int) -> list[slice]:
 
 
 def count_tasks(size: int, block: int, hosts: int) -> int:
-    """Tasks of a graph and of those below it."""
     columns = terms = len(spans(size, block))
     if hosts:
         parts = [len(spans(rows.stop - rows.start, block)) for rows in shares(size, block, hosts)]
@@ -269,7 +263,6 @@ class Pipeline(Workload):
         )
 
     def _compute(self, generator: torch.Generator) -> float:
-        """Run a graph on fresh operands; its milliseconds."""
         assert self.worker is not None
         for operand in (self._left, self._right):
             operand.copy_(torch.randint(1, LARGEST + 1, operand.shape, generator=generator))
@@ -282,7 +275,6 @@ class Pipeline(Workload):
         return watch.milliseconds
 
     def _check(self, step: int, failures: Failures) -> float:
-        """Compare with the undivided product; the largest error of an element."""
         expected = self._left @ self._right
         wrong = self._result != expected  # true for NaN
         error = (self._result - expected).abs()

@@ -51,7 +51,7 @@ def search() -> float:
     """Looking for what names the watched variables: processor time."""
     watch = Watch.begin(WATCHED)
     begin = time.thread_time()
-    watch.look(static.mapped, static.imported)
+    watch.look(static.mapped, static.modules, static.imported)
     return time.thread_time() - begin
 
 

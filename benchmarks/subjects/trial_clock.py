@@ -38,7 +38,7 @@ def _wrap(owner: Any, name: str, before: Callable[[], None], after: Callable[[An
 
 
 def pytest_configure() -> None:
-    from pytest_aorta.plugin.outputs.writer import TrialWriter
+    from pytest_aorta.plugin.writer import TrialWriter
     from pytest_aorta.runtime.zygote import Task, Zygote
 
     def message(event: dict[str, Any] | None) -> None:

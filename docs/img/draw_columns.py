@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from pytest_aorta.plugin.summary.verdict_table import Line, table_lines
-from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
-from pytest_aorta.triage.failures.signatures import Signature
-from pytest_aorta.triage.step_times import steady_steps
-from pytest_aorta.triage.table import Table, triage_of
+from pytest_aorta.plugin.verdict_table import Line, table_lines
+from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts, steady_steps
+from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.verdicts import Table, triage_of
 
 FOLDER = Path(__file__).with_name("columns")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.triage.compare.environments import Environments
+    from pytest_aorta.triage.environments import Environments
 
 #: Key of the list of all installed distributions, beside the sections of a snapshot.
 _INSTALLED = "installed"
@@ -75,19 +74,11 @@ def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One of two files."""
-
-    environments: Environments
-    installed: Callable[[str], Mapping[str, str] | None]
-
-
 def _diff(a: Path, b: Path, *, as_json: bool) -> None:
-    from pytest_aorta.triage.compare.differences import differences
+    from pytest_aorta.triage.environments import differences
 
-    one, two = _side(a), _side(b)
-    found = differences(one.environments, two.environments, (one.installed, two.installed))
+    (environments_a, installed_a), (environments_b, installed_b) = _read(a), _read(b)
+    found = differences(environments_a, environments_b, (installed_a, installed_b))
     if as_json:
         rows = [
             {"what": plain["what"], "text": plain["text"], "a": _value(plain["a"]), "b": _value(plain["b"])}
@@ -105,13 +96,9 @@ def _value(values: list[dict[str, Any]]) -> Any:
     return values[0]["value"] if values else None
 
 
-def _side(file: Path) -> _Side:
-    """What a file says.
-
-    Raises:
-        RequestError: it cannot be read, or is something else.
-    """
-    from pytest_aorta.triage.compare.environments import Environments
+def _read(file: Path) -> tuple[Environments, Callable[[str], Mapping[str, str] | None]]:
+    """The environment that a file holds, and what gives the installed packages by their digest."""
+    from pytest_aorta.triage.environments import Environments
     from pytest_aorta.triage.reading import Results
 
     expected = "expected a trial file, or one that pytest-aorta env --json has written"
@@ -127,8 +114,8 @@ def _side(file: Path) -> _Side:
     environments = Environments()
     if not is_snapshot:
         environments.add(content)
-        return _Side(environments, Results(file).installed)
+        return environments, Results(file).installed
     environments.add({"env": content})
     listed = content.get(_INSTALLED)
     listing = listed if isinstance(listed, dict) and isinstance(listed.get("versions"), dict) else {}
-    return _Side(environments, lambda digest: listing.get("versions") if listing.get("digest") == digest else None)
+    return environments, lambda digest: listing.get("versions") if listing.get("digest") == digest else None

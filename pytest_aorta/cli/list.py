@@ -7,22 +7,21 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_aorta.cli.tables import columns
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
 
     from pytest_aorta.registry import Registry
     from pytest_aorta.registry.registry import Kind
-
 
 #: Kinds of names, and the options, which are listed only if they are asked for.
 KINDS = ("workloads", "mitigations", "environments", "collectors")
@@ -30,6 +29,9 @@ OPTIONS = "options"
 
 #: Where pytest looks for registry files that the command line does not name.
 _VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
+Entry = dict[str, Any]
+"""A name as plain data: ``source`` package, and what it stands for, or its ``problem``."""
 
 
 @click.command("list")
@@ -53,72 +55,29 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
     KIND limits the list to some of these: workloads, mitigations, environments, collectors, options; the last ones are
     listed only if they are named. What cannot be loaded is shown with the reason. Only --workload imports a workload.
     """
-
     from pytest_aorta.registry import Registry
 
     if workload is not None and set(kinds) - {OPTIONS}:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
     files = files or tuple(filter(None, os.environ.get(_VARIABLE, "").split(";")))
     registry = Registry.load([Path(file) for file in files], tolerant=True)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Entry]] = {}
     for kind in kinds or (KINDS if workload is None else (OPTIONS,)):
         if kind != OPTIONS:
-            found[kind] = registered(registry, kind)  # type: ignore[arg-type]  # click has checked it
-        elif workload is not None:
-            found[kind] = options_of_workload(registry, workload)
+            found[kind] = _registered(registry, kind)  # type: ignore[arg-type]  # click has checked it
         else:
-            found[kind] = options_of_pytest()
+            found[kind] = _options_of_pytest() if workload is None else _options_of_workload(registry, workload)
     if as_json:
         click.echo(json.dumps(found, indent=1))
-        return
-    click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
+    else:
+        click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
 
 
-def _section(kind: str, entries: list[dict[str, Any]]) -> str:
-    """A heading, and one line for each name."""
-    if not entries:
-        none = "none is declared" if kind == OPTIONS else "none is registered"
-        return f"{click.style(kind, bold=True)}\n  ({none})"
-    if kind == OPTIONS:
-        return "\n".join([click.style(kind, bold=True), *(line for entry in entries for line in _option(entry))])
-    lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry.get("problem")])]
-    for entry in entries:
-        if entry.get("problem"):
-            row = (entry["name"], entry["source"], f"broken: {entry['problem']}")
-            lines.append("  " + click.style(columns([row])[0], fg="red"))
-    return "\n".join([click.style(kind, bold=True), *lines])
+# Registered names
 
 
-def _row(entry: dict[str, Any]) -> Sequence[str]:
-    """What a name stands for, the longest part of its line last."""
-    if "target" in entry:
-        return entry["name"], entry["source"], entry["target"], entry["summary"]
-    parts = [f"{key}={entry[key]}" for key in ("docker", "venv", "rocm") if key in entry]
-    if entry.get("launcher"):
-        parts.append(f"launcher={' '.join(entry['launcher'])}")
-    if entry.get("enter"):
-        parts.append("entered")
-    parts += [f"{name}={value}" for name, value in entry.get("variables", {}).items()]
-    read_by = entry.get("read_by")
-    nothing = "the Python of pytest" if entry.get("kind") == "local" else "no variables" if "variables" in entry else ""
-    return entry["name"], entry["source"], " ".join(parts) or nothing, f"read by {read_by}" if read_by else ""
-
-
-def _option(entry: dict[str, Any]) -> list[str]:
-    """What an option is called, and below that what it means and takes."""
-    default = "" if entry["default"] is None else f"(default {entry['default']})"
-    name = " ".join(filter(None, (entry["name"], entry.get("metavar"), default)))
-    meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
-    return [f"  {one_line(name)}", f"      {one_line(meaning)}"]
-
-
-#: One name: its ``source`` package, and what it stands for, or its ``problem``.
-Entry = dict[str, Any]
-
-
-def registered(registry: Registry, kind: Kind) -> list[Entry]:
-    """The names of one kind, sorted; ``problem`` is ``None`` for those that can be used."""
-    from pytest_aorta.registry.errors import RegistryError, one_line_of
+def _registered(registry: Registry, kind: Kind) -> list[Entry]:
+    from pytest_aorta.registry.types import RegistryError, one_line_of
 
     names, entry_of = _KINDS[kind]
     entries = []
@@ -138,29 +97,29 @@ def registered(registry: Registry, kind: Kind) -> list[Entry]:
 def _workload(registry: Registry, name: str) -> Entry:
     target = registry.workload(name).target
     module, _, cls = target.rpartition(":")
-    spec = _found(module)
+    spec = _find_spec(module)
     problem = None if spec is not None else f"there is no module {module}"
-    return {"target": target, "summary": _summary(spec, cls), "problem": problem}
+    return {"target": target, "summary": "" if spec is None else _summary(spec, cls), "problem": problem}
 
 
-def _found(module: str) -> ModuleSpec | None:
-    """Where a module is; other than with ``importlib.util.find_spec``, the packages around it are not imported."""
+def _find_spec(module: str) -> ModuleSpec | None:
+    # Other than by importlib.util.find_spec, the packages around it are not imported.
     places: Sequence[str] | None = None
     parts = module.split(".")
     for end in range(1, len(parts) + 1):
         found = (finder.find_spec(".".join(parts[:end]), places) for finder in sys.meta_path)
         spec = next((spec for spec in found if spec is not None), None)
-        if spec is None:
-            return None
+        if spec is None or end == len(parts):
+            return spec
         places = spec.submodule_search_locations
         if places is None:
-            return spec if end == len(parts) else None
-    return spec
+            return None
+    return None
 
 
-def _summary(spec: ModuleSpec | None, cls: str) -> str:
-    """The first line of a class's docstring, read and not imported; empty where there is none."""
-    if spec is None or not str(spec.origin).endswith(".py"):
+def _summary(spec: ModuleSpec, cls: str) -> str:
+    """The first line of a class's docstring, read and not imported."""
+    if not str(spec.origin).endswith(".py"):
         return ""
     try:
         module = ast.parse(Path(str(spec.origin)).read_bytes())
@@ -179,49 +138,45 @@ def _mitigation(registry: Registry, name: str) -> Entry:
 
 def _environment(registry: Registry, name: str) -> Entry:
     environment = registry.environment(name)
-    parts = {
-        "docker": environment.docker,
-        "venv": environment.venv,
-        "rocm": environment.rocm,
-        "launcher": list(environment.launcher),
-        "enter": environment.enter,
-    }
+    parts = {key: getattr(environment, key) for key in ("docker", "venv", "rocm", "launcher", "enter")}
     problem = None
     if environment.venv and not environment.enter and not Path(environment.venv, "bin", "python").expanduser().exists():
         problem = f"there is no virtual environment in {environment.venv}"
     return {
         "kind": environment.kind,
-        **{key: value for key, value in parts.items() if value},
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in parts.items() if value},
         "variables": _variables(environment.env),
         "problem": problem,
     }
+
+
+def _variables(variables: Mapping[str, str]) -> dict[str, str]:
+    from pytest_aorta.probe.variables import shown_value
+
+    return {name: shown_value(name, value) for name, value in variables.items()}
 
 
 def _collector(registry: Registry, name: str) -> Entry:
     return {"name": registry.collector(name)}
 
 
-def _variables(variables: Any) -> dict[str, str]:
-    from pytest_aorta.probe.variables import shown_value
-
-    return {name: shown_value(name, value) for name, value in variables.items()}
-
-
 _KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
     "workloads": (lambda registry: registry.workload_names(), _workload),
     "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),
     "environments": (lambda registry: registry.environment_names(), _environment),
-    "collectors": (lambda registry: registry.collector_names(), _collector),
+    "collectors": (
+        lambda registry: registry.collector_names(),
+        lambda registry, name: {"name": registry.collector(name)},
+    ),
 }
 
 
-#: ``name``, ``source`` package, what it ``takes``, its ``default`` (``None`` for none) and a ``help`` text.
+# Options
 
 
-def options_of_pytest() -> list[Entry]:
-    """In the order of ``pytest --help``, each in its three spellings."""
+def _options_of_pytest() -> list[Entry]:
     from pytest_aorta.registry.types import BUILTIN_SOURCE
-    from pytest_aorta.settings import SETTINGS as OPTIONS
+    from pytest_aorta.settings import SETTINGS
 
     return [
         {
@@ -235,19 +190,15 @@ def options_of_pytest() -> list[Entry]:
             "variable": option.variable,
             "help": option.help,
         }
-        for option in OPTIONS
+        for option in SETTINGS
     ]
 
 
-def options_of_workload(registry: Registry, name: str) -> list[Entry]:
-    """What ``--aorta-config`` takes, of a registered name or of ``FILE.py:CLASS``, which is imported.
-
-    Raises:
-        RequestError: there is no such workload, or it cannot be imported.
-    """
+def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
+    """What ``--aorta-config`` takes, of a registered name or of ``FILE.py:CLASS``, which is imported."""
     from pytest_aorta.registry import WorkloadEntry
-    from pytest_aorta.registry.errors import one_line_of
-    from pytest_aorta.trials.declared_options import declared_options
+    from pytest_aorta.registry.types import one_line_of
+    from pytest_aorta.trials.config import declared_options
     from pytest_aorta.trials.loading import load_class
 
     if name.endswith(".py"):
@@ -265,3 +216,42 @@ def options_of_workload(registry: Registry, name: str) -> list[Entry]:
     except BaseException as error:  # a module may call sys.exit()
         raise RequestError(f"the workload {name} cannot be imported: {one_line_of(error)}") from error
     return [{"source": entry.source_package, **vars(option)} for option in declared]
+
+
+# As text
+
+
+def _section(kind: str, entries: list[Entry]) -> str:
+    if not entries:
+        lines = ["  (none is declared)" if kind == OPTIONS else "  (none is registered)"]
+    elif kind == OPTIONS:
+        lines = [line for entry in entries for line in _option(entry)]
+    else:
+        lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry.get("problem")])]
+        for entry in entries:
+            if entry.get("problem"):
+                [line] = columns([(entry["name"], entry["source"], f"broken: {entry['problem']}")])
+                lines.append("  " + click.style(line, fg="red"))
+    return "\n".join([click.style(kind, bold=True), *lines])
+
+
+def _row(entry: Entry) -> Sequence[str]:
+    """What a name stands for, the longest part of its line last."""
+    if "target" in entry:
+        return entry["name"], entry["source"], entry["target"], entry["summary"]
+    parts = [f"{key}={entry[key]}" for key in ("docker", "venv", "rocm") if key in entry]
+    if entry.get("launcher"):
+        parts.append(f"launcher={' '.join(entry['launcher'])}")
+    if entry.get("enter"):
+        parts.append("entered")
+    parts += [f"{name}={value}" for name, value in entry.get("variables", {}).items()]
+    read_by = entry.get("read_by")
+    nothing = "the Python of pytest" if entry.get("kind") == "local" else "no variables" if "variables" in entry else ""
+    return entry["name"], entry["source"], " ".join(parts) or nothing, f"read by {read_by}" if read_by else ""
+
+
+def _option(entry: Entry) -> list[str]:
+    default = "" if entry["default"] is None else f"(default {entry['default']})"
+    name = " ".join(filter(None, (entry["name"], entry.get("metavar"), default)))
+    meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
+    return [f"  {one_line(name)}", f"      {one_line(meaning)}"]

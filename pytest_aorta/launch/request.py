@@ -13,8 +13,7 @@ from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts.specs import without_values
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions
-from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.execution import DEFAULTS, ElasticOptions, Resources
 from pytest_aorta.trials.result import Request, RequestedEnvironment, RequestedWorkload
 from pytest_aorta.trials.spec import TrialSpec
 

@@ -7,22 +7,27 @@ Nor are small modules: pytest loads those of plugins with a loader of its own, w
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.fixtures import (  # noqa: F401  (found by name)
-    aorta_env,
-    aorta_extra_env,
-    aorta_run,
-    aorta_torchrun,
-    aorta_trial,
-)
 from pytest_aorta.plugin.options import add_options, is_mentioned
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
+    from pytest_aorta.probe.snapshot import EnvSnapshot
+
+#: What a refused marker is called, after the node id of its test.
+MARKER = "@pytest.mark.aorta"
+
+#: Methods of a workload, in the text of its file.
+_METHODS = (rb"def\s+setup\b", rb"def\s+run\b")
 
 #: Folders in which recipes were looked for.
 _LISTED: pytest.StashKey[set[Path]] = pytest.StashKey()
@@ -46,41 +51,55 @@ def pytest_configure(config: pytest.Config) -> None:
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
-        from pytest_aorta.plugin.late_hooks import register_hooks
-        from pytest_aorta.plugin.submission_hooks import register_submission
-
-        register_submission(config)
-        from pytest_aorta.plugin.trial_hooks import select
+        from pytest_aorta.plugin.roles import register_hooks
 
         register_hooks(config)
         if not config.option.help:
+            from pytest_aorta.plugin.trial_hooks import select
+
             select(config)
     elif any(getattr(config.option, name, None) for name in ("numprocesses", "tx")):  # of xdist
-        from pytest_aorta.plugin.controller_hooks import watch_reports
+        from pytest_aorta.plugin.roles import watch_reports
 
         watch_reports(config)
 
 
 def _look_at_files(config: pytest.Config) -> None:
-    """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
     arguments = " ".join(config.args)
     if ".toml" in arguments:
-        from pytest_aorta.plugin.late_hooks import register_hooks
+        from pytest_aorta.plugin.roles import register_hooks
 
         register_hooks(config)
-    if ".py" in arguments or config.option.pyargs:
-        from pytest_aorta.plugin.given_texts import may_be_given
+    if (".py" in arguments or config.option.pyargs) and _may_be_given(config):
+        from pytest_aorta.plugin.workload_files import register_files
 
-        if may_be_given(config):
-            from pytest_aorta.plugin.given_files import register_files
+        register_files(config)
 
-            register_files(config)
+
+def _may_be_given(config: pytest.Config) -> bool:
+    here = config.invocation_params.dir
+    if config.option.pyargs or (here != config.rootpath and any(argument.endswith("]") for argument in config.args)):
+        return True  # they may have to be found elsewhere
+    for file in {argument.partition("::")[0] for argument in config.args}:
+        if file.endswith(".py"):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(here, file), "rb", buffering=0) as opened:
+                if may_have_workloads(opened.read()):
+                    return True
+    return False
+
+
+def may_have_workloads(text: bytes) -> bool:
+    """Whether it is worth while to parse a Python file with this text: a workload has a base, or both methods."""
+    if b"Workload" in text:
+        return True
+    # Few texts have both words, and so the expressions need not be compiled.
+    return b"setup" in text and b"run" in text and all(re.search(method, text) for method in _METHODS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
-    from pytest_aorta.plugin.controller_hooks import introduce
+    from pytest_aorta.plugin.roles import introduce
 
     introduce(node)
 
@@ -100,7 +119,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def _may_have_recipes(folder: pytest.Directory) -> bool:
-    """Whether a recipe may be among the files that a folder has collected."""
     if type(folder) not in (pytest.Dir, pytest.Package):  # those of other plugins collect what they like
         return True
     try:
@@ -113,7 +131,6 @@ def _may_have_recipes(folder: pytest.Directory) -> bool:
 
 
 def _register_recipes(config: pytest.Config) -> None:
-    """Have the names of files compared with those of recipes."""
     import pytest_aorta.plugin.recipe_hooks as recipe_hooks  # "from" takes what a nested run of pytest has left
 
     if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
@@ -128,15 +145,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _generate_trials(metafunc: pytest.Metafunc) -> None:
-    """Of a test that may have to do with trials."""
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
-        from pytest_aorta.plugin.late_hooks import register_hooks
+        from pytest_aorta.plugin.roles import register_hooks
 
         register_hooks(metafunc.config, late=True)
     takes_trial = "aorta_trial" in metafunc.fixturenames
     if takes_trial or is_marked:
-        from pytest_aorta.plugin.ordinary_tests.marked_tests import checked_marker, parametrize
+        from pytest_aorta.plugin.ordinary_tests import checked_marker, parametrize
 
         given = checked_marker(metafunc)
         if takes_trial:
@@ -147,17 +163,78 @@ def _generate_trials(metafunc: pytest.Metafunc) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """A wrong marker ends a run as a wrong option does."""
     # The argument: sessions of ``pytester.getnode`` have no ``exitstatus``.
-    if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
-        from pytest_aorta.plugin.refusals import has_refused_marker
+    if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED) and _has_refused(session.config):
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
-        if has_refused_marker(session.config):
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+def _has_refused(config: pytest.Config) -> bool:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    for report in [] if terminal is None else terminal.stats.get("error", []):
+        if isinstance(report, pytest.CollectReport):
+            file = report.nodeid.rpartition("/")[2]
+            if file in ("workflow.toml", "aorta.toml") or file.endswith(".aorta.toml"):
+                return True
+            if f": {MARKER}" in str(report.longrepr):  # of a worker's report, xdist sends the text only
+                return True
+    return False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
-        from pytest_aorta.plugin.items.nearly_workloads import lines_of_empty_run
+        from pytest_aorta.plugin.workload_files import lines_of_empty_run
 
         for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)
+
+
+# Fixtures
+
+
+@pytest.fixture
+def aorta_extra_env() -> dict[str, str]:
+    """Variables on top of all others for every trial. Override it in a conftest.py to set them there."""
+    return {}
+
+
+@pytest.fixture
+def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -> RunTrial:
+    """``aorta_run("gemm", steps=20, mitigations=["tf32_off"])`` runs one trial and returns its TrialResult.
+
+    The trial's failure is in the result, not an exception. Every call leaves a trial file.
+    """
+    from pytest_aorta.plugin.ordinary_tests import RunTrial
+    from pytest_aorta.plugin.roles import register_hooks
+
+    register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
+    return RunTrial(request.node, aorta_extra_env)
+
+
+@pytest.fixture
+def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
+    """``aorta_torchrun("train.py", "--steps", "3", nproc=2, timeout=60)`` runs a script under torchrun.
+
+    Returns a TorchrunResult: what the script does is in there, not an exception. Every call leaves a trial file.
+    """
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
+
+    return RunTorchrun(aorta_run)
+
+
+@pytest.fixture
+def aorta_trial(request: pytest.FixtureRequest, aorta_run: RunTrial) -> MarkedTrial:
+    """The trial that this item stands for: ``index``, ``environment``, ``mitigations``; call it to run a workload.
+
+    The number of trials and the axes come from ``@pytest.mark.aorta(...)``, else from the options.
+    """
+    from pytest_aorta.plugin.ordinary_tests import MarkedTrial
+
+    return MarkedTrial(request.param, aorta_run)
+
+
+@pytest.fixture(scope="session")
+def aorta_env() -> EnvSnapshot:
+    """What pytest itself runs on, as trials record it."""
+    from pytest_aorta.probe.collect import collect_env
+
+    return collect_env()

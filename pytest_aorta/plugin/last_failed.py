@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.plugin.items.discovery import workload_classes
 from pytest_aorta.plugin.options import RECALLED, given_options
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.roles import is_worker
+from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.settings import SETTINGS
 
 #: Where pytest's cache has the options of the last run with trials.
@@ -29,11 +29,7 @@ def remember(config: pytest.Config) -> None:
 
 
 def recall(config: pytest.Config) -> None:
-    """Have only files and trials collected that failed, if the command line names neither these nor options of trials.
-
-    Raises:
-        pytest.UsageError: they had variables, whose values are not kept.
-    """
+    """Have only what failed collected, if the command line names neither files nor options of trials."""
     cache = getattr(config, "cache", None)
     if (
         cache is None

@@ -153,7 +153,7 @@ def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.enviro
         OptionError: naming the value, where it came from and what would be valid.
     """
     from pytest_aorta.plan import select
-    from pytest_aorta.plugin.xdist_roles import is_controller, is_worker, worker_of_workers
+    from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 
     values = {setting.name: read_option(config, setting.name, environ) for setting in SETTINGS}
     if values["slots"] is not None and values["slots"][0] == 0 and (is_worker(config) or is_controller(config)):

@@ -10,20 +10,17 @@ import pytest
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import check_tasks
 from pytest_aorta.plan import Plan, Selection
-from pytest_aorta.plugin.deadlines import deadline_of
-from pytest_aorta.plugin.items.collection import plan_of_file
-from pytest_aorta.plugin.items.discovery import workload_classes
-from pytest_aorta.plugin.items.trial_item import TrialItem
+from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.options import is_mentioned
-from pytest_aorta.plugin.outputs.report_option import check_report
-from pytest_aorta.plugin.refusals import refuse
-from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.xdist_roles import is_controller
+from pytest_aorta.plugin.roles import is_controller
+from pytest_aorta.plugin.run import Run, deadline_of, end_in_order_when_terminated, refuse, run_of
+from pytest_aorta.plugin.trial_item import TrialItem
+from pytest_aorta.plugin.workload_files import workload_classes
+from pytest_aorta.plugin.writer import check_report
 from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.baselines import check_baseline
 from pytest_aorta.triage.gates import check_gates
+from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds that an import may hold up the trials of other slots.
@@ -31,11 +28,7 @@ _PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
-    """Check the options, the results directory, and one trial of every workload that is about to run.
-
-    Raises:
-        pytest.UsageError: a wrong option, or a workload that cannot be launched this way.
-    """
+    """Check the options, the results directory, and one trial of every workload that is about to run."""
     config = session.config
     mentioned = is_mentioned(config)
     if mentioned:  # also where trials are only started by tests
@@ -56,8 +49,7 @@ def check_trials(session: pytest.Session) -> None:
     elif is_controller(config) and (run.selection.workloads or run.selection.commands):
         refuse(check_tasks, run.selection.results_dir, run.selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
-    import pytest_aorta.plugin.outputs.writer
-    import pytest_aorta.plugin.summary.terminal  # noqa: F401
+    import pytest_aorta.plugin.summary  # noqa: F401
 
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
@@ -69,11 +61,10 @@ def check_trials(session: pytest.Session) -> None:
         cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
         refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
-        run.runner.store.settle(plan.flat_cells)
+        run.runner.store.sort_into_cells(plan.flat_cells)
 
 
 def _check_recipes(session: pytest.Session) -> None:
-    """The same for the first trial of every action of recipes."""
     if session.config.getoption("setuponly", False):
         return
     first: dict[int, TrialItem] = {}
@@ -93,7 +84,6 @@ def _check_results(run: Run) -> None:
 
 
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:
-    """Refuse what is said of the output of commands where there is none; in an ini file, it may be for other runs."""
     if selection.commands or selection.replays or "command" in selection.workloads:
         return
     for name in ("fail_on", "pass_on", "metric", "fail_on_nonfinite"):
@@ -103,7 +93,6 @@ def _check_output_options(config: pytest.Config, selection: Selection) -> None:
 
 
 def _has_marked_tests(session: pytest.Session) -> bool:
-    """Whether there may be cells that no plan has: those of marked tests are known when they have run."""
     if is_controller(session.config):
         return bool(session.config.args)
     return any(
@@ -113,18 +102,15 @@ def _has_marked_tests(session: pytest.Session) -> bool:
 
 
 def option_text(name: str, value: object) -> str:
-    """An option as it is typed."""
     return f"--aorta-{name} {value}"
 
 
 def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
-    """With the deadline of each."""
     items = session.items if hasattr(session, "items") else []
     return [(item.spec, deadline_of(item, item.spec)) for item in items if _is_of_options(item)]
 
 
 def _is_of_options(item: pytest.Item) -> TypeGuard[TrialItem]:
-    """Whether an item is a trial that the options ask for, and not a recipe."""
     return isinstance(item, TrialItem) and item.trial_run.action is None
 
 
@@ -144,7 +130,6 @@ def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | N
 
 
 def _plans(run: Run) -> list[Plan]:
-    """All plans; those of files are known to xdist's workers only, and are made again."""
     plans, config = list(run.runner.plans), run.config
     if is_controller(config):
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]

@@ -4,29 +4,74 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cached_property
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.compat import has_no_summary
-from pytest_aorta.plugin.current_run import current_run, current_runs
-from pytest_aorta.plugin.failure_text import printable
+from pytest_aorta.common.texts import printable
+from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
+from pytest_aorta.plugin.failures import html_header, html_row
+from pytest_aorta.plugin.folded_summary import FoldedSummary, cut_reasons
 from pytest_aorta.plugin.last_failed import remember
-from pytest_aorta.plugin.open_items import OpenItems
-from pytest_aorta.plugin.summary.cut_reasons import cut_reasons
-from pytest_aorta.plugin.summary.folded_summary import FoldedSummary
-from pytest_aorta.plugin.trial_watcher import WATCHER
-from pytest_aorta.plugin.xdist_roles import place_under_each
-
-_LOST = "the xdist worker that ran this trial died"
+from pytest_aorta.plugin.roles import place_under_each
+from pytest_aorta.plugin.run import (
+    WATCHER,
+    current_run,
+    current_runs,
+    end_in_order_when_terminated,
+    reason_of,
+    run_of,
+)
+from pytest_aorta.plugin.trial_item import properties_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_aorta.plugin.outputs.gating import Gating
-    from pytest_aorta.plugin.outputs.writer import TrialWriter
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.writer import Gating, TrialWriter
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.paths import TrialPaths
+
+_LOST = "the xdist worker that ran this trial died"
+
+
+class OpenItems:
+    """Items that have begun, and whose last report has not come.
+
+    ``workers``: how many processes run every item: more than one under ``--dist each``, where pytest does not say which
+    of them begins an item. Each runs them in their order, so it is at the first that it has not ended.
+    """
+
+    def __init__(self) -> None:
+        self.workers = 1
+        self._begun: Counter[str] = Counter()
+        self._ended: dict[str, set[int]] = {}
+
+    def begin(self, nodeid: str) -> None:
+        self._begun[nodeid] += 1
+
+    def end(self, nodeid: str, worker: int = 0) -> None:
+        """It is over, in this one of the processes that run it."""
+        if self.workers == 1:
+            self._begun.pop(nodeid, None)
+        else:
+            self._ended.setdefault(nodeid, set()).add(worker)
+
+    def unfinished(self, order: Sequence[str]) -> list[tuple[str, int]]:
+        """The node id of each open item, with the worker that runs it; ``order``: of all node ids."""
+        if self.workers == 1:
+            return [(nodeid, 0) for nodeid in self._begun]
+        found: list[tuple[str, int]] = []
+        left = Counter({nodeid: begun - len(self._ended.get(nodeid, ())) for nodeid, begun in self._begun.items()})
+        for worker in range(self.workers):
+            nodeid = next((each for each in order if worker not in self._ended.get(each, ())), "")
+            if left[nodeid] > 0:
+                left[nodeid] -= 1
+                found.append((nodeid, worker))
+        return found
 
 
 class ReportHooks:
@@ -35,56 +80,59 @@ class ReportHooks:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.open = OpenItems()
+        #: What writes the trials of each run: the first one of those that the options ask for, then of actions.
+        self._writers: dict[Run, TrialWriter] = {}
         self._folded: FoldedSummary | None = None
         #: Exit statuses by node id, where pytest-html is to show them.
         self._ended: dict[str, str] = {}
         #: Path of the report that was written, as it was given.
         self._report = ""
-        #: Those of the actions of recipes.
-        self._action_writers: dict[Run, TrialWriter] = {}
-        self._selected: list[str] = []
+        #: Node ids of the items that are run.
+        self._selected: list[str] | None = None
         #: What has decided the exit status, where there are gates.
         self._gating: Gating | None = None
 
-    def _writer_of(self, nodeid: str) -> TrialWriter:
-        """What writes the records of an item."""
-        from pytest_aorta.plugin.outputs.writer import TrialWriter
-
-        action_run: Run | None = None
-        if ".toml::" in nodeid:
-            from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
-
-            action_run = action_run_of_item(self.config, nodeid)
-        if action_run is None:
-            return self.writer
-        if action_run not in self._action_writers:
-            action_run.runner.store.settle(action_run.plan.flat_cells)
-            writer = self._action_writers[action_run] = TrialWriter(action_run)
-            writer.alike = self.writer.alike  # failures of all actions are folded together
-            writer.select(name for name in self._selected if name.startswith(nodeid.partition("[")[0] + "["))
-        return self._action_writers[action_run]
-
     @property
-    def _writers(self) -> list[TrialWriter]:
-        """Those that there are."""
-        return [*([self.writer] if "writer" in self.__dict__ else []), *self._action_writers.values()]
-
-    @cached_property
     def writer(self) -> TrialWriter:
-        """Made when there is something to write."""
-        from pytest_aorta.plugin.outputs.writer import TrialWriter
-        from pytest_aorta.plugin.run import run_of
+        """Of the trials that the options ask for, and of tests; made when there is something to write."""
+        from pytest_aorta.plugin.writer import TrialWriter
 
-        return TrialWriter(run_of(self.config))
+        run = run_of(self.config)
+        if run not in self._writers:
+            self._writers[run] = TrialWriter(run)
+        return self._writers[run]
+
+    def _writer_of(self, nodeid: str) -> TrialWriter:
+        writer = self.writer
+        if ".toml::" not in nodeid:
+            return writer
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
+        from pytest_aorta.plugin.writer import TrialWriter
+
+        run = action_run_of_item(self.config, nodeid)
+        if run is None:
+            return writer
+        if run not in self._writers:
+            run.runner.store.sort_into_cells(run.plan.flat_cells)
+            self._writers[run] = TrialWriter(run)
+            self._writers[run].alike = writer.alike  # failures of all actions are folded together
+            action = nodeid.partition("[")[0] + "["
+            self._writers[run].select(name for name in self._selected or () if name.startswith(action))
+        return self._writers[run]
+
+    def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
+        writer = self._writer_of(nodeid)
+        found = writer.find(nodeid)
+        return None if found is None else (writer.run, *found)
 
     def pytest_sessionstart(self) -> None:
         """On a terminal, show the trials that run."""
         if sys.stdout.isatty():
-            from pytest_aorta.plugin.live.view import LiveView, wanted_file
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
 
             file = wanted_file(self.config, os.environ)
             if file is not None:
-                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                view = self.config.stash[WATCHER] = LiveView(self.config, file, self._trial_of)
                 self.config.pluginmanager.register(view, "aorta_live_view")
 
     @pytest.hookimpl(tryfirst=True)
@@ -97,8 +145,8 @@ class ReportHooks:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """The same from the first of xdist's workers: all have the same items."""
         self.open.workers = (place_under_each(node) or (0, 1))[1]
-        if current_run(self.config) is not None and "selected" not in self.__dict__:
-            self.selected = True
+        # The controller itself has selected none.
+        if current_run(self.config) is not None and not self._selected:
             self._select(ids)
 
     def _select(self, nodeids: list[str]) -> None:
@@ -108,8 +156,7 @@ class ReportHooks:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
         self.open.begin(nodeid)
-        run = current_run(self.config)
-        if run is not None and nodeid.endswith("]"):  # as the names of all trials do
+        if current_run(self.config) is not None and nodeid.endswith("]"):  # as the names of all trials do
             self._writer_of(nodeid).begin(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -121,11 +168,9 @@ class ReportHooks:
         """Write the records that a report brings."""
         if report.when == "teardown":
             self.open.end(report.nodeid, _worker_of(report))
-        if report.skipped and "writer" in self.__dict__:
+        if report.skipped and self._writers:
             self._writer_of(report.nodeid).count_skip(report)
         if getattr(report, "aorta", None):
-            from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
             writer = self._writer_of(report.nodeid)
             writer.write_report(report)
@@ -141,39 +186,44 @@ class ReportHooks:
         writer = self._writer_of(crashitem)
         found = writer.write_lost(crashitem, _LOST, worker)
         if found is not None:
-            from pytest_aorta.plugin.lost_workers import describe_lost
-
-            describe_lost(report, _LOST, *found, writer.store.results)
+            _describe_lost(report, *found, writer.store.results)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
         for run in current_runs(self.config):
-            from pytest_aorta.plugin.sigterm import reason_of
-
             run.interrupt(reason_of(excinfo.value))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what no report has brought. A run with a result that could not be written is no success."""
         run = current_run(self.config)
-        if run is not None:
-            remember(self.config)
-            stopped = session.shouldfail or session.shouldstop or "the run ended before its item"
-            run.unreported += run.prefetcher.close(str(run.interrupted or stopped))
-            unfinished = self.open.unfinished(self._selected)
-            self.writer.finish(unfinished, _ended_early(session, run.interrupted))
-            if run.selection.report is not None:
-                self._write_report(run)
-            for writer in self._action_writers.values():
-                writer.run.unreported += writer.run.prefetcher.close(str(run.interrupted or stopped))
-                writer.finish(unfinished, _ended_early(session, run.interrupted))
-            if run.selection.gates or any(writer.judged.gates for writer in self._writers):
-                from pytest_aorta.plugin.outputs.gating import Gating
+        if run is None:
+            return
+        remember(self.config)
+        why = str(run.interrupted or session.shouldfail or session.shouldstop or "the run ended before its item")
+        unfinished = self.open.unfinished(self._selected or ())
+        for writer in {run: self.writer, **self._writers}.values():
+            writer.run.unreported += writer.run.prefetcher.close(why)
+            writer.finish(unfinished, _ended_early(session, run.interrupted))
+            if writer.run is run and run.selection.report is not None:
+                self._write_report(run, run.selection.report)
+        if any(writer.judged.gates for writer in self._writers.values()):
+            from pytest_aorta.plugin.writer import Gating
 
-                self._gating = Gating()
-                self._gating.conclude(session, [writer.judged for writer in self._writers])
-            if any(writer.errors for writer in self._writers) and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._gating = Gating()
+            self._gating.conclude(session, [writer.judged for writer in self._writers.values()])
+        if any(writer.errors for writer in self._writers.values()) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _write_report(self, run: Run, given: Path) -> None:
+        if any(cell.finished for cell in self.writer.triage.cells):
+            from pytest_aorta.plugin.writer import write_run_report
+
+            problem = write_run_report(run, self.config.invocation_params.dir / given, self.writer.settings_used)
+            if problem:
+                self.writer.errors.append(problem)
+            else:
+                self._report = str(given)
 
     # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
 
@@ -183,14 +233,14 @@ class ReportHooks:
     ) -> Generator[None, object, object]:
         """Show one or two of many trials that have failed alike."""
         # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
-        is_pytests = isinstance(terminalreporter, pytest.TerminalReporter)
-        if is_pytests and "writer" in self.__dict__ and self.config.get_verbosity() <= 0:
+        is_shortened = isinstance(terminalreporter, pytest.TerminalReporter) and bool(self._writers)
+        if is_shortened and self.config.get_verbosity() <= 0:
             self._folded = FoldedSummary(terminalreporter, self.writer.alike)
             self._folded.begin()
         try:
             return (yield)
         finally:
-            if is_pytests and "writer" in self.__dict__:
+            if is_shortened:
                 for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
                     terminalreporter.write_line(line)
             if self._folded is not None:
@@ -205,65 +255,67 @@ class ReportHooks:
             return (yield)
         finally:
             if self._folded is not None:
-                self._folded.resume()
+                self._folded.begin()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""
-        if "writer" in self.__dict__ and not has_no_summary(terminalreporter) and self.config.get_verbosity() > -2:
-            for writer in self._writers:
-                writer.print_summary(terminalreporter)
-            if self.config.get_verbosity() >= 0:
-                from pytest_aorta.plugin.summary.stopping_text import stopping_lines
-
-                for writer in self._writers:
-                    selection = writer.run.selection
-                    of = "" if writer.run.action is None else f"{writer.run.action}: "
-                    for line in stopping_lines(selection, writer.triage, writer.decisions, writer.skipped):
-                        terminalreporter.write_line(f"{of}{line}")
-            if self.writer.notes:
-                terminalreporter.write_sep("=", "minimize")
-                for line in self.writer.notes:
-                    terminalreporter.write_line(printable(line))
-            if self._gating is not None:
-                self._gating.print(terminalreporter)
-            if self._report:
-                terminalreporter.write_line(f"report: {self._report}")
+        verbosity = self.config.get_verbosity()
+        if not self._writers or has_no_summary(terminalreporter) or verbosity <= -2:
+            return
+        writers = self._writers.values()
+        for writer in writers:
+            writer.print_summary(terminalreporter)
+        for writer in writers if verbosity >= 0 else ():
+            for line in writer.stopping_lines():
+                terminalreporter.write_line(line)
+        if self.writer.notes:
+            terminalreporter.write_sep("=", "minimize")
+            for line in self.writer.notes:
+                terminalreporter.write_line(printable(line))
+        if self._gating is not None:
+            self._gating.print(terminalreporter)
+        if self._report:
+            terminalreporter.write_line(f"report: {self._report}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
         """In pytest-html's table, columns for cell and status."""
-        from pytest_aorta.plugin.report_details import html_header
-
         html_header(cells)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
         """pytest-html writes the rows of a test when its last report has come."""
-        from pytest_aorta.plugin.report_details import html_row
-
         html_row(report, self._ended.get(report.nodeid, ""), cells)
-
-    def _write_report(self, run: Run) -> None:
-        """``--aorta-report``; not in a run that has ended before its first trial."""
-        if any(cell.finished for cell in self.writer.triage.cells):
-            from pytest_aorta.plugin.outputs.report_option import write_run_report
-
-            problem = write_run_report(run, self.writer.settings_used)
-            if problem:
-                self.writer.errors.append(problem)
-            else:
-                self._report = str(run.selection.report)
 
 
 def _worker_of(report: pytest.TestReport) -> int:
-    """Which of the workers of ``--dist each`` has sent a report; 0 otherwise."""
     node = getattr(report, "node", None)
     return 0 if node is None else (place_under_each(node) or (0, 1))[0]
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
-    """What has ended the run before its last trial; ``None`` for nothing."""
     stopped = interrupted or session.shouldfail or session.shouldstop
     if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
         stopped = "interrupted"
     return str(stopped) if stopped else None
+
+
+def _describe_lost(report: pytest.TestReport, spec: TrialSpec, paths: TrialPaths, results: Path) -> None:
+    """Turn xdist's report of a crash into that of a trial, which ends with an error.
+
+    As that of a teardown, for it is the last one of its item: with xdist's own ``when``, which is ``???``, reporters
+    that wait for the last one, such as pytest-html and JUnit's, would not show it at all.
+    """
+    file = paths.file_in(results)
+    text = f"infrastructure_failed: {_LOST} ({report.longrepr})\n\ntrial file: {file}"
+    path = report.location[0]
+    report.when = "teardown"
+    report.location = (path, None, report.nodeid.partition("::")[2])
+    report.longrepr = longrepr_of(text, path, None, f"{_LOST} (infrastructure_failed)")
+    report.user_properties = [
+        *properties_of(spec),
+        ("aorta_exit_status", "infrastructure_failed"),
+        ("aorta_cell", spec.cell),
+        ("aorta_trial_file", str(file)),
+    ]
+    report.keywords = {spec.item_name: 1, "aorta": 1}

@@ -1,53 +1,395 @@
-"""The run of a pytest process that has trials: what was selected, the dispatcher, and what has been reported."""
+"""The run of a pytest process with trials: what was selected, the trials that run, and what was not reported yet."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol
 
 import pytest
 
 from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
-from pytest_aorta.plugin.deadlines import deadline_of
+from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.plugin.prefetch import Prefetcher, QueuedTrial
-from pytest_aorta.plugin.repeats import Occurrences
-from pytest_aorta.plugin.replay_options import replay_selection
-from pytest_aorta.plugin.report_payload import PAYLOAD, FinishedTrial, ReportPayload, RowKey
-from pytest_aorta.plugin.sigterm import end_in_order_when_terminated
-from pytest_aorta.plugin.stopping.decided_cells import cell_of
-from pytest_aorta.plugin.stopping.early_end import Stopping, round_name, round_of, where_of
-from pytest_aorta.plugin.trial_watcher import WATCHER, TrialWatcher
-from pytest_aorta.plugin.xdist_roles import STAMP, decisions_of_controller, is_worker
+from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
+from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
+from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
-from pytest_aorta.settings import OptionError
+from pytest_aorta.settings import SETTINGS, OptionError, RequestError
 from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.slot_trial import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
-    from pytest_aorta.triage.facts import CellKey
+    from pytest_aorta.triage.facts import CellKey, TrialFacts
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
+P = ParamSpec("P")
+
 #: Property of a report: how the item's trial has ended; of several trials, the last one.
 EXIT_STATUS = "aorta_exit_status"
 
+#: Workload, or action of a recipe, and cell, as they are shown.
+CellName = tuple[str, str]
+
+#: Limit that pytest-timeout would set for an item, in seconds.
+TIMEOUT = pytest.StashKey[float]()
+
 RUN = pytest.StashKey["Run"]()
 
-#: Stands for the workloads that a file or a test has.
-_ANY = WorkloadEntry("any", "", "")
+_SIGTERM_HANDLED = pytest.StashKey[bool]()
 
-#: Names of which the registry needs not be asked.
-_NO_AXES = (Selection().environments, Selection().mitigations)
+
+def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
+    """Make a check, and what it refuses an error of the command line, with exit status 4.
+
+    Raises:
+        pytest.UsageError: in the words of the check.
+    """
+    try:
+        check(*arguments, **keywords)
+    except RequestError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+# SIGTERM, which batch systems send before they kill: pytest ends as with Ctrl-C, in order and with its results.
+
+
+class Terminated(KeyboardInterrupt): ...
+
+
+def reason_of(error: BaseException) -> str:
+    """What has interrupted pytest, for the records of the trials that it ends."""
+    return "SIGTERM" if isinstance(error, Terminated) else type(error).__name__
+
+
+def end_in_order_when_terminated(config: pytest.Config) -> None:
+    """Handle SIGTERM until pytest ends, unless something else handles it.
+
+    An xdist worker has no results to write: it ends at once when its controller does.
+    """
+    if _SIGTERM_HANDLED in config.stash:
+        return
+    if is_worker(config):
+        from pytest_aorta.runtime.process_tree import die_with_parent
+
+        config.stash[_SIGTERM_HANDLED] = True
+        die_with_parent(os.getppid())  # execnet would wait five seconds for the test that runs
+        return
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        config.stash[_SIGTERM_HANDLED] = True
+        signal.signal(signal.SIGTERM, _terminate)
+        config.add_cleanup(_restore_sigterm)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # pytest is ending already
+    raise Terminated("SIGTERM")
+
+
+def _restore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def ignore_sigterm_from_now_on() -> None:
+    """At the end of pytest, when all is reported: end in order, with the exit status of the run."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.stdout.flush()
+
+
+# Deadlines
+
+
+def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
+    """A trial's deadline in seconds; ``None`` leaves it to the workload.
+
+    The first of: the marker ``aorta(timeout=)``, pytest-timeout's marker, ``--aorta-timeout``, and pytest-timeout's
+    limit for all tests, which was hardly made with trials in mind.
+    """
+    for marker in item.iter_markers("aorta"):
+        if marker.kwargs.get("timeout") is not None:
+            return float(marker.kwargs["timeout"])
+    general = item.stash.get(TIMEOUT, None) or _pytest_timeout(item)
+    own = spec.limits.timeout
+    if own is None or (general is not None and item.get_closest_marker("timeout") is not None):
+        return general
+    return own
+
+
+def _pytest_timeout(item: pytest.Item) -> float | None:
+    if not item.config.pluginmanager.has_plugin("timeout"):
+        return None
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        given: float | None = marker.kwargs.get("timeout", marker.args[0] if marker.args else None)
+        return given or None  # 0 switches it off
+    return general_timeout(item.config)
+
+
+# What reports carry to the process that writes the results
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """What keeps the trials of a test apart from others of the same workload, environment and mitigations."""
+
+    test: str = ""
+    options: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class FinishedTrial:
+    """A trial that is over."""
+
+    path: str
+    result: dict[str, Any]
+    resumed: bool = False
+    not_kept: list[str] = field(default_factory=list)
+    row: RowKey = RowKey()
+
+    @classmethod
+    def of(
+        cls,
+        paths: TrialPaths,
+        record: TrialResult,
+        resumed: bool = False,
+        not_kept: Iterable[str] = (),
+        row: RowKey | None = None,
+    ) -> FinishedTrial:
+        """From the trial's record, which then names the test."""
+        if row is not None and row.test:
+            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+            started_by = StartedBy(node_id=printable(row.test), options=printable(row.options), digest=row.digest)
+            record = record.model_copy(update={"test": started_by})
+        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
+
+
+@dataclass
+class ReportPayload:
+    """What an item has to report: the exit status of its trial as far as known, its trials, lines for the summary."""
+
+    exit_status: str | None = None
+    trials: list[FinishedTrial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_plain(self, *, with_records: bool) -> dict[str, Any]:
+        """For the attribute ``aorta`` of a report, which xdist sends from process to process.
+
+        The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
+        """
+        records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
+        return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
+
+
+PAYLOAD = pytest.StashKey[ReportPayload]()
+
+
+def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
+    """The trials of a report's attribute ``aorta``."""
+    return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
+
+
+def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
+    """The properties of an item but those of its trials, which may be of an earlier time that it ran."""
+    return [(name, value) for name, value in item.user_properties if name != EXIT_STATUS]
+
+
+def warn(item: pytest.Item, texts: Iterable[str]) -> None:
+    """Show what the user should know about a trial; raises what the user has turned into an error."""
+    for text in texts:
+        item.warn(pytest.PytestWarning(text))
+
+
+class TrialWatcher(Protocol):
+    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
+        """A slot is about to start a trial, whose file and name are these; called on its thread."""
+
+    def trial_ended(self, file: Path) -> None:
+        """The trial of a test is over, and the test goes on."""
+
+    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
+        """The result of a trial has been written."""
+
+
+WATCHER = pytest.StashKey[TrialWatcher]()
+
+
+# Items that run several times
+
+
+class Repeat(NamedTuple):
+    """Which of several times a trial runs; ``number`` is unique among all xdist workers, and 0 for the first.
+
+    ``again``: this very item has run before, as pytest-rerunfailures has it.
+    """
+
+    number: int = 0
+    again: bool = False
+
+
+class Repeats:
+    """Counts how often the items of a session begin: plugins have them run again, or collect them several times.
+
+    No process asks another one: an item's number follows from its place among the equal items of the session, which
+    all workers collect alike; from the worker, where ``--dist each`` has all of them run every item; and from how often
+    the item has begun here.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        place: tuple[int, int] = decisions_of_controller(config).get("each") or (0, 1)
+        self._worker, self._workers = place
+        #: How often items have begun, by their identity: equal items have equal node ids.
+        self._begun: Counter[int] = Counter()
+        #: Of items that were collected several times, how often; and of each its place among those.
+        self._copies: dict[str, int] | None = None
+        self._places: dict[int, int] = {}
+
+    def next(self, item: pytest.Item) -> Repeat:
+        """An item begins now."""
+        times = self._begun[id(item)]
+        self._begun[id(item)] += 1
+        number = (times * self.copies(item) + self._places.get(id(item), 0)) * self._workers + self._worker
+        return Repeat(number, again=times > 0)
+
+    def copies(self, item: pytest.Item) -> int:
+        """How many items of the session have this node id."""
+        if self._copies is None:
+            found = Counter(each.nodeid for each in item.session.items)
+            self._copies = {nodeid: number for nodeid, number in found.items() if number > 1}
+            seen: Counter[str] = Counter()
+            for each in item.session.items if self._copies else ():
+                if each.nodeid in self._copies:
+                    self._places.setdefault(id(each), seen[each.nodeid])
+                    seen[each.nodeid] += 1
+        return self._copies.get(item.nodeid, 1)
+
+
+# Trials that are started before pytest has come to their items
+
+
+class QueuedTrial(NamedTuple):
+    """The trial of an item that pytest has not come to yet; ``deadline`` in seconds."""
+
+    nodeid: str
+    spec: TrialSpec
+    paths: TrialPaths
+    deadline: float | None
+
+
+class Prefetcher:
+    """The trials of items that pytest has not come to yet, by node id, so that no slot is idle.
+
+    Which ones are needed may depend on others: where trials may end early, only so many are started ahead.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        selection = run.selection
+        self._ahead = 2 * selection.resources.total_slots if selection.may_end_early else None
+        #: Not started yet.
+        self._queue: dict[str, QueuedTrial] = {}
+        #: Started, or with an earlier result.
+        self._waiting: dict[str, tuple[RunningTrial, TrialPaths]] = {}
+        #: Their items did not run, and they are being ended.
+        self._dropped: list[tuple[RunningTrial, TrialPaths]] = []
+        self.launched = False
+
+    def launch(self, trials: Iterable[QueuedTrial]) -> None:
+        """Start the trials, in this order."""
+        self.launched = True
+        # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
+        found = [(trial, self._run.runner.find(trial.spec, trial.paths, trial.deadline)) for trial in trials]
+        for trial, earlier in found:
+            if earlier is not None:
+                self._waiting[trial.nodeid] = (earlier, trial.paths)
+            else:
+                self._queue[trial.nodeid] = trial
+        self._refill()
+
+    def _refill(self) -> None:
+        ahead = sum(not running.resumed for running, _ in self._waiting.values()) if self._ahead is not None else 0
+        while self._queue and (self._ahead is None or ahead < self._ahead):
+            trial = self._queue.pop(next(iter(self._queue)))
+            name = round_name(where_of(trial.nodeid), trial.spec.trial_index)
+            if self._run.stopping.reason(cell_of(trial.spec), name) is None:
+                running = self._run.runner.start(trial.spec, trial.paths, trial.deadline, urgent=False)
+                self._waiting[trial.nodeid] = (running, trial.paths)
+                ahead += 1
+
+    def take(self, nodeid: str) -> RunningTrial | None:
+        """The trial of an item that pytest has come to."""
+        found = self._waiting.pop(nodeid, None)
+        self._queue.pop(nodeid, None)
+        self._refill()
+        return None if found is None else found[0]
+
+    def is_running(self, nodeid: str) -> bool:
+        """Whether the trial of an item has begun, and may be over."""
+        return nodeid in self._waiting and self._waiting[nodeid][0].started
+
+    def withdraw(self, needed: Callable[[TrialSpec], bool]) -> None:
+        """Cancel trials that are not needed any more, and have not begun."""
+        for nodeid, (running, _) in list(self._waiting.items()):
+            if not running.started and not running.resumed and not needed(running.spec):
+                self.drop(nodeid)
+
+    def drop(self, nodeid: str) -> None:
+        """End the trial of an item that is over and has not taken it: the item was skipped."""
+        self._queue.pop(nodeid, None)
+        found = self._waiting.pop(nodeid, None)
+        if found is not None:
+            found[0].interrupt("its item was not run")
+            self._dropped.append(found)
+            self._refill()
+
+    def interrupt(self, why: str) -> None:
+        """Cancel what has not started, end what runs; those first that would start instead of others."""
+        self._queue.clear()
+        for trial, _ in reversed(self._waiting.values()):
+            trial.interrupt(why)
+
+    def close(self, why: str) -> list[FinishedTrial]:
+        """Interrupt all trials whose items will not run; the records of those that had started."""
+        self.interrupt(why)
+        waiting, self._waiting = self._waiting, {}
+        finished = []
+        for trial, paths in waiting.values():
+            record = trial.finish()
+            if trial.started:
+                finished.append(FinishedTrial.of(paths, record))
+        for trial, paths in self._dropped:
+            trial.finish()
+            if trial.started and not paths.file_in(self._run.results).exists():
+                shutil.rmtree(paths.folder_in(self._run.results), ignore_errors=True)
+        return finished
 
 
 class Run:
-    """One per pytest process."""
+    """One per pytest process, and one per action of a recipe.
+
+    Args:
+        config: of pytest.
+        selection: what the user asked for.
+        stamp: name of the run in the history; a new one if not given.
+        stopping_folder: of an action, as of ``Stopping``.
+    """
 
     def __init__(
         self,
@@ -62,21 +404,17 @@ class Run:
         before_use = partial(end_in_order_when_terminated, config)
         self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection, stopping_folder)
-        self.prefetcher = Prefetcher(
-            self.runner.find,
-            partial(self.runner.start, urgent=False),
-            self.results,
-            ahead=2 * selection.resources.total_slots if selection.may_end_early else None,
-            wanted=self._is_needed,
-        )
+        self.prefetcher = Prefetcher(self)
         #: Names of trials on the command line, empty for all; ``None`` where none of ``--aorta-workload`` is collected.
         self.chosen: set[str] | None = None
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
-        #: Name of the action of a recipe whose run this is, as its items have it.
+        #: The runs of actions of recipes, by file and action.
+        self.of_actions: dict[tuple[Path, str], Run] = {}
+        #: Name of the action whose run this is, as its items have it.
         self.action: str | None = None
-        #: Of an action of a recipe: gives its trials by the names of their items; most processes never ask.
+        #: Of an action: gives its trials by the names of their items; most processes never ask.
         self.recipe_trials: Callable[[], Mapping[str, TrialSpec]] | None = None
         #: Whether trials that fail are what is asked for.
         self.expects_failures = False
@@ -84,7 +422,7 @@ class Run:
         self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
-        self.occurrences = Occurrences(config)
+        self.repeats = Repeats(config)
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
@@ -98,14 +436,11 @@ class Run:
         return Registry.load(self.selection.registry_files)
 
     def check_names(self) -> None:
-        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all.
-
-        Raises:
-            RequestError: one is unknown, or is there twice.
-        """
-        given = self.selection
-        if given.registry_files or given.collect or (given.environments, given.mitigations) != _NO_AXES:
-            trials_of([_ANY], replace(given, trials=1), self.registry)
+        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all."""
+        given, default = self.selection, Selection()
+        has_axes = (given.environments, given.mitigations) != (default.environments, default.mitigations)
+        if given.registry_files or given.collect or has_axes:
+            trials_of([WorkloadEntry("any", "", "")], replace(given, trials=1), self.registry)
 
     @cached_property
     def plan(self) -> Plan:
@@ -126,30 +461,13 @@ class Run:
             cell = self.shown_cell(spec.workload.name, spec.cell)
             self.watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(spec), cell)
 
-    def shown_cell(self, workload: str, cell: str) -> tuple[str, str]:
+    def shown_cell(self, workload: str, cell: str) -> CellName:
         """How a cell is shown: actions of a recipe may have the same ones."""
         return self.action or workload, cell
 
     def shown_name(self, spec: TrialSpec) -> str:
         """The name of a trial's item."""
         return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
-
-    def end_processes(self, why: str) -> None:
-        """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
-        self.unreported += self.prefetcher.close(why)
-        for runner in (self.runner, *self.further_runners.values()):
-            runner.close()
-
-    def close(self) -> None:
-        """End all processes."""
-        for runner in (self.runner, *self.further_runners.values()):
-            runner.close()
-        self.stopping.close()
-
-    def _is_needed(self, trial: QueuedTrial) -> bool:
-        """Whether a trial is to be started ahead of its item."""
-        name = round_name(where_of(trial.nodeid), trial.spec.trial_index)
-        return self.stopping.reason(cell_of(trial.spec), name) is None
 
     def has_result(self, item: pytest.Item) -> bool:
         """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""
@@ -185,7 +503,7 @@ class Run:
             self.stopping.check(key, round_of(item) or "")
         return self.runner.start(spec, paths, deadline)
 
-    def keep(
+    def add_record(
         self,
         item: pytest.Item,
         paths: TrialPaths,
@@ -208,24 +526,23 @@ class Run:
         self.interrupted = why
         self.prefetcher.interrupt(why)
 
+    def end_processes(self, why: str) -> None:
+        """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
+        self.unreported += self.prefetcher.close(why)
+        self._close_runners()
 
-def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
-    """The properties of an item but those of its trials, which may be of an earlier time that it ran."""
-    return [(name, value) for name, value in item.user_properties if name != EXIT_STATUS]
+    def close(self) -> None:
+        """End all processes."""
+        self._close_runners()
+        self.stopping.close()
 
-
-def warn(item: pytest.Item, texts: Iterable[str]) -> None:
-    """Show what the user should know about a trial; raises what the user has turned into an error."""
-    for text in texts:
-        item.warn(pytest.PytestWarning(text))
+    def _close_runners(self) -> None:
+        for runner in (self.runner, *self.further_runners.values()):
+            runner.close()
 
 
 def run_of(config: pytest.Config) -> Run:
-    """The run of a config, made when it is first asked for.
-
-    Raises:
-        pytest.UsageError: an option has a value that it cannot take.
-    """
+    """The run of a config, made when it is first asked for."""
     if RUN not in config.stash:
         try:
             selection = read_selection(config)
@@ -236,3 +553,33 @@ def run_of(config: pytest.Config) -> Run:
         stamp: str | None = decisions_of_controller(config).get("stamp", config.stash.get(STAMP, None))
         config.stash[RUN] = Run(config, selection, stamp)
     return config.stash[RUN]
+
+
+#: Options that say what is not in the records.
+_BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
+
+
+def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
+    for option in SETTINGS:
+        if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
+            valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
+            raise OptionError(
+                f"{option.flag}: with --aorta-replay, the record says what is run; valid beside it are {valid}"
+            )
+    return Selection(
+        replays=selection.replays,
+        results_dir=selection.results_dir,
+        extra_env=selection.extra_env,
+        resources=Resources(hosts=selection.resources.hosts),
+    )
+
+
+def current_run(config: pytest.Config) -> Run | None:
+    """The run, if there is one already."""
+    return config.stash.get(RUN, None)
+
+
+def current_runs(config: pytest.Config) -> list[Run]:
+    """The run, and those of the actions of recipes."""
+    run = current_run(config)
+    return [] if run is None else [run, *run.of_actions.values()]

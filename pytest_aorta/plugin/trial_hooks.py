@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.current_run import current_run, current_runs
-from pytest_aorta.plugin.failure_text import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.report_payload import PAYLOAD
-from pytest_aorta.plugin.submission_hooks import SUBMISSION
-from pytest_aorta.plugin.xdist_roles import is_worker
+from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
+from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker, place_under_each
+from pytest_aorta.plugin.run import (
+    PAYLOAD,
+    TIMEOUT,
+    current_run,
+    current_runs,
+    ignore_sigterm_from_now_on,
+    refuse,
+    run_of,
+)
+from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, omit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -23,33 +30,25 @@ def select(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
     """
-    from pytest_aorta.plugin.run import run_of
 
     run = run_of(config)
     if run.selection.may_end_early:
-        from pytest_aorta.plugin.xdist_roles import give_out_one_by_one
-
         give_out_one_by_one(config)
     if run.selection.replays:
-        from pytest_aorta.plugin.items.replays import select_replays
+        from pytest_aorta.plugin.replays import select_replays
 
         select_replays(config, run)
     elif run.selection.workloads or run.selection.commands:
-        from pytest_aorta.plugin.items.collection import select_trials
+        from pytest_aorta.plugin.collection import select_trials
 
         select_trials(config, run)
     elif not is_worker(config):
-        from pytest_aorta.plugin.refusals import refuse
-
         refuse(run.check_names)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
-    from pytest_aorta.plugin.run import run_of
-    from pytest_aorta.plugin.xdist_roles import TEST_RUN, place_under_each
-
     run = run_of(node.config)
     node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
@@ -65,7 +64,6 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Groups of trials go on without the one that has killed its worker."""
-    from pytest_aorta.plugin.group_schedulers import group_scheduler
 
     return group_scheduler(config, log)
 
@@ -75,7 +73,7 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
     run = current_run(config)
     if run is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.summary.terminal import header, shard_line
+    from pytest_aorta.plugin.summary import header, shard_line
 
     return [*([] if run.chosen is None else [header(run)]), *shard_line(run.selection)]
 
@@ -85,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
     run = current_run(config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.selected_items import select_items, select_items_of_worker
+        from pytest_aorta.plugin.collection import select_items, select_items_of_worker
 
         (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
 
@@ -100,11 +98,11 @@ def pytest_make_collect_report(
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
         return report
     if run.selection.replays:
-        from pytest_aorta.plugin.items.replays import selected_replays
+        from pytest_aorta.plugin.replays import selected_replays
 
         report.result.append(selected_replays(collector, report.result))
     else:
-        from pytest_aorta.plugin.items.collection import selected_trials
+        from pytest_aorta.plugin.collection import selected_trials
 
         report.result.append(selected_trials(collector, report.result, run))
     return report
@@ -116,8 +114,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
-    submits = session.config.pluginmanager.has_plugin(SUBMISSION)
-    if not option.collectonly and not broken and not is_worker(session.config) and not submits:
+    if not option.collectonly and not broken and not is_worker(session.config):
         from pytest_aorta.plugin.preflight import check_trials
 
         check_trials(session)
@@ -136,7 +133,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     run = current_run(item.config)
     if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
         return None
-    from pytest_aorta.plugin.stopping.early_end import omit
 
     return omit(item, nextitem, run.stopping.rounds) or None
 
@@ -153,19 +149,17 @@ def pytest_runtest_makereport(
     if isinstance(error, TrialFailed):
         report.longrepr = shown_failure(error, item)
     elif report.failed and call.when != "teardown" and item.stash.get(PAYLOAD, None) is not None:
-        from pytest_aorta.plugin.ordinary_tests.failed_trials import add_failed_trials
+        from pytest_aorta.plugin.ordinary_tests import add_failed_trials
 
         add_failed_trials(report, item)
-    if report.skipped and call.excinfo is not None:
-        from pytest_aorta.plugin.stopping.early_end import NotNeeded, longrepr_of_skip
-
-        if isinstance(call.excinfo.value, NotNeeded):
-            report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
+    if report.skipped and call.excinfo is not None and isinstance(call.excinfo.value, NotNeeded):
+        report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
-        report.aorta = payload.to_plain(with_records=report.when == "teardown")  # type: ignore[attr-defined]
+        with_records = report.when == "teardown" and is_worker(item.config)
+        report.aorta = payload.to_plain(with_records=with_records)  # type: ignore[attr-defined]
         if report.when == "teardown" and item.config.getoption("htmlpath", None):
-            from pytest_aorta.plugin.report_details import links_of
+            from pytest_aorta.plugin.failures import links_of
 
             report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
@@ -177,11 +171,9 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
         states = {value for name, value in getattr(report, "user_properties", ()) if name == "aorta_state"}
         if states:
             return ("passed", "r", "REPRODUCED") if "reproduced" in states else ("passed", "k", "KEPT")
-    if report.skipped and ("aorta_state", "submitted") in getattr(report, "user_properties", ()):
-        return "submitted", "s", "SUBMITTED"
     if getattr(report, "aorta", None) is None:
         return None
-    from pytest_aorta.plugin.summary.terminal import status_word
+    from pytest_aorta.plugin.summary import status_word
 
     return status_word(report)
 
@@ -189,9 +181,8 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
-    from pytest_aorta.plugin.deadlines import TIMEOUT
-    from pytest_aorta.plugin.items.minimize import MinimizeItem
-    from pytest_aorta.plugin.items.trial_item import TrialItem
+    from pytest_aorta.plugin.minimize import MinimizeItem
+    from pytest_aorta.plugin.trial_item import TrialItem
 
     if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
@@ -204,7 +195,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
     run = current_run(session.config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.selected_items import set_exit_status
+        from pytest_aorta.plugin.collection import set_exit_status
 
         set_exit_status(session)
 
@@ -213,19 +204,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Hear what a worker of xdist says of a selection of items."""
     if getattr(node, "workeroutput", None):
-        from pytest_aorta.plugin.selected_items import hear
+        from pytest_aorta.plugin.collection import hear
 
         hear(node)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
-    if "pytest_aorta.plugin.recipes.recipe_run" in sys.modules:
-        from pytest_aorta.plugin.recipes.recipe_run import close_recipes
+    if "pytest_aorta.plugin.recipes.runs" in sys.modules:
+        from pytest_aorta.plugin.recipes.runs import close_recipes
 
         close_recipes(config)
     for run in current_runs(config):
-        from pytest_aorta.plugin.sigterm import ignore_from_now_on
-
-        ignore_from_now_on()
+        ignore_sigterm_from_now_on()
         run.close()

@@ -1,8 +1,9 @@
-"""GPUs, their drivers, and the toolkits installed for them."""
+"""GPUs, their drivers, the toolkits installed for them, and the compilers on PATH."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import re
@@ -11,118 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.probe.host import first_line, keyed_lines
 from pytest_aorta.probe.tool import ToolFailed, ask
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
 
-
-# AMD's driver and devices, as the kernel's files show them; AMD's tools only where those show nothing.
-#
-# Files come first because they answer at once and cannot hang, and because the tools talk to every GPU of the host.
-
-
+#: Seconds that a tool may take.
 _TIMEOUT_SEC = 5.0
-_TOOLS = (
-    ("amd-smi", "static", "--asic", "--driver", "--vbios", "--json"),
-    ("rocm-smi", "--showproductname", "--showdriverversion", "--showvbios", "--json"),
-)
-# Heap types of the KFD topology that are the device's own memory: public and private frame buffer.
-_FRAME_BUFFERS = (1, 2)
-_PCI_FILES = ("product_name", "vbios_version", "current_compute_partition", "current_memory_partition")
 
-
-def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
-    """``driver_version``, ``devices`` (memory in bytes) and ``hidden_devices``; ``None`` without AMD's compute driver.
-
-    ``driver_version`` is ``None`` for the driver that comes with the kernel. ``hidden_devices`` counts the GPUs that a
-    container may not look at. ``tool`` is what amd-smi or rocm-smi said, asked only when the files show no device.
-    """
-    if not (root / "dev/kfd").exists() and not (root / "sys/class/kfd").exists():
-        return None
-    devices: list[Facts] = []
-    hidden = 0
-    for node in kfd_nodes(root):
-        try:
-            device = _device(node, root)
-        except PermissionError:
-            hidden += 1
-        except Exception as error:
-            guard.failed(f"accelerator.amd.node {node.name}", error)
-        else:
-            devices += [device] if device is not None else []
-    found: Facts = {
-        "driver_version": guard.fact("accelerator.amd", lambda: _line(root / "sys/module/amdgpu/version"), None),
-        "devices": devices,
-        "hidden_devices": hidden,
-    }
-    if not devices and not hidden:
-        found["tool"] = guard.fact("accelerator.amd", _tool, None)
-    return found
-
-
-def _device(node: Path, root: Path) -> Facts | None:
-    """One node of the topology; ``None`` for a CPU."""
-    if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
-        return None
-    properties = kfd_properties(node)
-    address = _pci_address(properties)
-    pci = root / "sys/bus/pci/devices" / address
-    return {
-        "node": int(node.name),
-        "gfx": gfx_name(properties.get("gfx_target_version", 0)),
-        "codename": _line(node / "name"),
-        "pci_bus_id": address,
-        "unique_id": f"0x{properties['unique_id']:016x}" if "unique_id" in properties else None,
-        "compute_units": properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 1), 1),
-        "memory_total_bytes": _memory(node),
-        **{name: _line(pci / name) for name in _PCI_FILES},
-    }
-
-
-def gfx_name(target_version: int) -> str | None:
-    """The name of an architecture: 90402 is gfx942, 90010 is gfx90a, 110000 is gfx1100; ``None`` for 0.
-
-    The last two of its three parts are hexadecimal digits in the name.
-    """
-    if target_version == 0:
-        return None
-    major, minor, step = target_version // 10000, target_version // 100 % 100, target_version % 100
-    return f"gfx{major}{minor:x}{step:x}"
-
-
-def _pci_address(properties: dict[str, int]) -> str:
-    location = properties.get("location_id", 0)
-    return f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7:x}"
-
-
-def _memory(node: Path) -> int:
-    banks = [kfd_properties(bank) for bank in node.glob("mem_banks/*")]
-    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
-
-
-def _line(file: Path) -> str | None:
-    """The file's first line; ``None`` without the file, or when it is empty."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def _tool() -> Facts | None:
-    """What the first installed tool says, as it says it: its keys differ from release to release."""
-    for name, *arguments in _TOOLS:
-        path = shutil.which(name)
-        if path is None:
-            continue
-        answer = ask([path, *arguments], _TIMEOUT_SEC)
-        if answer.returncode != 0:
-            raise ToolFailed(answer.complaint())
-        return {"name": name, "answer": json.loads(answer.stdout)}
-    return None
-
-
-_BASIC = {
+_SMI_FIELDS = {
     "index": "index",
     "name": "name",
     "uuid": "uuid",
@@ -131,87 +30,22 @@ _BASIC = {
     "memory.total": "memory_total_mib",
 }
 # Not every driver knows these, and one unknown field makes nvidia-smi refuse the whole query.
-_MORE = {
+_NEWER_SMI_FIELDS = {
     "compute_cap": "compute_capability",
     "vbios_version": "vbios_version",
     "mig.mode.current": "mig_mode",
     "ecc.mode.current": "ecc_mode",
 }
 _NO_DEVICES = "No devices were found"
+_DRIVER_FIELDS = {"Model": "name", "GPU UUID": "uuid", "Bus Location": "pci_bus_id", "Video BIOS": "vbios_version"}
 
-
-def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
-    """``driver_version`` and ``devices`` (memory in bytes); ``None`` on a machine without NVIDIA's driver."""
-    proc = root / "proc/driver/nvidia"
-    driver = proc.exists()
-    smi = shutil.which("nvidia-smi")
-    if smi is None and not driver:
-        return None
-    devices: list[Facts] | None = None
-    if smi is not None:
-        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_smi(smi, expected=driver), None)
-    if devices is None and not driver:
-        # Many images have the tool on machines without a GPU.
-        return None
-    if devices is None:
-        none: list[Facts] = []
-        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_driver(proc), none)
-    version = next((device["driver_version"] for device in devices if device.get("driver_version")), None)
-    if version is None:
-        version = guard.fact("accelerator.nvidia", lambda: _driver_version(proc), None)
-    return {"driver_version": version, "devices": devices}
-
-
-def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
-    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``: then there is no GPU."""
-    for fields in ({**_BASIC, **_MORE}, _BASIC):
-        query = ",".join(fields)
-        answer = ask([smi, f"--query-gpu={query}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
-        if answer.returncode == 0:
-            return [
-                _device_nvidia(dict(zip(fields.values(), row, strict=True)))
-                for row in csv.reader(_lines(answer.stdout))
-            ]
-        if _NO_DEVICES in answer.stdout + answer.stderr:
-            return []
-        if "not a valid field" not in answer.stdout + answer.stderr:
-            break
-    if expected:
-        raise ToolFailed(answer.complaint())
-    return None
-
-
-def _lines(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.strip() and _NO_DEVICES not in line]
-
-
-def _device_nvidia(row: dict[str, str]) -> Facts:
-    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
-    device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
-    mib = device.pop("memory_total_mib")
-    device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
-    if device["index"] is not None:
-        device["index"] = int(device["index"])
-    return device
-
-
-def _devices_of_driver(proc: Path) -> list[Facts]:
-    """The devices in /proc/driver/nvidia/gpus: fewer facts than nvidia-smi has, but there in every container."""
-    names = {"Model": "name", "GPU UUID": "uuid", "Bus Location": "pci_bus_id", "Video BIOS": "vbios_version"}
-    devices = []
-    for file in sorted(proc.glob("gpus/*/information")):
-        pairs = (line.partition(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
-        devices.append({names[key.strip()]: value.strip() for key, _, value in pairs if key.strip() in names})
-    return devices
-
-
-def _driver_version(proc: Path) -> str | None:
-    file = proc / "version"
-    if not file.exists():
-        return None
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text(encoding="utf-8", errors="replace"))
-    return found[1] if found else None
-
+_AMD_TOOLS = (
+    ("amd-smi", "static", "--asic", "--driver", "--vbios", "--json"),
+    ("rocm-smi", "--showproductname", "--showdriverversion", "--showvbios", "--json"),
+)
+# Heap types of the KFD topology that are the device's own memory: public and private frame buffer.
+_FRAME_BUFFERS = (1, 2)
+_PCI_FILES = ("product_name", "vbios_version", "current_compute_partition", "current_memory_partition")
 
 # Where each component of ROCm keeps its version: lib/cmake/<folder>/*version.cmake.
 _ROCM_COMPONENTS = (
@@ -231,22 +65,169 @@ _ROCM_COMPONENTS = (
 # Characters of cuda.h in which its version is defined; the whole file has a million.
 _HEAD_OF_HEADER = 65536
 
+# Compilers, and a part of the line that names the version, where it is not the first line.
+_COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc": "release "}
+
 
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
+    rocm_home = os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm"
     return guard.facts(
         "accelerator",
         {
             "nvidia": lambda: nvidia(guard),
             "amd": lambda: amd(guard),
             "cuda_toolkit": cuda_toolkit_in_use,
-            "rocm": lambda: rocm(_home("/opt/rocm", "ROCM_PATH", "ROCM_HOME")),
+            "rocm": lambda: rocm(Path(rocm_home)),
         },
     )
 
 
-def _home(default: str, *variables: str) -> Path:
-    return Path(next((os.environ[name] for name in variables if os.environ.get(name)), default))
+# NVIDIA
+
+
+def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
+    """``driver_version`` and ``devices`` (memory in bytes); ``None`` on a machine without NVIDIA's driver."""
+    proc = root / "proc/driver/nvidia"
+    has_driver = proc.exists()
+    smi = shutil.which("nvidia-smi")
+    devices: list[Facts] | None = None
+    if smi is not None:
+        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_smi(smi, expected=has_driver), None)
+    if devices is None:
+        if not has_driver:  # many images have the tool on machines without a GPU
+            return None
+        none: list[Facts] = []
+        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_driver(proc), none)
+    version = next((device["driver_version"] for device in devices if device.get("driver_version")), None)
+    if version is None:
+        line = guard.fact("accelerator.nvidia", lambda: first_line(proc / "version"), None)
+        found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", line or "")
+        version = found[1] if found else None
+    return {"driver_version": version, "devices": devices}
+
+
+def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
+    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``: then there is no GPU."""
+    fields = {**_SMI_FIELDS, **_NEWER_SMI_FIELDS}
+    try:
+        try:
+            answer = _ask_smi(smi, fields)
+        except ToolFailed as error:
+            if "not a valid field" not in str(error):
+                raise
+            fields = _SMI_FIELDS
+            answer = _ask_smi(smi, fields)
+    except ToolFailed as error:
+        if _NO_DEVICES in str(error):
+            return []
+        if expected:
+            raise
+        return None
+    lines = [line for line in answer.splitlines() if line.strip() and _NO_DEVICES not in line]
+    return [_nvidia_device(dict(zip(fields.values(), row, strict=True))) for row in csv.reader(lines)]
+
+
+def _ask_smi(smi: str, fields: dict[str, str]) -> str:
+    return ask([smi, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
+
+
+def _nvidia_device(row: dict[str, str]) -> Facts:
+    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
+    device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
+    mib = device.pop("memory_total_mib")
+    device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
+    if device["index"] is not None:
+        device["index"] = int(device["index"])
+    return device
+
+
+def _devices_of_driver(proc: Path) -> list[Facts]:
+    """The devices in /proc/driver/nvidia/gpus: fewer facts than nvidia-smi has, but there in every container."""
+    files = sorted(proc.glob("gpus/*/information"))
+    return [
+        {_DRIVER_FIELDS[key]: value for key, value in keyed_lines(file).items() if key in _DRIVER_FIELDS}
+        for file in files
+    ]
+
+
+# AMD
+
+
+def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
+    """``driver_version``, ``devices`` (memory in bytes) and ``hidden_devices``; ``None`` without AMD's compute driver.
+
+    ``driver_version`` is ``None`` for the driver that comes with the kernel. ``hidden_devices`` counts the GPUs that a
+    container may not look at. ``tool`` is what amd-smi or rocm-smi said, asked only when the files show no device:
+    files answer at once and cannot hang, and the tools talk to every GPU of the host.
+    """
+    if not (root / "dev/kfd").exists() and not (root / "sys/class/kfd").exists():
+        return None
+    devices: list[Facts] = []
+    hidden = 0
+    for node in kfd_nodes(root):
+        try:
+            device = _amd_device(node, root)
+        except PermissionError:
+            hidden += 1
+        except Exception as error:
+            guard.failed(f"accelerator.amd.node {node.name}", error)
+        else:
+            devices += [device] if device is not None else []
+    found: Facts = {
+        "driver_version": guard.fact("accelerator.amd", lambda: first_line(root / "sys/module/amdgpu/version"), None),
+        "devices": devices,
+        "hidden_devices": hidden,
+    }
+    if not devices and not hidden:
+        found["tool"] = guard.fact("accelerator.amd", _amd_tool, None)
+    return found
+
+
+def _amd_device(node: Path, root: Path) -> Facts | None:
+    """One node of the topology; ``None`` for a CPU."""
+    if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
+        return None
+    properties = kfd_properties(node)
+    location = properties.get("location_id", 0)
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
+    address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function:x}"
+    banks = [kfd_properties(bank) for bank in node.glob("mem_banks/*")]
+    return {
+        "node": int(node.name),
+        "gfx": gfx_name(properties.get("gfx_target_version", 0)),
+        "codename": first_line(node / "name"),
+        "pci_bus_id": address,
+        "unique_id": f"0x{properties['unique_id']:016x}" if "unique_id" in properties else None,
+        "compute_units": properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 1), 1),
+        "memory_total_bytes": sum(
+            bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS
+        ),
+        **{name: first_line(root / "sys/bus/pci/devices" / address / name) for name in _PCI_FILES},
+    }
+
+
+def gfx_name(target_version: int) -> str | None:
+    """The name of an architecture: 90402 is gfx942, 90010 is gfx90a, 110000 is gfx1100; ``None`` for 0.
+
+    The last two of its three parts are hexadecimal digits in the name.
+    """
+    if target_version == 0:
+        return None
+    major, minor, step = target_version // 10000, target_version // 100 % 100, target_version % 100
+    return f"gfx{major}{minor:x}{step:x}"
+
+
+def _amd_tool() -> Facts | None:
+    """What the first installed tool says, as it says it: its keys differ from release to release."""
+    for name, *arguments in _AMD_TOOLS:
+        path = shutil.which(name)
+        if path is not None:
+            return {"name": name, "answer": json.loads(ask([path, *arguments], _TIMEOUT_SEC))}
+    return None
+
+
+# Toolkits and compilers
 
 
 def cuda_toolkit_in_use(default: str = "/usr/local/cuda") -> Facts | None:
@@ -274,9 +255,9 @@ def cuda_toolkit(home: Path) -> Facts | None:
     file = home / "version.json"
     if file.exists():
         return {"path": home, "version": json.loads(file.read_text(encoding="utf-8"))["cuda"]["version"]}
-    old = home / "version.txt"  # before CUDA 11.1
-    if old.exists():
-        return {"path": home, "version": old.read_text(encoding="utf-8").strip().removeprefix("CUDA Version ")}
+    old = first_line(home / "version.txt")  # before CUDA 11.1
+    if old is not None:
+        return {"path": home, "version": old.removeprefix("CUDA Version ")}
     header = home / "include/cuda.h"  # where only parts of it have been installed
     if header.exists():
         with header.open(encoding="utf-8", errors="replace") as lines:
@@ -288,22 +269,44 @@ def cuda_toolkit(home: Path) -> Facts | None:
 
 def rocm(home: Path) -> Facts | None:
     """``path``, ``version`` and the versions of the ``components`` of the ROCm release in ``home``."""
-    file = home / ".info/version"
-    if not file.exists():
+    version = first_line(home / ".info/version")
+    if version is None:
         return None
     versions = ((name, _component_version(home / "lib/cmake" / name)) for name in _ROCM_COMPONENTS)
     return {
         "path": os.path.realpath(home),
-        "version": file.read_text(encoding="utf-8").strip(),
-        "components": {name: version for name, version in versions if version is not None},
+        "version": version,
+        "components": {name: each for name, each in versions if each is not None},
     }
 
 
 def _component_version(folder: Path) -> str | None:
     for file in sorted(folder.glob("*.cmake")):
         if file.name.lower().endswith(("config-version.cmake", "configversion.cmake")):
-            found = re.search(
-                r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', file.read_text(encoding="utf-8", errors="replace")
-            )
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found = re.search(r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', text)
             return found[1] if found else None
     return None
+
+
+def compilers(guard: Guard) -> Facts:
+    """``path`` and ``version`` (the line of its output that has it) of each; ``None`` for one that is not on PATH.
+
+    None of them looks at a GPU for this.
+    """
+    found: Facts = {}
+    for name, mark in _COMPILERS.items():
+        path = shutil.which(name)
+        if path is None:
+            found[name] = None
+        else:
+            version = guard.fact(f"compilers.{name}", functools.partial(_version, path, mark), None)
+            found[name] = {"path": path, "version": version}
+    return found
+
+
+def _version(compiler: str, mark: str) -> str:
+    lines = [line.strip() for line in ask([compiler, "--version"], _TIMEOUT_SEC).splitlines() if line.strip()]
+    if not lines:
+        raise ToolFailed(f"{os.path.basename(compiler)} --version printed nothing")
+    return next((line for line in lines if mark in line), lines[0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.accelerator import accelerator
+from pytest_aorta.probe.accelerator import accelerator, compilers
 from pytest_aorta.probe.git import GitWatch, git_state, git_state_now
 from pytest_aorta.probe.guard import Facts, Guard, describe, plain
 from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
@@ -19,16 +21,14 @@ from pytest_aorta.probe.loaded import (
     map_before_forks,
     mapped_now,
 )
-from pytest_aorta.probe.named_variables import ImportedBefore, Watch, imported_before_forks
+from pytest_aorta.probe.named_variables import Watch, sources_key
 from pytest_aorta.probe.packages import Installed, installed_distributions, packages
 from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
-from pytest_aorta.probe.tool import compilers
 from pytest_aorta.probe.torch_facts import torch_build, torch_state
 from pytest_aorta.probe.variables import recorded_variables, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
 
@@ -43,9 +43,9 @@ class StaticEnv:
         installed: the installed distributions, all of them.
         git: signs of a change of the workload's repository; ``None`` without one.
         clock: whether the processor's clock can be read in every trial.
-        modules: what this process has imported already.
-        mapped: the shared objects that are mapped already.
-        imported: the sources that are imported already.
+        modules: the imported modules.
+        mapped: the mapped shared objects.
+        imported: the ``sources_key`` of the modules, where variables are watched.
     """
 
     sections: Facts = field(default_factory=dict)
@@ -56,24 +56,30 @@ class StaticEnv:
     clock: bool = False
     modules: ModuleCount | None = None
     mapped: MappedBefore | None = None
-    imported: ImportedBefore | None = None
+    imported: str | None = None
 
 
-def gather_static(source: Path | None = None) -> StaticEnv:
-    """The sections that the trials of one zygote have in common. Never raises."""
+def collect_static(source: Path | None = None) -> StaticEnv:
+    """Find out everything that the trials of one zygote have in common. Never raises.
+
+    Starts no threads, leaves no children, imports nothing that the process has not imported; torch is described in
+    full only when it has been. Takes tens of milliseconds, and at most some tens of seconds when every tool hangs.
+
+    Args:
+        source: a file or folder of the workload, for the state of its git repository.
+    """
     guard = Guard()
-    installed = Installed()
-    watch: GitWatch | None = None
-
-    def git() -> Facts | None:
-        nonlocal watch
-        state, watch = git_state(source, guard)
-        return state
+    installed, watch = Installed(), None
 
     def distributions() -> Facts:
         nonlocal installed
         installed = installed_distributions(guard)
         return packages(installed)
+
+    def git() -> Facts | None:
+        nonlocal watch
+        state, watch = git_state(source, guard)
+        return state
 
     probes: dict[str, Callable[[], object]] = {
         "host": lambda: host(guard),
@@ -94,19 +100,7 @@ def gather_static(source: Path | None = None) -> StaticEnv:
             except Exception as error:
                 guard.failed(name, error)
     clock = guard.fact("process.cpu_clock_mhz", clock_is_cheap, False)
-    return StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock)
-
-
-def collect_static(source: Path | None = None) -> StaticEnv:
-    """Find out everything that the trials of one zygote have in common. Never raises.
-
-    Starts no threads, leaves no children, imports nothing that the process has not imported; torch is described in
-    full only when it has been. Takes tens of milliseconds, and at most some tens of seconds when every tool hangs.
-
-    Args:
-        source: a file or folder of the workload, for the state of its git repository.
-    """
-    return refreshed(gather_static(source))
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), guard.parts_ms, installed, watch, clock))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:
@@ -121,10 +115,11 @@ def refreshed(static: StaticEnv) -> StaticEnv:
 
 
 def before_forks(static: StaticEnv) -> StaticEnv:
-    """The same, so that forks of this process need not look at what it has imported. Takes some milliseconds."""
+    """The same for forks that watch variables: they need not look at the sources again. Takes some milliseconds."""
     try:
-        imported = None if static.modules is None else imported_before_forks(static.modules)
-        return replace(static, imported=imported)
+        return replace(
+            static, imported=None if static.modules is None else sources_key(list(sys.modules)[: static.modules.size])
+        )
     except Exception:
         return static
 
@@ -133,7 +128,7 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
     """Find out where and in what this process runs. Never raises.
 
     With ``static`` this takes about a millisecond, and starts no process unless files of the workload's repository have
-    changed since: then git runs once. Every trial can afford it.
+    changed since: then git runs once.
 
     Args:
         static: what ``collect_static()`` found in this process or the one it was forked from; without it, this
@@ -144,24 +139,6 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return _collect(static if static is not None else collect_static(), overlay)
     except Exception as error:
         return EnvSnapshot.unavailable(describe("collect_env", error))
-
-
-def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch | None = None) -> EndSnapshot:
-    """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
-
-    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
-    milliseconds with ``static``, which is used for the names of the installed distributions.
-
-    Args:
-        static: as for ``collect_env()``.
-        over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
-        watch: variables to look for in what was loaded and imported, if there are any: less than a millisecond more,
-            and some tenths of a second for the first trial of a cell.
-    """
-    try:
-        return _collect_end(static if static is not None else collect_static(), over, watch)
-    except Exception as error:
-        return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
 
 
 def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
@@ -191,6 +168,24 @@ def _collect(static: StaticEnv, overlay: Collection[str]) -> EnvSnapshot:
     )
 
 
+def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch | None = None) -> EndSnapshot:
+    """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
+
+    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
+    milliseconds with ``static``.
+
+    Args:
+        static: as for ``collect_env()``.
+        over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
+        watch: variables to look for in what was loaded and imported: less than a millisecond more, and some seconds
+            for the first trial of an installation.
+    """
+    try:
+        return _collect_end(static if static is not None else collect_static(), over, watch)
+    except Exception as error:
+        return EndSnapshot(captured_at=utc_now(), partial=True, partial_reasons=[describe("collect_end", error)])
+
+
 def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnapshot:
     guard = Guard()
     captured_at = utc_now()
@@ -199,9 +194,11 @@ def _collect_end(static: StaticEnv, over: bool, watch: Watch | None) -> EndSnaps
     modules: Facts = guard.part("modules", lambda: plain(imported_modules(static.installed, static.modules)), {})
     variables: Facts | None = None
     if watch is not None and watch.names:
-        # The very facts from before the forks stand for the files from before them.
-        mapped = static.mapped if static.mapped is not None and libraries is static.mapped.facts else None
-        variables = guard.part("variables", lambda: watch.look(mapped, static.imported), {"note": "not searched"})
+        variables = guard.part(
+            "variables",
+            lambda: watch.look(static.mapped, static.modules, static.imported),
+            {"note": "not searched"},
+        )
     return EndSnapshot.model_construct(
         captured_at=captured_at,
         partial=bool(guard.reasons),
@@ -220,8 +217,9 @@ def variables_now() -> dict[str, str]:
 
 
 def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
-    """``python`` (its version and build), ``interpreter``, ``torch``, ``packages``, ``cpus``, ``variables``.
+    """What a trial finds around its workload and its options, as far as that decides between two results.
 
+    ``python`` (its version and build), ``interpreter``, ``torch``, ``packages``, ``cpus``, ``variables``.
     ``interpreter`` is a path; ``torch`` a version, followed by the commit that it was built of if it is imported;
     ``packages`` a digest as in ``probe.packages``; ``cpus`` the number that this process may run on.
     """

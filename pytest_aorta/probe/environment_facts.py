@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pytest_aorta.common.number_ranges import parse_ranges
+from pytest_aorta.common.texts import parse_ranges
 from pytest_aorta.probe.variables import DIGEST, as_setting
 
 #: A fact: a text, or words of which some may come and others go.
@@ -359,7 +359,7 @@ def clause(fact: Fact, before: Values, after: Values) -> str:
     name = "" if fact.name == GPUS else fact.name
     one, two = (values[0][0] if len(values) == 1 else None for values in (before, after))
     if isinstance(one, tuple) and isinstance(two, tuple):
-        return f"{name}: {_words_fact_texts(one, two)}"
+        return f"{name}: {_changed_words(one, two)}"
     if fact.section == FILES and (_is_absent(before) or _is_absent(after)):
         return f"{name} is {'new' if _is_absent(before) else 'gone'}"
     if is_hidden(one) and is_hidden(two):
@@ -388,7 +388,7 @@ def _shown(fact: Fact, value: Value | None) -> str:
     return _cut(", ".join(value) if isinstance(value, tuple) else value) or "(empty)"
 
 
-def _words_fact_texts(one: tuple[str, ...], two: tuple[str, ...]) -> str:
+def _changed_words(one: tuple[str, ...], two: tuple[str, ...]) -> str:
     """Which words are there on one side only."""
     gone, new = ([word for word in words if word not in others] for words, others in ((one, two), (two, one)))
     parts = [f"{what} {_listed(words)}" for what, words in (("without", gone), ("with", new)) if words]

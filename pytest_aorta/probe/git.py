@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.loaded import file_of
-from pytest_aorta.probe.tool import Answer, ToolFailed, ask
+from pytest_aorta.probe.tool import ToolFailed, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -172,7 +172,4 @@ def _output(git: str, root: Path, timeout_sec: float, *question: str) -> str:
     """What git printed."""
     # fsmonitor would leave a daemon behind.
     command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]
-    answer: Answer = ask(command, timeout_sec, _ENVIRON)
-    if answer.returncode != 0:
-        raise ToolFailed(answer.complaint())
-    return answer.stdout.strip()
+    return ask(command, timeout_sec, _ENVIRON).strip()

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
+
+Facts = dict[str, Any]
+
+_LONGEST_MESSAGE = 300
+
 
 def printable(text: str) -> str:
     r"""``text`` as an exact ``str`` that encodes as UTF-8.
@@ -48,13 +54,6 @@ def plain(value: object) -> Any:
     if isinstance(value, set | frozenset):
         return sorted((plain(item) for item in value), key=str)
     return printable(str(value))
-
-
-T = TypeVar("T")
-
-Facts = dict[str, Any]
-
-_LONGEST_MESSAGE = 300
 
 
 def describe(probe: str, error: BaseException) -> str:

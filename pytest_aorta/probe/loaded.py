@@ -1,4 +1,7 @@
-"""Which shared libraries a process has loaded, and which modules it has imported."""
+"""Which shared libraries this process has loaded, and which modules it has imported.
+
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -8,73 +11,19 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_aorta.probe.guard import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pytest_aorta.probe.guard import Facts
     from pytest_aorta.probe.packages import Installed
-
-
-Loads = tuple[int, int]
-
-
-def library_loads() -> Loads | None:
-    """How many shared objects the loader has added and removed so far, as ``dl_iterate_phdr(3)`` counts them.
-
-    ``None`` where ctypes is not imported (this does not import it; torch does), and where libc has no such counters.
-    Takes microseconds, where reading ``/proc/self/maps`` takes close to a millisecond in a fork.
-    """
-    return None if "ctypes" not in sys.modules else _counter()()
-
-
-@functools.cache
-def _counter() -> Callable[[], Loads | None]:
-    import ctypes
-
-    class Info(ctypes.Structure):
-        _fields_ = (
-            ("address", ctypes.c_void_p),
-            ("name", ctypes.c_void_p),
-            ("headers", ctypes.c_void_p),
-            ("count", ctypes.c_uint16),
-            ("adds", ctypes.c_ulonglong),
-            ("subs", ctypes.c_ulonglong),
-        )
-
-    found: list[Loads] = []
-
-    def see_first(info: Any, size: int, data: object) -> int:
-        if size >= ctypes.sizeof(Info):
-            found[:] = [(info.contents.adds, info.contents.subs)]
-        return 1  # no further object: the counters are the same for all
-
-    iterate = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None)
-    if iterate is None:  # macOS
-        return lambda: None
-
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Info), ctypes.c_size_t, ctypes.c_void_p)(see_first)
-
-    def count() -> Loads | None:
-        iterate(callback, None)
-        return found[0] if found else None
-
-    return count
-
-
-# Which shared libraries are loaded in this process.
-#
-# The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
-
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
@@ -90,6 +39,14 @@ _EXTENSION_MODULE = re.compile(r"\.(?:cpython-\w+-[\w-]+|abi3)\.so$")
 # What the kernel puts behind the path of a mapped file that has been removed or replaced since.
 _GONE = " (deleted)"
 
+# Of names that belong to no distribution, a workload has a few; a program that makes modules up may have thousands.
+_MOST_OTHERS = 100
+
+Identity = tuple[int, ...]
+
+
+# Libraries
+
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
     """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
@@ -99,17 +56,18 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
     """All shared objects mapped now: ``count``, ``digest`` of their paths, ``names`` without their folders.
 
-    ``names`` leaves out extension modules of Python: those are imported, so ``imported_modules()`` counts them.
-    ``relevant`` are the paths that ``loaded_libraries()`` gives, ``replaced`` those whose file has been removed or
-    overwritten since it was loaded. The digest is the SHA-256 of the sorted paths, each ended by a newline.
+    ``names`` leaves out extension modules of Python, which ``imported_modules()`` counts. ``relevant`` are the paths
+    that ``loaded_libraries()`` gives, ``replaced`` those whose file has been removed or overwritten since. The digest
+    is the SHA-256 of the sorted paths, each ended by a newline.
     """
     mapped = {path.removesuffix(_GONE): path.endswith(_GONE) for path in _mapped(maps)}
-    paths = sorted(path for path in mapped if _SHARED_OBJECT.match(path.rpartition("/")[2]))
+    paths = sorted(path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path)))
+    names = map(os.path.basename, paths)
     lines = "".join(f"{path}\n" for path in paths)
     return {
         "count": len(paths),
         "digest": "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest(),
-        "names": sorted(name for path in paths if not _EXTENSION_MODULE.search(name := path.rpartition("/")[2])),
+        "names": sorted(name for name in names if not _EXTENSION_MODULE.search(name)),
         "relevant": _relevant(paths),
         "replaced": [path for path in paths if mapped[path]],
     }
@@ -117,56 +75,78 @@ def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
 
 @dataclass(frozen=True)
 class MappedBefore:
-    """``mapped_objects()`` before a fork.
-
-    Attributes:
-        facts: what it gave.
-        loads: the loader's counters at that time.
-        files: identity of each mapped file, by path.
-    """
+    """``mapped_objects()`` before a fork, with the loader's counters and the identity of each file at that time."""
 
     facts: Facts
-    loads: Loads
-    files: dict[str, tuple[int, ...]]
+    loads: tuple[int, ...]
+    files: dict[str, Identity]
+
+    def has_changed(self) -> bool:
+        """Whether something has been loaded, or a loaded file replaced, since."""
+        if library_loads() != self.loads:
+            return True
+        return any(file_identity(path) != identity for path, identity in self.files.items())
 
 
 def map_before_forks() -> MappedBefore | None:
     """What is mapped now, for the forks of this process; ``None`` where new libraries could not be noticed."""
     loads = library_loads()
-    if loads is None:
-        return None
-    return MappedBefore(plain(mapped_objects()), loads, mapped_files())
-
-
-def mapped_files() -> dict[str, tuple[int, ...]]:
-    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
-    paths = {path for path in _mapped(Path("/proc/self/maps")) if _SHARED_OBJECT.match(_name(path))}
-    with suppress(OSError):  # not Linux
-        paths.add(os.readlink("/proc/self/exe"))
-    return {path.removesuffix(_GONE): () if path.endswith(_GONE) else file_identity(path) for path in sorted(paths)}
+    return None if loads is None else MappedBefore(plain(mapped_objects()), loads, mapped_files())
 
 
 def mapped_now(before: MappedBefore | None) -> Facts:
     """As ``mapped_objects()``; the facts from ``before`` while nothing has been loaded or replaced since."""
-    if before is not None and not _changed_since(before):
+    if before is not None and not before.has_changed():
         return before.facts
     facts: Facts = plain(mapped_objects())
     return facts
 
 
-def _changed_since(before: MappedBefore) -> bool:
-    if library_loads() != before.loads:
-        return True
-    return any(file_identity(path) != identity for path, identity in before.files.items())
+def mapped_files() -> dict[str, Identity]:
+    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
+    mapped = _mapped(Path("/proc/self/maps"))
+    paths = {path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path.removesuffix(_GONE)))}
+    paths.add(os.readlink("/proc/self/exe"))
+    return {path.removesuffix(_GONE): () if path.endswith(_GONE) else file_identity(path) for path in sorted(paths)}
 
 
-def file_identity(path: str) -> tuple[int, ...]:
+def file_identity(path: str) -> Identity:
     """What changes when the file of this path is another one, or is overwritten; empty where there is none."""
     try:
         found = os.stat(path)
     except OSError:
         return ()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def library_loads() -> tuple[int, ...] | None:
+    """How many shared objects the dynamic loader has added and removed so far.
+
+    ``None`` where ctypes is not imported (torch does it; this does not). Takes microseconds, where reading
+    ``/proc/self/maps`` takes two milliseconds in a fork.
+    """
+    return _counter()() if "ctypes" in sys.modules else None
+
+
+@functools.cache
+def _counter() -> Callable[[], tuple[int, ...]]:
+    import ctypes
+
+    found: list[int] = []
+
+    # dl_iterate_phdr(3) shows struct dl_phdr_info; its last two fields of six are dlpi_adds and dlpi_subs.
+    def see_first(info: int, size: int, data: object) -> int:
+        found[:] = (ctypes.c_uint64 * 6).from_address(info)[4:]
+        return 1  # no further object: the counters are the same for all
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(see_first)
+    iterate = ctypes.CDLL(None).dl_iterate_phdr
+
+    def count() -> tuple[int, ...]:
+        iterate(callback, None)
+        return tuple(found)
+
+    return count
 
 
 def _mapped(maps: Path) -> set[str]:
@@ -177,27 +157,16 @@ def _mapped(maps: Path) -> set[str]:
     return set(_MAPPED.findall(text))
 
 
-def _name(path: str) -> str:
-    return path.removesuffix(_GONE).rpartition("/")[2]
-
-
 def _relevant(paths: Iterable[str]) -> list[str]:
-    return sorted(path for path in paths if _RELEVANT.match(path.rpartition("/")[2]))
+    return sorted(path for path in paths if _RELEVANT.match(os.path.basename(path)))
 
 
-# Of names that belong to no distribution, a workload has a few; a program that makes modules up may have thousands.
-_MOST_OTHERS = 100
+# Modules
 
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """``sys.modules`` as it was counted before a fork.
-
-    Attributes:
-        facts: what ``imported_modules()`` gave.
-        size: number of modules.
-        last: the name that was imported last.
-    """
+    """``imported_modules()`` before a fork, with the number of modules and the one that was imported last."""
 
     facts: Facts
     size: int

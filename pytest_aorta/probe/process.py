@@ -1,6 +1,6 @@
 """What differs from trial to trial: this process, and the state of the host around it.
 
-Runs in every trial, after a fork: no import, no subprocess, few system calls.
+Runs in every trial, after a fork: no import, no subprocess, few system calls. Therefore not through psutil.
 """
 
 from __future__ import annotations
@@ -10,21 +10,14 @@ import re
 import resource
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from pytest_aorta.common.number_ranges import format_ranges
-from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_policy, memory_state
+from pytest_aorta.common.texts import format_ranges
+from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_state
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.guard import Facts, Guard
-
-
-# What differs from trial to trial: this process, and the state of the host around it.
-#
-# Runs in every trial, after a fork: no import, no subprocess, few system calls.
-
 
 _PRESSURE = "/proc/pressure"
 
@@ -37,26 +30,31 @@ _LIMITS = {
     "nproc": resource.RLIMIT_NPROC,
 }
 
-
 _POLICIES = {
-    getattr(os, f"SCHED_{name.upper()}"): name
-    for name in ("other", "batch", "idle", "fifo", "rr")
-    if hasattr(os, f"SCHED_{name.upper()}")
+    os.SCHED_OTHER: "other",
+    os.SCHED_BATCH: "batch",
+    os.SCHED_IDLE: "idle",
+    os.SCHED_FIFO: "fifo",
+    os.SCHED_RR: "rr",
 }
+
+# Bytes of numa_maps that are enough for a policy. The kernel walks through the pages of every mapping that it gives a
+# line for, which takes milliseconds for all of them, and for the heap alone.
+_ONE_MAPPING = 128
 
 
 def process(guard: Guard, clock: bool = False) -> Facts:
     """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
 
     ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
-    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``).
-    ``clock`` asks for the processor's clock, too. ``transparent_huge_pages`` is not the setting of the machine, but
-    whether this process may have them (``prctl(PR_SET_THP_DISABLE)``).
+    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). ``clock`` asks for the processor's
+    clock, too. ``transparent_huge_pages`` is not the setting of the machine, but whether this process may have them
+    (``prctl(PR_SET_THP_DISABLE)``).
     """
     nothing: dict[str, str] = {}
     unknown: Facts = {"available_bytes": None, "huge_pages": None}
     memory = guard.fact("process.memory", memory_state, unknown)
-    status: dict[str, str] = guard.fact("process.status", _status, nothing)
+    status = guard.fact("process.status", lambda: keyed_lines("/proc/self/status"), nothing)
     return guard.facts(
         "process",
         {
@@ -64,16 +62,16 @@ def process(guard: Guard, clock: bool = False) -> Facts:
             "ppid": os.getppid,
             "uid": os.getuid,
             "cwd": os.getcwd,
-            "threads": lambda: _number(status.get("Threads")),
-            "cpu_affinity": _cpu_affinity,
+            "threads": lambda: int(status["Threads"]) if "Threads" in status else None,
+            "cpu_affinity": lambda: format_ranges(os.sched_getaffinity(0)),
             "cpu_clock_mhz": lambda: clock_mhz() if clock else None,
             "nice": lambda: os.getpriority(os.PRIO_PROCESS, 0),
             "scheduler": _scheduler,
             "numa_policy": memory_policy,
             "numa_nodes_allowed": lambda: status.get("Mems_allowed_list"),
-            "transparent_huge_pages": lambda: _flag(status.get("THP_enabled")),
+            "transparent_huge_pages": lambda: status["THP_enabled"] != "0" if "THP_enabled" in status else None,
             "huge_pages": lambda: memory["huge_pages"],
-            "memory_available_bytes": lambda: _memory_available(memory),
+            "memory_available_bytes": lambda: memory["available_bytes"],
             "load_average": os.getloadavg,
             "pressure": lambda: {what: _pressure(what) for what in ("cpu", "memory")},
             "rlimits": _rlimits,
@@ -82,51 +80,41 @@ def process(guard: Guard, clock: bool = False) -> Facts:
     )
 
 
-def _status() -> dict[str, str]:
-    return keyed_lines("/proc/self/status")
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None else None
-
-
-def _flag(text: str | None) -> bool | None:
-    return text != "0" if text is not None else None
-
-
-def _memory_available(memory: Facts) -> int:
-    # The same number on systems without /proc; on Linux psutil reads and parses the file once more.
-    known: int | None = memory["available_bytes"]
-    return known if known is not None else int(psutil.virtual_memory().available)
-
-
-def _scheduler() -> dict[str, str | int | None] | None:
+def _scheduler() -> dict[str, str | int]:
     """``policy`` by name (a kernel's newer ones by number), and the ``priority`` that real-time policies have."""
-    if not hasattr(os, "sched_getscheduler"):  # macOS
-        return None
-    number = os.sched_getscheduler(0) & ~getattr(os, "SCHED_RESET_ON_FORK", 0)
+    number = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
     return {"policy": _POLICIES.get(number, str(number)), "priority": os.sched_getparam(0).sched_priority}
 
 
-def _cpu_affinity() -> str | None:
-    if not hasattr(os, "sched_getaffinity"):  # macOS
-        return None
-    return format_ranges(os.sched_getaffinity(0))
+def memory_policy(maps: Path = Path("/proc/self/numa_maps")) -> str | None:
+    """Where this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
+
+    Read from the first mapping, the program, which has no policy apart from the process's. ``None`` for a kernel
+    without NUMA.
+    """
+    columns = (_head(maps, _ONE_MAPPING) or "").split(maxsplit=2)
+    return columns[1] if len(columns) > 1 else None
 
 
 def _pressure(what: str) -> float | None:
     """``None`` where the kernel does not count it: before Linux 4.20, or with ``psi=0``."""
     try:
-        descriptor = os.open(f"{_PRESSURE}/{what}", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        found = re.match(rb"some avg10=([\d.]+)", os.read(descriptor, 256))
+        found = re.match(r"some avg10=([\d.]+)", _head(Path(_PRESSURE, what), 256) or "")
     except OSError:  # as of a kernel that has the files and not the information
         return None
+    return float(found[1]) if found else None
+
+
+def _head(file: Path, length: int) -> str | None:
+    """The first ``length`` bytes, read at once; ``None`` without the file."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(descriptor, length).decode("utf-8", "replace")
     finally:
         os.close(descriptor)
-    return float(found[1]) if found else None
 
 
 def _rlimits() -> dict[str, dict[str, int | None]]:
@@ -148,39 +136,26 @@ def _torch_threads() -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class Children:
-    """The child processes of this one at a moment.
+    """The child processes of this one at a moment: page faults of all that have ended, and ids of the others."""
 
-    Attributes:
-        ended: page faults of all that have ended and were waited for: every process has some.
-        running: ids of the others.
-    """
-
-    ended: int
+    faults: int
     running: frozenset[int]
 
 
 def children_now() -> Children:
     """Those of this process. Forks begin without any."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(_running()))
+    running: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                running += map(int, file.read().split())
+        except FileNotFoundError:  # a thread that has ended, or a kernel without this file
+            continue
+    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(running))
 
 
 def had_children_since(before: Children) -> bool:
-    """Whether a child has ended, or been started, since."""
+    """Whether a child has ended, or been started, since; every process has page faults."""
     now = children_now()
-    return now.ended != before.ended or not now.running <= before.running
-
-
-def _running() -> list[int]:
-    found: list[int] = []
-    try:
-        threads = os.listdir("/proc/self/task")
-    except FileNotFoundError:  # not Linux
-        return found
-    for thread in threads:
-        try:
-            with open(f"/proc/self/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-        except FileNotFoundError:  # a thread that has ended, or a kernel without this file
-            continue
-    return found
+    return now.faults != before.faults or not now.running <= before.running

@@ -7,12 +7,19 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, TrialFacts
-from pytest_aorta.triage.failures.signatures import Signature
-from pytest_aorta.triage.statistics.interval import Interval
-from pytest_aorta.triage.statistics.proportions import wilson
-from pytest_aorta.triage.step_times import StepSummary, summary_of
-from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, agreed
+from pytest_aorta.triage.facts import (
+    NOT_WATCHED,
+    OUTCOMES,
+    CellKey,
+    Outcome,
+    StepSummary,
+    TrialFacts,
+    WatchedVariables,
+    agreed,
+    summary_of,
+)
+from pytest_aorta.triage.rates import Interval, wilson
+from pytest_aorta.triage.signatures import Signature
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,6 @@ class CellStatistics:
     """What is known of a cell.
 
     Attributes:
-        key: of the cell.
-        environment, mitigations: names.
         trials: indices of the trials by outcome, ascending.
         rate: failures / counted trials; ``None`` where no trial counts.
         rate_interval: Wilson, 95 %.
@@ -39,9 +44,8 @@ class CellStatistics:
         iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
-        warnings: how many trials have each.
+        warnings, exit_statuses: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
-        exit_statuses: how many trials have each.
         variables: that any cell of the plan sets, as far as the trials agree on them.
     """
 
@@ -67,7 +71,6 @@ class CellStatistics:
 
     @property
     def total(self) -> int:
-        """All trials."""
         return self.count(*OUTCOMES)
 
     @property
@@ -84,6 +87,11 @@ class CellStatistics:
     def did_not_run(self) -> bool:
         """Whether no trial has come to its main work."""
         return self.total > 0 and self.count("did not run") == self.total
+
+    @property
+    def signature_numbers(self) -> dict[Signature, int]:
+        """How many trials have each signature."""
+        return {each.signature: len(each.trials) for each in self.signatures}
 
 
 class CellTrials:
@@ -133,46 +141,40 @@ class CellTrials:
     def statistics(self) -> CellStatistics:
         """Of all that are over; computed again only after a change."""
         if self._statistics is None:
-            self._statistics = statistics_of(self.key, self.environment, self.mitigations, self.finished)
+            self._statistics = self._computed()
         return self._statistics
 
-
-def statistics_of(
-    key: CellKey, environment: str, mitigations: tuple[str, ...], trials: list[TrialFacts]
-) -> CellStatistics:
-    """The statistics of the trials of one cell."""
-    trials = sorted(trials, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
-    by_outcome: dict[Outcome, tuple[int, ...]] = {
-        outcome: tuple(sorted(facts.index for facts in trials if facts.outcome == outcome)) for outcome in OUTCOMES
-    }
-    counted = [facts for facts in trials if facts.is_counted]
-    failing = [facts for facts in counted if facts.is_failure]
-    walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
-    return CellStatistics(
-        key=key,
-        environment=environment,
-        mitigations=mitigations,
-        trials=by_outcome,
-        rate=len(failing) / len(counted) if counted else None,
-        rate_interval=wilson(len(failing), len(counted)),
-        signatures=signature_counts(failing),
-        steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
-        first_failure_iterations=tuple(
-            sorted(facts.first_failure_iteration for facts in failing if facts.first_failure_iteration is not None)
-        ),
-        median_wall_sec=statistics.median(walls) if walls else None,
-        warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
-        iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
-        files=tuple(facts.file for facts in sorted(trials, key=lambda facts: (facts.index, facts.file))),
-        exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
-        variables=agreed(facts.variables for facts in trials),
-    )
+    def _computed(self) -> CellStatistics:
+        trials = sorted(self.finished, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
+        counted = [facts for facts in trials if facts.is_counted]
+        failing = [facts for facts in counted if facts.is_failure]
+        first_failures = [facts.first_failure_iteration for facts in failing]
+        walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
+        return CellStatistics(
+            key=self.key,
+            environment=self.environment,
+            mitigations=self.mitigations,
+            trials={
+                outcome: tuple(facts.index for facts in trials if facts.outcome == outcome) for outcome in OUTCOMES
+            },
+            rate=len(failing) / len(counted) if counted else None,
+            rate_interval=wilson(len(failing), len(counted)),
+            signatures=_signature_counts(failing),
+            steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
+            first_failure_iterations=tuple(sorted(number for number in first_failures if number is not None)),
+            median_wall_sec=statistics.median(walls) if walls else None,
+            warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+            iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
+            files=tuple(facts.file for facts in trials),
+            exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
+            variables=agreed(facts.variables for facts in trials),
+        )
 
 
-def signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
+def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
     """In how many ways the workload has failed: the most frequent first, of equally frequent ones the earlier."""
     alike: dict[Signature, list[TrialFacts]] = {}
-    for facts in sorted(failing, key=lambda facts: facts.index):
+    for facts in failing:
         if facts.signature is not None:
             alike.setdefault(facts.signature, []).append(facts)
     counts = [

@@ -2,15 +2,184 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+import statistics
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pytest_aorta.triage.failures.signatures import Signature, signature_of
-from pytest_aorta.triage.step_times import TrialSteps, steady_steps
-from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables, watched_variables
+from pytest_aorta.probe.variables import REDACTED
+from pytest_aorta.triage.signatures import Signature, signature_of
+
+#: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
+WARM_UP = 0.1
+
+
+@dataclass(frozen=True)
+class TrialSteps:
+    """The steps of one trial after its warm-up, in ms, ascending."""
+
+    sorted_ms: array[float]
+
+    @cached_property
+    def median_ms(self) -> float:
+        """Of the steps that count."""
+        return statistics.median(self.sorted_ms)
+
+    @cached_property
+    def mean_ms(self) -> float:
+        return math.fsum(self.sorted_ms) / len(self.sorted_ms)
+
+    @cached_property
+    def squares(self) -> float:
+        mean = self.mean_ms
+        return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """The steps of all trials of a cell together, in ms."""
+
+    mean_ms: float
+    std_ms: float
+    min_ms: float
+    median_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+    steps: int
+    trial_medians_ms: tuple[float, ...]
+
+
+def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
+    """The steps of a trial after its warm-up, which is the first tenth, rounded down, and at least the first step.
+
+    The only step of a trial counts. A time that is not a finite number above 0 was not measured, and is left out;
+    ``None`` where no time is left.
+    """
+    times = list(step_times_ms)
+    steady = times[max(1, int(len(times) * WARM_UP)) :] if len(times) > 1 else times
+    measured = [float(time) for time in steady if _is_time(time)]
+    return TrialSteps(array("d", sorted(measured))) if measured else None
+
+
+def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
+    """The steps of several trials; ``None`` where there are none."""
+    if not trials:
+        return None
+    pooled = sorted(chain.from_iterable(trial.sorted_ms for trial in trials))
+    mean = math.fsum(len(trial.sorted_ms) * trial.mean_ms for trial in trials) / len(pooled)
+    # Within trials and between them, so that of a trial nothing is computed twice.
+    squares = math.fsum(trial.squares + len(trial.sorted_ms) * (trial.mean_ms - mean) ** 2 for trial in trials)
+    return StepSummary(
+        mean_ms=mean,
+        std_ms=math.sqrt(squares / max(1, len(pooled) - 1)),
+        min_ms=pooled[0],
+        max_ms=pooled[-1],
+        median_ms=statistics.median(pooled),
+        p90_ms=_percentile(pooled, 90),
+        p99_ms=_percentile(pooled, 99),
+        steps=len(pooled),
+        trial_medians_ms=tuple(trial.median_ms for trial in trials),
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _percentile(ascending: Sequence[float], percent: int) -> float:
+    return ascending[-(-percent * len(ascending) // 100) - 1]
+
+
+#: Read by the engine of a container, outside of it.
+_OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")
+
+Overlay = tuple[tuple[str, str], ...]
+Values = tuple[tuple[str, str | None], ...]
+"""Variables in alphabetical order, with their values; ``None`` for one that is not set."""
+
+
+@dataclass(frozen=True)
+class WatchedVariables:
+    """Of one trial, or of all trials of a cell, as far as they agree."""
+
+    watched: tuple[str, ...] = ()
+    overlay: Overlay = ()
+    ambient: Values = ()
+    resolved: Values = ()
+    unnamed: frozenset[str] | None = None
+
+
+#: Of a trial in whose plan no cell sets any.
+NOT_WATCHED = WatchedVariables()
+
+
+@lru_cache(maxsize=1024)
+def _shared(
+    watched: tuple[str, ...], overlay: Overlay, ambient: Values, resolved: Values, unnamed: frozenset[str] | None
+) -> WatchedVariables:
+    return WatchedVariables(watched, overlay, ambient, resolved, unnamed)
+
+
+def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
+    request, env = record.get("request") or {}, record.get("env") or {}
+    ambient = request.get("ambient") or {}
+    if not ambient:
+        return NOT_WATCHED
+    environment = request.get("environment") or {}
+    entered, launcher = environment.get("enter") or False, environment.get("launcher") or ()
+    unnamed = None if launcher else _unnamed((env.get("end") or {}).get("variables") or {})
+    if unnamed is not None and entered:
+        unnamed = frozenset(name for name in unnamed if not _OF_ENGINES.fullmatch(name))
+    return _shared(
+        tuple(sorted(ambient)),
+        tuple(sorted((request.get("overlay") or {}).items())),
+        () if entered else _known(ambient),
+        _known({name: env["env_vars"].get(name) for name in ambient}) if _saw_variables(env) else (),
+        unnamed,
+    )
+
+
+def _known(values: Mapping[str, str | None]) -> Values:
+    return tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
+
+
+def _saw_variables(env: Mapping[str, Any]) -> bool:
+    failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
+    return bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
+
+
+def _unnamed(found: Mapping[str, Any]) -> frozenset[str] | None:
+    by = found.get("by")
+    if by is None or found.get("unsearched") or found.get("subprocesses", True):
+        return None
+    return frozenset(name for name, named in by.items() if not named["count"])
+
+
+def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
+    """What all trials say that say anything: those that crashed, for instance, do not say what nothing names."""
+    different = set(trials)
+    unnamed = [each.unnamed for each in different if each.unnamed is not None]
+    overlays = {each.overlay for each in different if each.watched}
+    return WatchedVariables(
+        watched=tuple(sorted({name for each in different for name in each.watched})),
+        overlay=overlays.pop() if len(overlays) == 1 else (),
+        ambient=_common(each.ambient for each in different),
+        resolved=_common(each.resolved for each in different),
+        unnamed=frozenset.intersection(*unnamed) if unnamed else None,
+    )
+
+
+def _common(found: Iterable[Values]) -> Values:
+    saying = [set(values) for values in found if values]
+    return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
+
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
@@ -43,7 +212,6 @@ class CellKey:
     options: str = ""
     digest: str = ""
 
-    @property
     def group(self) -> tuple[str, str, str, str]:
         """Equal for cells that are compared with each other."""
         return self.workload, self.test, self.options, self.digest
@@ -51,15 +219,7 @@ class CellKey:
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began; ``None`` for not known.
-
-    Attributes:
-        name: of the host.
-        load: average of one minute, per CPU.
-        clock_mhz: of the processor.
-        memory_available_bytes: as the kernel estimates it.
-        cpu_pressure, memory_pressure: percent of the ten seconds before in which tasks have waited for them.
-    """
+    """The host when the trial began; ``None`` for not known."""
 
     name: str | None = None
     load: float | None = None
@@ -152,7 +312,6 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
 
 
 def key_of(record: Mapping[str, Any]) -> CellKey:
-    """The cell of a record. In a plan, its name says all; trials of a test may differ in all that a test can choose."""
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test")
     if not test:
@@ -161,7 +320,6 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
     status = record["exit_status"]
     if status == "timeout":
         return "timeout"
@@ -174,7 +332,6 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
-    """Whether ``run()`` has come to its end, be it with a failed result."""
     failure = record.get("failure") or {}
     return outcome == "ok" or (outcome == "failed" and failure.get("kind") not in _CRASHES)
 

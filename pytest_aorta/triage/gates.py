@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.baselines import is_named
-from pytest_aorta.triage.statistics.sequential import rate_upper_bound_sequential
-from pytest_aorta.triage.table import Row, Table
-from pytest_aorta.triage.verdicts import VerdictKind
+from pytest_aorta.triage.sequential import rate_upper_bound_sequential
+from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, is_named
 
 #: What a gate can look at, in the order of messages.
 VALUES = ("failure_rate", "failures", "infrastructure", "step_ms", "speed_ratio", "verdict")
@@ -36,8 +34,7 @@ _EXAMPLES = "failure_rate<=0.02 or verdict(omp_1)==fixes"
 Bound = Literal["upper", "lower"]
 
 
-class GateError(RequestError):
-    """A gate on a cell that is not there."""
+class GateError(RequestError): ...
 
 
 @dataclass(frozen=True)
@@ -125,8 +122,6 @@ def _verdict(reader: _Reader) -> tuple[str, float | str]:
 
 
 class _Reader:
-    """Reads a text from left to right."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
@@ -210,12 +205,11 @@ def _is_about(gate: Gate, row: Row, table: Table) -> bool:
         return is_named(gate.cell, row.cell.key.cell, row.cell.mitigations)
     if gate.value == "infrastructure" or row.verdict.kind != "baseline":
         return True
-    group = [row.cell.key.group == other.cell.key.group and other.cell.total > 0 for other in table.rows]
+    group = [row.cell.key.group() == other.cell.key.group() and other.cell.total > 0 for other in table.rows]
     return sum(group) == 1
 
 
 def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
-    """The value of a cell; ``None`` where it has none."""
     cell, confound = row.cell, row.confound
     if gate.value == "verdict":
         return row.verdict.kind

@@ -4,13 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, TypeVar
 
-from pytest_aorta.triage.delta_debugging import ddmin
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.settings import MARGIN
-from pytest_aorta.triage.statistics.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL
+from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
+from pytest_aorta.triage.verdicts import LEVEL, MARGIN
+
+Element = TypeVar("Element")
+
+
+def ddmin(elements: Sequence[Element]) -> Generator[tuple[Element, ...], bool, tuple[Element, ...]]:
+    """Find a subset that has an effect of which no single element can be left out.
+
+    Yields each subset to be tried, in the order of ``elements``, and is sent whether it has the effect; none is asked
+    for twice. All elements together have it, none of them has not: neither is asked for. The proposals depend on the
+    answers alone.
+
+    Returns what is left. It is 1-minimal: without any one of its elements the effect is gone. Where the effect is
+    monotone (whatever contains a set with the effect has it), no smaller part of it has the effect at all.
+
+    Zeller & Hildebrandt 2002, "Simplifying and isolating failure-inducing input", algorithm *ddmin*: each part, then
+    what is left without each part, then twice as many parts. For one element that acts, about 2 log2(n) trials of a
+    subset; at worst n**2 + 3 n.
+    """
+    answers: dict[tuple[int, ...], bool] = {(): False, tuple(range(len(elements))): True}
+    left = tuple(range(len(elements)))
+    parts = 2
+    while len(left) > 1:
+        split = _split(left, parts)
+        complements = [tuple(each for each in left if each not in part) for part in split]
+        # With two parts, the complements are the parts themselves.
+        reduced = None
+        for tried in [*split, *(complements if parts > 2 else [])]:
+            if tried not in answers:
+                answers[tried] = yield tuple(elements[each] for each in tried)
+            if answers[tried]:
+                reduced = tried
+                break
+        if reduced is not None:
+            parts = 2 if reduced in split else max(parts - 1, 2)
+            left = reduced
+        elif parts < len(left):
+            parts = min(2 * parts, len(left))
+        else:
+            break
+        parts = min(parts, max(len(left), 2))
+    return tuple(elements[each] for each in left)
+
+
+def _split(elements: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    size, more = divmod(len(elements), parts)
+    starts = [number * size + min(number, more) for number in range(parts + 1)]
+    return [elements[start:end] for start, end in pairwise(starts)]
+
 
 #: ``fails``: a trial of it has failed, and what fixes never does.
 Answer = Literal["fixes", "fails", "did not run", "undecided"]
@@ -29,16 +76,6 @@ class Wanted:
 
 @dataclass
 class Tried:
-    """What was found out of some of the variables.
-
-    Attributes:
-        variables: of the set, in its order.
-        level: that ``p`` is compared with: a share of that of the whole search.
-        trials, failures: of those that count.
-        p: of "fails as often as the baseline".
-        answer: ``undecided`` counts as not fixing.
-    """
-
     variables: tuple[str, ...]
     level: float
     trials: int = 0
@@ -49,16 +86,6 @@ class Tried:
 
 @dataclass
 class Minimized:
-    """What is known at the end.
-
-    Attributes:
-        variables: of the whole set.
-        left: those that are needed; ``None`` where the whole set was not seen to fix anything.
-        tried: in order, the whole set first.
-        baseline_trials, baseline_failures: that count.
-        is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
-    """
-
     variables: tuple[str, ...]
     left: tuple[str, ...] | None = None
     tried: list[Tried] = field(default_factory=list)
@@ -122,7 +149,6 @@ class Search:
                 found.left = proposal
 
     def _try(self, variables: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], Tried]:
-        """Run trials of some variables until it is known whether they fix."""
         n, k = len(self.found.variables), len(self.found.tried) + 1
         tried = Tried(variables, LEVEL * n / ((n + k) * (n + k - 1)))
         self.found.tried.append(tried)
@@ -138,7 +164,6 @@ class Search:
                 (self._baseline if one.variables is None else own).append(facts)
 
     def _next(self, variables: tuple[str, ...], have: int) -> list[Wanted]:
-        """The next pair, or pairs; trials of the baseline only where there are not enough."""
         wanted: list[Wanted] = []
         baseline = len(self._baseline)
         while len(wanted) < self._at_once and have < self._most:
@@ -150,7 +175,6 @@ class Search:
         return wanted or [Wanted(None, baseline)]
 
     def _is_over(self, own: list[TrialFacts]) -> bool:
-        """Whether no more trials may be run."""
         if self._started >= self._most_in_all or _never_ran(self._baseline):
             return True
         unpaired = sum(facts.is_counted for facts in own) > sum(facts.is_counted for facts in self._baseline)
@@ -226,5 +250,4 @@ def report(found: Minimized, name: str) -> Iterator[str]:
 
 
 def counted_variables(variables: Sequence[str]) -> str:
-    """For a sentence."""
     return f"{len(variables)} variable{'s' if len(variables) != 1 else ''}"

@@ -14,6 +14,8 @@ from support.fake_distributions import install
 from support.stage import Stage
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.plan import Selection
+from pytest_aorta.settings import SETTINGS, Setting
 
 
 def listed(*arguments: str) -> dict[str, Any]:
@@ -105,3 +107,187 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(stage: Stage) -> None:
         assert result.exit_code == 2
         assert "Traceback" not in result.output
         assert arguments[-1] in result.output
+
+
+#: Modules of mitigations and environments, each of which goes wrong in another way.
+HOSTILE = {
+    "raises": "raise RuntimeError('\x1b[31mno\\nway')",
+    "leaves": "import sys; sys.exit(3)",
+    "unspeakable": "class E(Exception):\n    def __str__(self): raise ValueError\nraise E",
+    "prints": "print('{not json'); SET = {'A': '1'}",
+    "explodes": (
+        "from collections.abc import Mapping\n"
+        "class M(Mapping):\n"
+        "    def __len__(self): return 1\n"
+        "    def __iter__(self): raise OSError('boom')\n"
+        "    def __getitem__(self, key): raise OSError\n"
+        "    def get(self, key, default=None): raise OSError('boom')\n"
+        "SET = M()"
+    ),
+    "shapeless": "SET = 7",
+}
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    entries = {name: f"hostile_{name}:SET" for name in HOSTILE}
+    entry_points = {
+        "aorta.workloads": {"gemm": "mine:Gemm", "dots": "..:Gone", "x": "gone:X", "two\x1b[2Jlines": "mine:X"},
+        "aorta.mitigations": {**entries, "a,b": "hostile_prints:SET", "omp_1": "hostile_prints:SET"},
+        "aorta.environments": entries,
+    }
+    modules = {f"hostile_{name}": source for name, source in HOSTILE.items()}
+    install(monkeypatch, tmp_path, "hostile", entry_points, modules)
+    result = CliRunner().invoke(main, ["list", "--json"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return {kind: {entry["name"]: entry for entry in entries} for kind, entries in found.items()}
+
+
+def test_what_raises_is_shown_with_what_it_raised(hostile: dict[str, Any]) -> None:
+    for kind in ("mitigations", "environments"):
+        said = {name: hostile[kind][name]["problem"] for name in HOSTILE}
+        assert "RuntimeError: \x1b[31mno way" in said["raises"]
+        assert "SystemExit: 3" in said["leaves"]
+        assert "__str__ raised ValueError" in said["unspeakable"]
+        assert "OSError: boom" in said["explodes"]
+        assert "not int" in said["shapeless"]
+    assert hostile["mitigations"]["prints"]["problem"] is None
+    assert hostile["mitigations"]["prints"]["variables"] == {"A": "1"}
+    assert {entry["source"] for name, entry in hostile["environments"].items() if name in HOSTILE} == {"hostile"}
+
+
+def test_names_that_collide_or_cannot_be_typed_are_shown_as_such(hostile: dict[str, Any]) -> None:
+    assert "offered twice, by" in hostile["workloads"]["gemm"]["problem"]
+    assert "offered twice, by" in hostile["mitigations"]["omp_1"]["problem"]
+    assert "separates names" in hostile["mitigations"]["a,b"]["problem"]
+    assert "control character" in hostile["workloads"]["two\x1b[2Jlines"]["problem"]
+    assert "there is no module" in hostile["workloads"]["x"]["problem"]
+    assert hostile["workloads"]["dots"]["problem"]
+
+
+def test_no_other_name_is_lost(hostile: dict[str, Any]) -> None:
+    assert hostile["workloads"]["fsdp"]["problem"] is None
+    usable = {name for name, entry in hostile["mitigations"].items() if entry["problem"] is None}
+    assert len(usable) == 34 + len({"prints"})
+    assert hostile["environments"]["local"]["problem"] is None
+    assert set(hostile["collectors"]) >= {"amd_log", "numerics", "rocprof"}
+
+
+def test_nothing_hostile_reaches_the_terminal(hostile: dict[str, Any]) -> None:
+    result = CliRunner().invoke(main, ["list"])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "{not json" not in result.stdout
+    assert "broken: " in result.stdout
+
+
+WORKLOADS = """
+import enum
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+
+class Kind(enum.Enum):
+    one = "one"
+    two = "two"
+
+class Typed:
+    class Config(BaseModel):
+        steps: int = Field(default=3, ge=1, le=9, description="how many")
+        rate: NonNegativeFloat
+        kinds: list[Kind] = Field(default_factory=lambda: [Kind.one])
+        maybe: int | None = None
+        named: str = Field(default="x", alias="call-it")
+    def setup(self): pass
+    def run(self): pass
+
+class Opaque(Typed):
+    class Config(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        thing: Typed = Typed()
+
+class Plain(Typed):
+    Config = None
+    default_config = {"steps": 5, "name": "x", "nothing": None}
+
+class Bare(Typed):
+    Config = None
+"""
+
+
+def test_every_option_of_pytest_is_listed_with_its_three_spellings() -> None:
+    found = listed("options")["options"]
+    assert list(found) == [option.flag for option in SETTINGS]
+    assert found["--aorta-trials"] == {
+        "name": "--aorta-trials",
+        "source": "pytest-aorta",
+        "metavar": "N",
+        "takes": "a whole number of at least 1",
+        "default": "1",
+        "repeat": False,
+        "ini": "aorta_trials",
+        "variable": "PYTEST_AORTA_TRIALS",
+        "help": "trials per cell",
+    }
+    assert found["--aorta-isolation"]["takes"] == "one of fork, spawn, none"
+    assert "max_restarts" in found["--aorta-elastic"]["takes"]
+    assert found["--aorta-resume"]["takes"] == "nothing"
+    assert "  aorta_grace SEC (default 5)\n" in run("list", "options").output
+
+
+@pytest.mark.parametrize("option", [option for option in SETTINGS if option.default], ids=lambda option: option.name)
+def test_a_default_is_that_of_a_run_without_options(option: Setting) -> None:
+    plain = Selection()
+    field = {"environment": "environments", "max-trials": "max_trials"}.get(option.name, option.name.replace("-", "_"))
+    places = (plain, plain.execution, plain.limits, plain.resources, plain.triage)
+    [actual] = [getattr(place, field) for place in places if hasattr(place, field)]
+    parsed = option.parse(option.default)
+    parsed = parsed[0] if option.name == "slots" else parsed
+    assert actual == ((parsed,) if option.repeat else parsed) or str(actual) == parsed
+
+
+def test_what_an_option_takes_is_said_in_words() -> None:
+    assert {
+        option.name: option.takes for option in SETTINGS if "''" in option.takes or option.takes == "any text"
+    } == {}
+
+
+def test_options_of_a_workload_have_types_and_defaults(stage: Stage) -> None:
+    stage.write(mine=WORKLOADS)
+    found = listed("--workload", "mine.py:Typed")["options"]
+    assert {name: (entry["takes"], entry["default"]) for name, entry in found.items()} == {
+        "steps": ("whole number at least 1 and at most 9", "3"),
+        "rate": ("number at least 0", None),
+        "kinds": ("list of (one of one, two)", '["one"]'),
+        "maybe": ("whole number, or null", "null"),
+        "call-it": ("text", '"x"'),
+    }
+    assert found["steps"]["help"] == "how many"
+    assert found["steps"]["source"] == "file:mine.py"
+    plain = listed("--workload", "mine.py:Plain")["options"]
+    assert {name: (entry["takes"], entry["default"]) for name, entry in plain.items()} == {
+        "steps": ("int", "5"),
+        "name": ("str", '"x"'),
+        "nothing": ("anything", "null"),
+    }
+    assert listed("--workload", "mine.py:Opaque")["options"]["thing"]["takes"] == "mine.Typed"
+    assert listed("--workload", "mine.py:Bare")["options"] == {}
+    assert "\n  steps (default 3)\n      how many; takes " in run("list", "--workload", "mine.py:Typed").output
+
+
+def test_a_registered_workload_is_asked_for_by_name(stage: Stage) -> None:
+    result = stage.command(sys.executable, "-m", "pytest_aorta", "list", "options", "--workload", "gemm", "--json")
+    assert json.loads(result.stdout.str())["options"][0]["default"] == "2"
+
+
+def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
+    stage.write(leaves="print('text'); raise SystemExit(0)")
+    for arguments, said in [
+        (("--workload", "leaves.py"), "as in leaves.py:CLASS"),
+        (("--workload", "gemn"), "did you mean 'gemm'?"),
+        (("--workload", "leaves.py:Gone"), "cannot be imported: SystemExit: 0"),
+        (("mitigations", "--workload", "gemm"), "the options of one workload, and no mitigations"),
+    ]:
+        result = run("list", *arguments)
+        assert result.exit_code == 2
+        assert said in result.output
+        assert "Traceback" not in result.output

@@ -149,13 +149,13 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
     """Whatever it has done so far: a record is there only with all of its artifacts."""
     code = (
         "import itertools, os, sys\n"
-        "from pytest_aorta.workspace import merge, no_overwrite\n"
+        "from pytest_aorta.workspace import merge\n"
         f"left = itertools.count({allowed}, -1)\n"
-        "real = no_overwrite._rename\n"
+        "real = merge._rename\n"
         "def rename(temporary, target):\n"
         "    if not next(left): os._exit(9)\n"
         "    real(temporary, target)\n"
-        "no_overwrite._rename = rename\n"
+        "merge._rename = rename\n"
         "def refuse(*paths): raise OSError(18, 'other file system')\n"
         "os.link = refuse\n"
         "from pytest_aorta.cli.main import main\n"
@@ -176,7 +176,7 @@ def test_a_merge_that_was_killed_before_the_matrix(here: Path, monkeypatch: pyte
 
     command("merge", "a", "all")
     with monkeypatch.context() as patched:
-        patched.setattr("pytest_aorta.triage.matrix.merged.write_merged_matrix", killed)
+        patched.setattr("pytest_aorta.triage.matrix.write_merged_matrix", killed)
         assert command("merge", "b", "all").exit_code == 1
     assert command("merge", "b", "all").exit_code == 0
     assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()

@@ -22,13 +22,9 @@ AT_START = [
     "pytest_aorta",
     "pytest_aorta.settings",
     "pytest_aorta.plugin",
-    "pytest_aorta.plugin.fixtures",
     "pytest_aorta.plugin.hooks",
     "pytest_aorta.plugin.options",
 ]
-
-#: And to look at files that were given as arguments.
-FOR_FILES = ["pytest_aorta.plugin.given_texts"]
 
 #: The hooks of a session without trials. None of them is called for a test that runs.
 HOOKS = [
@@ -67,7 +63,7 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     files = write_tests(stage, files=3, tests=10)
     stage.write_file("settings.toml", "")  # no recipe
     found = counted(stage, *(files if as_files else ()))
-    assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START + FOR_FILES * as_files)
+    assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START)
     assert found["calls"]["run"] == {}
     # Of a test function, the names of its fixtures are compared, and the folder is listed once, although pytest
     # does that for each argument. Collectors are the session, the folder, and the files.
@@ -113,8 +109,8 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     found = counted(stage, *files, "--collect-only")
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
     # To decide whether to look closer, and then, of those with workloads, again.
-    assert calls["given_texts.may_have_workloads"] <= 2 * len(files)
-    assert calls["discovery._facts"] == 3
+    assert calls["hooks.may_have_workloads"] <= 2 * len(files)
+    assert calls["workload_files._facts"] == 3
 
 
 def test_calls_are_counted_in_those_sessions_only() -> None:
@@ -134,7 +130,7 @@ def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
     write_tests(stage, files=2, tests=10)
     found = counted(stage, "-n", "2")
     assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
-    assert found["calls"]["run"].pop("controller_hooks.pytest_runtest_logreport") == 60
+    assert found["calls"]["run"].pop("roles.pytest_runtest_logreport") == 60
     # The name of the run, for its two workers.
     assert sum(found["calls"]["run"].values()) <= 10
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.failure_text import failure_text, short_reason, tail_of
+from pytest_aorta.plugin.failures import failure_text, short_reason, tail_of
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 

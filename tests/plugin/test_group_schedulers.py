@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.group_schedulers import group_scheduler
+from pytest_aorta.plugin.roles import group_scheduler
 
 
 class SimulatedWorker:

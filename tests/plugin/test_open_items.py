@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.open_items import OpenItems
+from pytest_aorta.plugin.report_hooks import OpenItems
 
 
 def test_an_item_is_open_between_its_beginning_and_its_end() -> None:

@@ -12,8 +12,7 @@ from option_reading import NO_VARIABLES, configure, on_command_line, option, rea
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
 from pytest_aorta.settings import SETTINGS, OptionError
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 
 def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytester) -> None:
@@ -111,8 +110,6 @@ GIVEN = {
     "minimize": ("a,b", "c", "d"),
     "max-trials": ("2", "3", "4"),
     "registry-file": ("/x", "/y", "/z"),
-    "submit": ("slurm", "none", "frontier"),
-    "max-jobs": ("2", "3", "4"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.log_stream import LogStream
+from pytest_aorta.plugin.trial_item import LogStream
 
 TALKS = """
 import os, sys

@@ -9,7 +9,7 @@ import pytest
 from support.neighbourhood import metrics, settle, workloads
 from support.stage import Stage
 
-from pytest_aorta.plugin.summary.side_by_side import SideBySideLines
+from pytest_aorta.plugin.summary import SideBySideLines
 from pytest_aorta.trials.execution import Resources
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

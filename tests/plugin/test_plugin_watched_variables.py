@@ -10,10 +10,10 @@ import pytest
 from support.containers import install_stand_in
 from support.stage import Stage
 
-from pytest_aorta.triage.baselines import choose_baselines
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.checks.mitigations import MitigationEffect, effects
+from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, facts_of
+from pytest_aorta.triage.verdicts import choose_baselines
 
 READS = """
     import os

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.report_details import html_header, html_row, links_of
+from pytest_aorta.plugin.failures import html_header, html_row, links_of
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.rerun_command import rerun_line
+from pytest_aorta.plugin.failures import rerun_line
 from pytest_aorta.settings import SETTINGS
 
 NODE_ID = "aorta::fsdp[local-none-3]"

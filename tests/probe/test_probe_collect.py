@@ -148,7 +148,7 @@ def test_a_broken_probe_is_named_and_never_raises(
 def test_files_that_cannot_be_read_cost_only_what_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", broken)
     static = collect_static()
-    assert "host.cpu_model: OSError: broken for the test" in static.reasons
+    assert "runtime_context.cgroup: OSError: broken for the test" in static.reasons
     assert static.sections["host"]["hostname"] == platform.node()
 
 

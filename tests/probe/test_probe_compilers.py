@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe import tool as module
+from pytest_aorta.probe import accelerator as module
+from pytest_aorta.probe.accelerator import compilers
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.tool import compilers
 
 NVCC = "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 12.4, V12.4.131'"
 

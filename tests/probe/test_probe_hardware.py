@@ -22,13 +22,12 @@ from pytest_aorta.probe.host import (
     cpu_frequency,
     cpu_topology,
     kernel_command_line,
-    memory_policy,
     memory_state,
     numa_balancing,
     numa_nodes,
     transparent_huge_pages,
 )
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.process import memory_policy, process
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -198,7 +197,7 @@ INTERLEAVE = 3
 def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
     code = f"""
 import ctypes, sys
-from pytest_aorta.probe.host import memory_policy
+from pytest_aorta.probe.process import memory_policy
 before = memory_policy()
 libc = ctypes.CDLL(None, use_errno=True)
 mask = ctypes.c_ulong(1)
@@ -241,18 +240,6 @@ def test_this_process_is_described_by_the_kernel() -> None:
     assert facts["memory_available_bytes"] < psutil.virtual_memory().total
     if facts["huge_pages"] is not None:
         assert facts["huge_pages"]["total"] >= facts["huge_pages"]["free"]
-
-
-def test_without_proc_only_what_it_tells_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_aorta.probe import process as module
-
-    monkeypatch.setattr(module, "memory_state", lambda: memory_state(tmp_path))
-    monkeypatch.setattr(module, "_status", dict)
-    guard = Guard()
-    facts = process(guard)
-    assert guard.reasons == []
-    assert (facts["threads"], facts["huge_pages"], facts["transparent_huge_pages"]) == (None, None, None)
-    assert facts["memory_available_bytes"] > 0
 
 
 def test_the_command_line_of_this_kernel() -> None:

@@ -1,10 +1,12 @@
-"""What names a variable: among the files of a process, with a cache, within a time, and not beyond what was seen."""
+"""What names a variable: which libraries and sources, within a time, kept for the next trial."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import platform
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -13,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_aorta.probe import named_variables as module
 from pytest_aorta.probe.collect import collect_end, collect_static
 from pytest_aorta.probe.guard import Facts
-from pytest_aorta.probe.named_variables import SearchCache, Watch, cache_key, named_variables, open_cache
+from pytest_aorta.probe.loaded import file_identity
+from pytest_aorta.probe.named_variables import Watch, named_variables
 from pytest_aorta.probe.process import children_now, had_children_since
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+needs_gxx = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="operands of x86-64 need g++ for it"
+)
 
 #: Put together, because this file is an imported source as well.
 NAME = "_".join(["READ", "BY", "A", "SOURCE"])
@@ -52,8 +61,64 @@ def settled(search: Callable[[], Facts]) -> Facts:
     return found
 
 
-def searched(*names: str) -> Facts:
-    return settled(lambda: named_variables(names))
+def in_libraries(paths: list[Path], names: set[str]) -> set[str]:
+    """Those of the names that one of these libraries contains."""
+    search = module._Search(module._cache_folder() or Path(), sorted(names), deadline=float("inf"))
+    return set(search.objects({str(path): file_identity(str(path)) for path in paths}))
+
+
+def compiled(folder: Path, source: str, *options: str, compiler: str = "gcc") -> Path:
+    suffix = "cpp" if compiler == "g++" else "c"
+    (folder / f"source.{suffix}").write_text(source)
+    path = folder / f"lib{'_'.join(options).replace('-', '')}.so"
+    command = [compiler, "-shared", "-fPIC", *options, str(folder / f"source.{suffix}"), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+LIBRARY = """
+#include <stdlib.h>
+static const char table[][24] = {"FIRST_OF_AN_ARRAY", "LAST_OF_AN_ARRAY"};
+static char writable[] = "IN_WRITABLE_DATA";
+const char *array(int index) { return getenv(table[index]); }
+const char *data(void) { return getenv(writable); }
+const char *alone(void) { return getenv("READ_BY_NAME"); }
+const char *longer(void) { return getenv("BEGINS_A_NAME_THAT_GOES_ON"); }
+const char *tail(void) { return getenv("MY_READ_AS_A_TAIL"); }
+const char *message(void) { return "please set IN_A_MESSAGE=1, or else"; }
+const char *put_together(int which) { return which ? "ONEDNN_" : "OF_A_NAME"; }
+"""
+HELD = {
+    *("FIRST_OF_AN_ARRAY", "LAST_OF_AN_ARRAY", "IN_WRITABLE_DATA", "READ_BY_NAME", "IN_A_MESSAGE"),
+    *("READ_AS_A_TAIL", "ONEDNN_OF_A_NAME"),
+}
+
+
+@needs_gcc
+def test_strings_are_found_wherever_a_compiler_puts_them(tmp_path: Path) -> None:
+    library = compiled(tmp_path, LIBRARY, "-O2")
+    assert in_libraries([library], HELD | {"NEVER_MENTIONED", "BEGINS_A_NAME", "ONEDNN_OTHER"}) == HELD
+
+
+@needs_gxx
+@pytest.mark.parametrize("level", ["-O1", "-O3"])
+def test_a_string_that_is_copied_by_code_is_found(tmp_path: Path, level: str) -> None:
+    """At -O3, the names are operands, and vectors of 16 bytes, and none of them is there as a whole."""
+    names = {"HSA_XNACK", "HSA_ENABLE_SDMA", "HSA_NO_SCRATCH_RECLAIM", "GPU_MAX_HW_QUEUES", "EXACTLY8"}
+    source = "#include <cstdlib>\n#include <string>\n"
+    source += "__attribute__((noinline)) const char *get(std::string name) { return getenv(name.c_str()); }\n"
+    source += "".join(f'extern "C" const char *of_{name}() {{ return get("{name}"); }}\n' for name in sorted(names))
+    others = {"HSA_NOT_THERE", "GPU_NOT_MENTIONED_AT_ALL"}
+    library = compiled(tmp_path, source, level, "-fvisibility=hidden", "-s", compiler="g++")
+    assert in_libraries([library], names | others) == names
+
+
+def test_the_libraries_of_torch_name_what_they_are_documented_to_read() -> None:
+    folder = Path(torch.__file__).with_name("lib")
+    # oneDNN puts its name together at run time.
+    read = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
+    others = {"DISABLE_TF32", "HSA_XNACK", "A_MADE_UP_VARIABLE"}
+    assert in_libraries([folder / "libtorch_cpu.so", *folder.glob("libgomp*.so*")], read | others) == read
 
 
 def in_a_fresh_process(code: str, **variables: str) -> Any:
@@ -86,15 +151,6 @@ def test_libraries_and_sources_are_named() -> None:
     assert found.keys() == {"by", "subprocesses"}
 
 
-def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> None:
-    (sources / "reads_it.py").write_text(f"import os\nVALUE = os.environ.get('{NAME}')\n")
-    static = collect_static()
-    assert look(static, NAME)["by"][NAME]["count"] == 0
-    importlib.import_module("reads_it")
-    assert look(static, NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
-    assert look(collect_static(), NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
-
-
 def look(static: Any, *names: str) -> Facts:
     """What a trial records that ends now."""
 
@@ -107,12 +163,27 @@ def look(static: Any, *names: str) -> Facts:
     return settled(at_the_end)
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> None:
+    (sources / "reads_it.py").write_text(f"import os\nVALUE = os.environ.get('{NAME}')\n")
+    static = collect_static()
+    assert look(static, NAME)["by"][NAME]["count"] == 0
+    importlib.import_module("reads_it")
+    assert look(static, NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
+    assert look(collect_static(), NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
+
+
+def test_bytecode_without_a_source_is_searched(sources: Path) -> None:
+    (sources / "reads.py").write_text(f"import os\nos.environ.get('{NAME}')\n")
+    py_compile.compile(str(sources / "reads.py"), str(sources / "reads.pyc"))
+    (sources / "reads.py").unlink()
+    importlib.import_module("reads")
+    assert look(collect_static(), NAME)["by"][NAME]["first"] == ["reads"]
+
+
+@needs_gcc
 def test_a_library_that_was_loaded_later_is_searched_as_well(tmp_path: Path) -> None:
-    source = tmp_path / "lib.c"
-    source.write_text('#include <stdlib.h>\nconst char *get(void) { return getenv("READ_BY_A_LIBRARY"); }\n')
-    library = tmp_path / "libreads.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    source = '#include <stdlib.h>\nconst char *get(void) { return getenv("READ_BY_A_LIBRARY"); }\n'
+    library = compiled(tmp_path, source, "-O2")
     code = f"""
 import ctypes
 static = collect_static()
@@ -124,13 +195,13 @@ print(json.dumps([before, loaded, named(static, "READ_BY_A_LIBRARY", "NOT_READ")
 """
     before, loaded, removed = in_a_fresh_process(code)
     assert before["by"]["READ_BY_A_LIBRARY"]["count"] == 0
-    assert loaded["by"]["READ_BY_A_LIBRARY"] == {"count": 1, "first": ["libreads.so"]}
-    assert removed["unsearched"] == ["libreads.so"]
+    assert loaded["by"]["READ_BY_A_LIBRARY"] == {"count": 1, "first": [library.name]}
+    assert removed["unsearched"] == [library.name]
 
 
 def test_our_own_sources_do_not_count() -> None:
     """They list what others read."""
-    found = searched("NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")
+    found = settled(lambda: named_variables(["NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"]))
     ours = {label for named in found["by"].values() for label in named["first"] if label.startswith("pytest_aorta")}
     assert ours == set()
 
@@ -143,7 +214,7 @@ def test_a_lazy_module_is_not_loaded(sources: Path) -> None:
     spec.loader = importlib.util.LazyLoader(spec.loader)
     sys.modules["later"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["later"])
-    assert searched(NAME)["by"][NAME]["first"] == ["later"]
+    assert settled(lambda: named_variables([NAME]))["by"][NAME]["first"] == ["later"]
     assert not hasattr(sys, "loaded")
 
 
@@ -151,38 +222,22 @@ def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) ->
     (sources / "gone.py").write_text("")
     importlib.import_module("gone")
     (sources / "gone.py").unlink()
-    assert "gone" in searched("ANY")["unsearched"]  # as may be what torch has removed, after other tests
+    # As may be what torch has removed, after other tests.
+    assert "gone" in settled(lambda: named_variables(["ANY"]))["unsearched"]
 
 
-def test_what_was_found_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     static = collect_static()
     first = look(static, "OMP_NUM_THREADS", "NOT_READ")
-    monkeypatch.setattr(module, "names_in_object", lambda *arguments: pytest.fail("searched again"))
-    monkeypatch.setattr(module, "names_in_source", lambda *arguments: pytest.fail("searched again"))
+    monkeypatch.setattr(module._Search, "_holds", lambda *arguments: pytest.fail("searched again"))
     assert look(static, "NOT_READ", "OMP_NUM_THREADS") == first
-    assert cache.stat().st_mode & 0o077 == 0
 
 
-def test_another_name_is_searched_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the objects that are worth keeping an answer for."""
-    monkeypatch.setattr(module, "_WORTH_KEEPING", -1.0)
-    searched("FIRST_NAME")
-    asked: set[str] = set()
-
-    def search(path: str, names: list[str], deadline: object) -> set[str]:
-        asked.update(names)
-        return set()
-
-    monkeypatch.setattr(module, "names_in_object", search)
-    searched("FIRST_NAME", "SECOND_NAME")
-    assert asked == {"SECOND_NAME"}
-
-
-def test_a_damaged_answer_is_made_again(cache: Path) -> None:
+def test_a_damaged_answer_is_searched_for_again(cache: Path) -> None:
     static = collect_static()
     first = look(static, "OMP_NUM_THREADS")
-    for number, file in enumerate(sorted(cache.iterdir())):
-        file.write_text(["{", "[]", '{"OMP_NUM_THREADS": 3}', "\xff"][number % 4], encoding="latin-1")
+    for file in cache.iterdir():
+        file.write_text("{")
     assert look(static, "OMP_NUM_THREADS") == first
 
 
@@ -191,48 +246,31 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
     file = tmp_path / "a file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    monkeypatch.setattr("pytest_aorta.probe.named_variables._SHARED", file)
-    found = look(collect_static(), "ANY")
-    assert found == {
+    assert look(collect_static(), "ANY") == {
         "note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one",
         "subprocesses": False,
     }
 
 
-def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.probe.named_variables._SHARED", tmp_path)
-    folder = tmp_path / "cache" / "pytest-aorta" / "variable-names"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    opened = open_cache()
-    assert opened is not None
-    opened.write("key", {"NAME": ["label"]})
-    assert list(folder.iterdir()) == []
-    assert opened.read("key") == {"NAME": ["label"]}
-
-
-def test_the_cache_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.probe.named_variables._MOST", 10)
-    small = SearchCache(tmp_path)
+def test_the_cache_stays_small(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_KEPT", 10)
+    cache.mkdir(parents=True)
     for number in range(100):
-        small.write(cache_key(number), {"NAME": [str(number)]})
-        os.utime(tmp_path / cache_key(number), ns=(number, number))
-    assert len(list(tmp_path.iterdir())) <= 10
-    assert small.read(cache_key(99)) == {"NAME": ["99"]}
-    assert small.read(cache_key(0)) is None
+        (cache / f"answer {number}").write_text("{}")
+    settled(lambda: named_variables(["OMP_NUM_THREADS"]))
+    assert len(list(cache.iterdir())) < 100
 
 
-def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WORTH_KEEPING", -1.0)
+def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time() -> None:
     assert named_variables(["OMP_NUM_THREADS"], seconds=-1.0) == {
         "note": "not searched: it would have taken longer than -1.0 s"
     }
-    assert "by" in searched("OMP_NUM_THREADS")
+    assert "by" in settled(lambda: named_variables(["OMP_NUM_THREADS"], seconds=3.0))
 
 
 @pytest.mark.parametrize(
     ("timeout", "stall", "spent", "seconds"),
-    [(None, None, 5.0, 3.0), (600.0, None, 5.0, 3.0), (10.0, None, 8.0, 0.5), (600.0, 2.0, 5.0, 0.5)],
+    [(None, None, 5.0, 5.0), (600.0, None, 5.0, 5.0), (10.0, None, 8.0, 0.5), (600.0, 2.0, 5.0, 0.5)],
 )
 def test_a_search_leaves_time_until_the_deadline(
     timeout: float | None, stall: float | None, spent: float, seconds: float

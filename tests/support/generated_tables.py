@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
-from pytest_aorta.triage.failures.signatures import Signature
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.step_times import steady_steps
-from pytest_aorta.triage.table import Table, triage_of
+from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts, steady_steps
+from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.verdicts import Table, TriageSettings, triage_of
 
 _TRAPS = (
     "a|b",

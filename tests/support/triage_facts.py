@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts
-from pytest_aorta.triage.failures.signatures import Signature
-from pytest_aorta.triage.step_times import steady_steps
-from pytest_aorta.triage.watched_variables import NOT_WATCHED, WatchedVariables
+from pytest_aorta.triage.facts import NOT_WATCHED, CellKey, Outcome, TrialFacts, WatchedVariables, steady_steps
+from pytest_aorta.triage.signatures import Signature
 
 _OUTCOMES: dict[str, Outcome] = {".": "ok", "F": "failed", "T": "timeout", "E": "infrastructure", "-": "did not run"}
 

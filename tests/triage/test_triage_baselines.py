@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 from support.triage_facts import trials
 
-from pytest_aorta.triage.baselines import BaselineError, Baselines, check_baseline, choose_baselines
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.triage.verdicts import BaselineError, Baselines, Triage, check_baseline, choose_baselines
 
 
 def cells(*of: list[TrialFacts]) -> list[CellStatistics]:
@@ -79,7 +78,7 @@ def test_a_baseline_that_did_not_run_is_passed_over_unless_it_was_asked_for() ->
 
 
 def test_where_nothing_ran_there_is_no_baseline() -> None:
-    assert choose_baselines(cells(trials("none", "--"), trials("a", "--"))) == Baselines({}, frozenset())
+    assert choose_baselines(cells(trials("none", "--"), trials("a", "--"))) == Baselines({}, ())
 
 
 def test_the_baseline_of_another_environment_is_none_for_this_one() -> None:

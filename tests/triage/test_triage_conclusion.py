@@ -6,9 +6,9 @@ from itertools import chain
 
 from support.triage_facts import trials
 
-from pytest_aorta.triage.conclusion import conclusions
+from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.table import triage_of
+from pytest_aorta.triage.verdicts import triage_of
 
 
 def said(*cells: list[TrialFacts]) -> list[str]:

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from support.triage_facts import trials
 
 from pytest_aorta.triage.decisions import Decisions
-from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.table import Triage, triage_of
-from pytest_aorta.triage.watched_variables import WatchedVariables
+from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
+from pytest_aorta.triage.verdicts import Triage, TriageSettings, triage_of
 
 SEQUENTIAL = TriageSettings(sequential=True)
 

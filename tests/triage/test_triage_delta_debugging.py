@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.delta_debugging import ddmin
+from pytest_aorta.triage.minimize import ddmin
 
 Oracle = Callable[[tuple[int, ...]], bool]
 

@@ -10,7 +10,7 @@ from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, facts_of, outcome_of
-from pytest_aorta.triage.table import triage_of
+from pytest_aorta.triage.verdicts import triage_of
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
 

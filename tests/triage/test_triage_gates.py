@@ -7,8 +7,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.gates import GateError, check_gates, judge, parse_gate
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.table import triage_of
+from pytest_aorta.triage.verdicts import TriageSettings, triage_of
 
 FAILS_OFTEN = trials("none", "F" * 15 + "." * 5)
 FIXES = trials("omp_1", "." * 20)

@@ -14,7 +14,7 @@ from support.stage import Stage
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.reading import Results, read_triage
-from pytest_aorta.triage.table import Table
+from pytest_aorta.triage.verdicts import Table
 
 #: Keeps the table of the run that it is part of.
 KEEPS_ITS_TABLE = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.step_times import steady_steps, summary_of
+from pytest_aorta.triage.facts import steady_steps, summary_of
 
 TIMES = st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=1, max_size=300)
 

@@ -8,8 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads._collectives import COLLECTIVES, LARGEST, Call, Setting, average_tolerance, sum_tolerance
-from aorta_workloads.allreduce import AllReduce
+from aorta_workloads.allreduce import COLLECTIVES, LARGEST, AllReduce, Call, Setting, average_tolerance, sum_tolerance
 from pydantic import ValidationError
 from rank_processes import Driven, drive, drive_on_ranks, run_on_ranks
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import (
     AgentEnd,
     Collective,
@@ -29,7 +29,7 @@ from pytest_aorta.launch.diagnosis.evidence import (
 )
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
 from pytest_aorta.trials.events import Send, TrialEvent
-from pytest_aorta.trials.steps import read_steps, step_file
+from pytest_aorta.trials.lifecycle import read_steps, step_file
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"

@@ -23,15 +23,24 @@ from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
-from pytest_aorta.trials.command_line import COMMAND_TARGET, fill_in, placeholders_in, program_not_found, words_of
+from pytest_aorta.trials.command_line import (
+    COMMAND_TARGET,
+    RETURNCODE,
+    SEED,
+    OutputFindings,
+    OutputRules,
+    fill_in,
+    placeholders_in,
+    program_not_found,
+    words_of,
+)
 from pytest_aorta.trials.config import resolve_config
+from pytest_aorta.trials.conversion import CommandResult, result_to_plain
 from pytest_aorta.trials.events import FailureData, ResultData, Send
+from pytest_aorta.trials.execution import NAMES, TRIAL_SEED, note_tmp
+from pytest_aorta.trials.lifecycle import StepCounter, step_file
 from pytest_aorta.trials.loading import describe, load_class
 from pytest_aorta.trials.outcome import Observed, after_step
-from pytest_aorta.trials.output_rules import RETURNCODE, SEED, OutputFindings, OutputRules
-from pytest_aorta.trials.place_variables import NAMES, TRIAL_SEED, note_tmp
-from pytest_aorta.trials.returned import CommandResult, result_to_plain
-from pytest_aorta.trials.steps import StepCounter, step_file
 
 _CHUNK = 2**16
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException, Std, to_map
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     ATTEMPT,
     EventLogRelay,

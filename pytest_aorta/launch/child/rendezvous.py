@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
 from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:

@@ -32,7 +32,7 @@ from pytest_aorta.launch.child.rendezvous import FixedAgents
 from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, ranks_from_json, to_json
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: Seconds that the store has for an answer, and to be there.
 _STORE_PATIENCE = 60.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     AttemptRecorder,
     EventLogWriter,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.file_tail import read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import Collective, Location
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.common.exception_text import describe_exception
 from pytest_aorta.common.import_target import import_target
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime.channel import Joiner, Message, cut
 from pytest_aorta.runtime.hosts.code_digest import code_identity, locate
 from pytest_aorta.runtime.hosts.framing import PIECE, decode, encode

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.items.discovery import workload_classes
-from pytest_aorta.plugin.items.nearly_workloads import what_lacks
+from pytest_aorta.plugin.workload_files import what_lacks, workload_classes
 
 CASES = {
     "no run": ("class A:\n    def setup(self): pass", "A has no run()"),

@@ -8,9 +8,8 @@ import re
 import pytest
 from support.stage import Stage, counts, text
 
-from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.plugin.replay_options import replay_selection
-from pytest_aorta.settings import OptionError
+from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.run import replay_selection
 
 SEES = """
 import os

@@ -295,5 +295,5 @@ def test_a_class_that_lacks_a_method_is_an_error_and_not_no_tests(stage: Stage, 
     result = stage.run_here("lacking.py")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(
-        [f"*no workload in lacking.py: Repro has no {missing}(); a Workload has setup() and run()"]
+        [f"*no workload in lacking.py: Repro does not define {missing}(). A workload has setup() and run(), *"]
     )

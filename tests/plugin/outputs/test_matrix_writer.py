@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,9 @@ from hypothesis import strategies as st
 from support.processes import wait_until
 from support.triage_facts import trials
 
-from pytest_aorta.plugin.outputs import matrix_writer
-from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
-from pytest_aorta.plugin.outputs.step_summary import LARGEST, append
-from pytest_aorta.triage.matrix.document import Matrix, MatrixCell
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.plugin import writer as matrix_writer
+from pytest_aorta.plugin.writer import LARGEST_SUMMARY, MatrixWriter, append_to_summary
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
 
@@ -74,8 +74,8 @@ import sys
 from itertools import count
 from pathlib import Path
 from support.triage_facts import trials
-from pytest_aorta.plugin.outputs.matrix_writer import MatrixWriter
-from pytest_aorta.triage.table import Triage
+from pytest_aorta.plugin.writer import MatrixWriter
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.trial_store import TrialStore
 
 folder, triage = Path(sys.argv[1]), Triage()
@@ -95,7 +95,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_matrix_before(tmp_path: Path
         process.kill()
         process.wait()
         [cell] = matrix_cells(tmp_path)
-        assert cell.seen == sum(map(len, cell.trials.values())) > 0
+        assert cell["seen"] == sum(map(len, cell["trials"].values())) > 0
     store = TrialStore(tmp_path, "later")
     MatrixWriter(triage := Triage(), store, tmp_path, [], lambda: 0.0).finish(triage.table(), None)
     assert not list(tmp_path.glob(".*.tmp"))
@@ -110,16 +110,16 @@ def differs(folder: Path, text: str) -> bool:
     return read(folder) != text
 
 
-def matrix_cells(folder: Path) -> list[MatrixCell]:
-    return Matrix.model_validate_json(read(folder)).cells
+def matrix_cells(folder: Path) -> list[dict[str, Any]]:
+    return list(json.loads(read(folder))["cells"])
 
 
 def test_the_summary_of_a_step_never_grows_beyond_what_is_shown(tmp_path: Path) -> None:
     summary, line = tmp_path / "summary.md", "| " + "x" * 97 + "\n"
     for _ in range(3):
-        append(summary, line * 6000)
+        append_to_summary(summary, line * 6000)
     text = summary.read_text()
-    assert LARGEST - 1000 < len(text) <= LARGEST
+    assert LARGEST_SUMMARY - 1000 < len(text) <= LARGEST_SUMMARY
     assert set(text.splitlines()) == {
         "",
         line.strip("\n"),

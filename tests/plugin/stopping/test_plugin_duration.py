@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage, counts
 
-from pytest_aorta.plugin.stopping.rounds import Rounds
+from pytest_aorta.plugin.stopping import Rounds
 
 WORKLOAD = """
 import time

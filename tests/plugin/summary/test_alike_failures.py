@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.triage_facts import CRASH, NAN, trials
 
-from pytest_aorta.plugin.summary.alike_failures import AlikeFailures, Fold, ranges
+from pytest_aorta.plugin.folded_summary import AlikeFailures, Fold, ranges
 from pytest_aorta.triage.facts import TrialFacts
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.triage.baselines import choose_baselines
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.checks.drift import drift_warnings
-from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts
-from pytest_aorta.triage.step_times import steady_steps
+from pytest_aorta.triage.checks import drift_warnings
+from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts, steady_steps
+from pytest_aorta.triage.verdicts import choose_baselines
 
 MINUTE = 60.0
 QUIET = HostConditions(
@@ -68,7 +67,8 @@ def cell_of(
 
 
 def warnings(cells: Sequence[CellTrials]) -> tuple[str, ...]:
-    return drift_warnings(cells, choose_baselines([cell.statistics for cell in cells]))
+    baselines = choose_baselines([cell.statistics for cell in cells])
+    return drift_warnings(cells, {base: baselines.family(base) for base in baselines.cells})
 
 
 def slower(at: float) -> float:
@@ -174,7 +174,7 @@ def test_few_trials_and_records_without_facts_are_no_reason_to_warn() -> None:
         for facts in cell.finished:
             cell.add(replace(facts, started_at="", steps=None, wall_sec=None))
     assert warnings(bare) == ()
-    assert drift_warnings([], choose_baselines([])) == ()
+    assert drift_warnings([], {}) == ()
 
 
 def undrifted(generator: random.Random, cells: int, trials: int) -> list[CellTrials]:

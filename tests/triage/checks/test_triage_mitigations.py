@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record
 
-from pytest_aorta.triage.baselines import choose_baselines
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.checks.mitigations import MitigationEffect, effects
-from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.watched_variables import NOT_WATCHED, watched_variables
+from pytest_aorta.triage.checks import MitigationEffect, effects
+from pytest_aorta.triage.facts import NOT_WATCHED, CellKey, facts_of, watched_variables
+from pytest_aorta.triage.verdicts import choose_baselines
 
 
 @dataclass(frozen=True)

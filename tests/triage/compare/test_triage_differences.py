@@ -8,8 +8,7 @@ import pytest
 from support.environments import TWO_GPUS, env
 from support.records import record
 
-from pytest_aorta.triage.compare.differences import differences
-from pytest_aorta.triage.compare.environments import Environments
+from pytest_aorta.triage.environments import Environments, differences
 
 EIGHT = [{"gfx": "gfx942"}] * 8
 

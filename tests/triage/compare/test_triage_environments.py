@@ -11,9 +11,8 @@ from support.records import record
 from support.stage import Stage
 
 from pytest_aorta.probe.environment_facts import RULES
-from pytest_aorta.triage.compare.differences import differences
-from pytest_aorta.triage.compare.environments import Environments
-from pytest_aorta.triage.compare.sides import Side, read_side
+from pytest_aorta.triage.compare import Side, read_side
+from pytest_aorta.triage.environments import Environments, differences
 
 
 def all_environments(side: Side) -> Environments:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.failures.message_words import LONGEST, words_of
+from pytest_aorta.triage.signatures import LONGEST, words_of
 
 CASES = {
     # numbers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.triage.failures.signatures import signature_of
+from pytest_aorta.triage.signatures import signature_of
 
 HERE = Path(__file__).parent
 

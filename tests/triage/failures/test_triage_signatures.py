@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record
 
-from pytest_aorta.triage.failures.signatures import Signature, signature_of
+from pytest_aorta.triage.signatures import Signature, signature_of
 
 RUNNER = '  File "/venv/lib/python3.11/site-packages/pytest_aorta/trials/lifecycle.py", line 79, in run\n'
 STEP = '  File "/home/me/train.py", line 88, in step\n    loss.backward()\n'

@@ -9,11 +9,8 @@ import pytest
 from support.triage_facts import trials
 
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.matrix.document import MatrixText
-from pytest_aorta.triage.matrix.earlier import settings_of, was_looked_at
-from pytest_aorta.triage.matrix.run_state import RunState
-from pytest_aorta.triage.settings import TriageSettings
-from pytest_aorta.triage.table import triage_of
+from pytest_aorta.triage.matrix import EarlierMatrix, RunState, matrix_json
+from pytest_aorta.triage.verdicts import TriageSettings, triage_of
 
 NONE = CellKey("gemm", "local-none")
 
@@ -21,40 +18,40 @@ NONE = CellKey("gemm", "local-none")
 def leave(results: Path, *, planned: int, sequential: bool = False, complete: bool = True) -> None:
     table = triage_of(trials("none", "F.F."), TriageSettings(sequential=sequential))
     state = RunState(planned={NONE: planned}, complete=complete)
-    (results / "matrix.json").write_text(MatrixText().of(table, state))
+    (results / "matrix.json").write_text(matrix_json(table, state))
 
 
 def test_a_plan_of_another_size_was(tmp_path: Path) -> None:
     leave(tmp_path, planned=4)
-    assert was_looked_at(tmp_path, {NONE: 8})
-    assert was_looked_at(tmp_path, {NONE: 2})
-    assert not was_looked_at(tmp_path, {NONE: 4})
+    assert EarlierMatrix(tmp_path).was_looked_at({NONE: 8})
+    assert EarlierMatrix(tmp_path).was_looked_at({NONE: 2})
+    assert not EarlierMatrix(tmp_path).was_looked_at({NONE: 4})
 
 
 def test_one_that_was_ended_early_goes_on_to_the_number_that_was_planned(tmp_path: Path) -> None:
     leave(tmp_path, planned=20, complete=False)
-    assert not was_looked_at(tmp_path, {NONE: 20})
+    assert not EarlierMatrix(tmp_path).was_looked_at({NONE: 20})
 
 
 def test_once_looked_at_stays_looked_at(tmp_path: Path) -> None:
     leave(tmp_path, planned=8, sequential=True)
-    assert was_looked_at(tmp_path, {NONE: 8})
+    assert EarlierMatrix(tmp_path).was_looked_at({NONE: 8})
 
 
 @pytest.mark.parametrize(("sequential", "complete"), [(False, True), (True, True), (False, False)])
 def test_a_later_reader_judges_as_the_run_did(tmp_path: Path, sequential: bool, complete: bool) -> None:
     leave(tmp_path, planned=8, sequential=sequential, complete=complete)
-    assert settings_of(tmp_path) == TriageSettings(sequential=sequential or not complete)
+    assert EarlierMatrix(tmp_path).settings == TriageSettings(sequential=sequential or not complete)
 
 
 def test_other_cells_do_not_matter(tmp_path: Path) -> None:
     leave(tmp_path, planned=4)
-    assert not was_looked_at(tmp_path, {replace(NONE, workload="fsdp"): 8})
+    assert not EarlierMatrix(tmp_path).was_looked_at({replace(NONE, workload="fsdp"): 8})
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"cells": 3}', '{"cells": [3, {"seen": 1}]}', "\udc80"])
 def test_what_is_no_matrix_says_nothing(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "matrix.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert not was_looked_at(tmp_path, {NONE: 8})
-    assert settings_of(tmp_path) is None
+    assert not EarlierMatrix(tmp_path).was_looked_at({NONE: 8})
+    assert EarlierMatrix(tmp_path).settings is None

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from support.generated_tables import tables
 from support.triage_facts import CRASH, trials
 
-from pytest_aorta.triage.matrix.run_state import RunState
-from pytest_aorta.triage.matrix.text import markdown
-from pytest_aorta.triage.table import Table, triage_of
+from pytest_aorta.triage.matrix import RunState, markdown
+from pytest_aorta.triage.verdicts import Table, triage_of
 
 markdown_it: Any = pytest.importorskip("markdown_it")
 
@@ -60,9 +59,8 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
         "Cell",
         "Mitigations",
         "Environment",
-        "Failure rate (95%)",
-        "Failures",
-        "Median step (ms)",
+        "Failed",
+        "Rate (95%)",
     ]
     assert "**baseline**" not in plain
     cells = [
@@ -70,7 +68,7 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
         *trials("omp_1", "." * 20, step_ms=(40.0, 41.0)),
     ]
     base, fixed = fields(full := markdown(triage_of(cells), RunState()))
-    assert (base["Failures"], base["Timeouts"], base["Infrastructure"], base["Did not run"]) == (
+    assert (base["Failed"], base["Timeouts"], base["Infrastructure"], base["Did not run"]) == (
         "8 of 15",
         "1",
         "1",

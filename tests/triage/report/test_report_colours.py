@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import pytest_aorta.triage.report
-from pytest_aorta.triage.report.charts import COLOURS
+import pytest_aorta.triage
+from pytest_aorta.triage.charts import COLOURS
 
-TEMPLATES = Path(pytest_aorta.triage.report.__file__).parent / "templates"
+TEMPLATES = Path(pytest_aorta.triage.__file__).parent / "templates"
 STYLE = (TEMPLATES / "style.css.j2").read_text()
 
 #: Of each variable, its colour in the light and in the dark scheme.

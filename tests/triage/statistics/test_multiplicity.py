@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.statistics.multiplicity import holm
+from pytest_aorta.triage.rates import holm
 
 
 def test_published_example() -> None:

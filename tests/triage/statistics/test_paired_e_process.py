@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from pytest_aorta.triage.statistics.paired_e_process import Bets, PairedEProcess, log_ratios, nearest_in_null
+from pytest_aorta.triage.e_process import Bets, PairedEProcess, log_ratios, nearest_in_null
 
 NULLS = [-0.9, -0.5, -0.1, 0.0, 0.1, 0.5, 0.9]
 

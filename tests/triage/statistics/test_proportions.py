@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import boschloo_exact
 
-from pytest_aorta.triage.statistics.interval import Interval
-from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p, upper_bound, wilson
+from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, upper_bound, wilson
 
 counts = st.integers(1, 60).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pytest_aorta.triage.statistics.proportions import difference_interval, difference_p
-from pytest_aorta.triage.statistics.sample_size import more_trials
+from pytest_aorta.triage.rates import difference_interval, difference_p, more_trials
 
 
 @pytest.mark.parametrize(("failures", "base_failures"), [(0, 10), (5, 22)])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.statistics.interval import Interval
-from pytest_aorta.triage.statistics.paired_e_process import PairedEProcess
-from pytest_aorta.triage.statistics.sequential import (
+from pytest_aorta.triage.e_process import PairedEProcess
+from pytest_aorta.triage.rates import Interval
+from pytest_aorta.triage.sequential import (
     SequentialComparison,
     SequentialTest,
     rate_upper_bound_sequential,
@@ -26,7 +26,7 @@ def _compare(outcomes: list[tuple[bool, bool]]) -> SequentialComparison:
 
 
 def test_nothing_is_known_before_the_first_pair() -> None:
-    assert sequential_comparison([], [], 0.1) == SequentialComparison(0, 1, 1, 1, 1, Interval(-1, 1))
+    assert sequential_comparison([], [], 0.1) == SequentialComparison(1, Interval(-1, 1))
 
 
 def test_a_cure_is_found() -> None:
@@ -34,22 +34,19 @@ def test_a_cure_is_found() -> None:
     base = (generator.random(60) < 0.5).tolist()
     comparison = sequential_comparison(base, [False] * 60, 0.1)
     assert comparison.p < 1e-4
-    assert comparison.p_lower < comparison.p < comparison.p_higher == 1
     assert comparison.interval.low < -0.5 < comparison.interval.high < -0.1
 
 
 def test_harm_is_found() -> None:
     comparison = sequential_comparison([False] * 30, [True, True, False] * 10, 0.1)
-    assert comparison.p_higher < 0.001
+    assert comparison.p < 0.002
     assert comparison.interval.low > 0.2
 
 
 def test_equivalence_is_shown_by_enough_pairs() -> None:
     assert sequential_comparison([False] * 60, [False] * 60, 0.1).interval.within(-0.1, 0.1)
-    assert sequential_comparison([False] * 60, [False] * 60, 0.1).p_within < 0.025
     few = sequential_comparison([False] * 10, [False] * 10, 0.1)
     assert not few.interval.within(-0.1, 0.1)
-    assert few.p_within > 0.05
 
 
 def test_what_one_side_has_more_is_not_used() -> None:
@@ -67,8 +64,6 @@ def test_a_margin_that_is_no_difference_of_rates_is_refused() -> None:
 def test_exchanging_the_sides_changes_the_sign(outcomes: list[tuple[bool, bool]]) -> None:
     ours, theirs = _compare(outcomes), _compare([(cell, base) for base, cell in outcomes])
     assert theirs.p == pytest.approx(ours.p)
-    assert theirs.p_higher == pytest.approx(ours.p_lower)
-    assert theirs.p_within == pytest.approx(ours.p_within)
     assert (-theirs.interval.high, -theirs.interval.low) == (ours.interval.low, ours.interval.high)
 
 
@@ -76,7 +71,7 @@ def test_exchanging_the_sides_changes_the_sign(outcomes: list[tuple[bool, bool]]
 @given(pairs_of_outcomes)
 def test_mirroring_the_outcomes_changes_the_sign(outcomes: list[tuple[bool, bool]]) -> None:
     ours, theirs = _compare(outcomes), _compare([(not base, not cell) for base, cell in outcomes])
-    assert theirs.p_higher == pytest.approx(ours.p_lower)
+    assert theirs.p == pytest.approx(ours.p)
     assert (-theirs.interval.high, -theirs.interval.low) == (ours.interval.low, ours.interval.high)
 
 
@@ -86,15 +81,14 @@ def test_evidence_only_grows_whenever_it_is_looked_at(outcomes: list[tuple[bool,
     test = SequentialTest(0.1)
     before = test.comparison()
     for base, cell in outcomes:
-        test.add(base, cell)
+        test.extend([base], [cell])
         now = test.comparison()
         assert now.p <= before.p
-        assert now.p_within <= before.p_within
         assert before.interval.low <= now.interval.low
         assert now.interval.high <= before.interval.high
         before = now
     at_once = _compare(outcomes)
-    assert (at_once.pairs, at_once.interval) == (before.pairs, before.interval)
+    assert at_once.interval == before.interval
     assert at_once.p == pytest.approx(before.p)
 
 
@@ -122,7 +116,7 @@ def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
 
 
 def test_upper_bound_of_a_rate_is_wider_than_that_of_a_fixed_number_of_trials() -> None:
-    from pytest_aorta.triage.statistics.proportions import upper_bound
+    from pytest_aorta.triage.rates import upper_bound
 
     for failures, trials in [(0, 10), (0, 100), (3, 20), (19, 20), (50, 200)]:
         bound = rate_upper_bound_sequential(failures, trials)

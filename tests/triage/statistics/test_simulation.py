@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulate_triage import main
 from benchmarks.simulated_triages import Watched, ever_called, fixed_verdicts, outcomes, until_decided
-from pytest_aorta.triage.statistics.sequential import SequentialTest
+from pytest_aorta.triage.sequential import SequentialTest
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 
@@ -24,7 +24,7 @@ def test_many_triages_at_once_have_the_numbers_of_one_by_one() -> None:
         watched.add(failed[:, :, trial])
         for triage, row in enumerate(tests):
             for cell, test in enumerate(row):
-                test.add(bool(failed[triage, 0, trial]), bool(failed[triage, 1 + cell, trial]))
+                test.extend([bool(failed[triage, 0, trial])], [bool(failed[triage, 1 + cell, trial])])
         if trial % 8 == 7:
             found = [[test.comparison() for test in row] for row in tests]
             np.testing.assert_allclose(watched.p_values(), [[each.p for each in row] for row in found], rtol=1e-9)

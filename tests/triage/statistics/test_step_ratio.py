@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from pytest_aorta.triage.statistics.interval import Interval
-from pytest_aorta.triage.statistics.step_ratio import step_time_ratio
+from pytest_aorta.triage.rates import Interval, step_time_ratio
 
 times = st.lists(st.floats(0.01, 1e5), min_size=2, max_size=30)
 

@@ -6,7 +6,7 @@ from itertools import combinations, permutations
 
 import pytest
 
-from pytest_aorta.triage.statistics.trend import failure_trend, trend
+from pytest_aorta.triage.checks import failure_trend, trend
 
 
 def test_p_of_numbers_counts_the_orders_that_are_as_extreme() -> None:

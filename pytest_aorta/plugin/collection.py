@@ -1,0 +1,352 @@
+"""From plans to pytest items, and which of them are run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import pytest
+
+from pytest_aorta.common.conditions import selected
+from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plugin.options import is_typed
+from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
+from pytest_aorta.plugin.run import Run, refuse, run_of
+from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
+from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
+from pytest_aorta.registry import RegistryError, WorkloadEntry
+from pytest_aorta.workflow.requests import trial_value
+from pytest_aorta.workflow.shards import Durations, read_durations, shards_of
+
+if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import Json
+    from pytest_aorta.plan import Selection
+    from pytest_aorta.plugin.recipes.items import CommandItem
+    from pytest_aorta.registry import Registry
+    from pytest_aorta.trials.spec import TrialSpec
+
+
+#: Node id of the collector of ``--aorta-workload``.
+ROOT = "aorta"
+
+
+def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
+    """Find out which of these ``trials``, by name, are chosen; only they, and given paths, are collected.
+
+    Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
+    the folders that are given.
+
+    Raises:
+        pytest.UsageError: there is no trial of a name on the command line.
+    """
+    decided = decisions_of_controller(config)
+    paths: list[str] = []
+    run.chosen = set()
+    if "chosen" in decided:
+        paths = decided["paths"]
+        run.chosen = None if decided["chosen"] is None else set(decided["chosen"])
+    elif config.args_source is pytest.Config.ArgsSource.ARGS:
+        paths, run.chosen = split_arguments(config, trials, root)
+        if paths and not is_typed(config):
+            run.chosen = run.chosen | _below(config, trials, paths, root) or None
+    elif not is_typed(config):
+        paths = config.args
+    unknown = (run.chosen or set()) - set(trials)
+    if unknown:
+        examples = ", ".join(list(trials)[:3])
+        raise pytest.UsageError(f"no such trial: {', '.join(sorted(unknown))}; the plan has {examples}, ...")
+    if run.chosen is None:
+        run.runner.plans.clear()
+    config.args = paths
+
+
+def _below(config: pytest.Config, trials: Mapping[str, TrialSpec], paths: list[str], root: str) -> set[str]:
+    folders = [path for path in ((config.invocation_params.dir / path).resolve() for path in paths) if path.is_dir()]
+    places: dict[str, Path] = {}
+    for trial in trials.values():
+        target = trial.workload.target
+        if target not in places:
+            places[target] = place_of(config, root, target).resolve()
+    return {name for name, trial in trials.items() if {*folders} & {*places[trial.workload.target].parents}}
+
+
+def split_arguments(
+    config: pytest.Config, trials: Mapping[str, TrialSpec], root: str = ROOT
+) -> tuple[list[str], set[str]]:
+    """Command line arguments that are paths, and names of ``trials`` among them.
+
+    A trial may be named by ``NAME``, as ``::NAME``, by its node id ``root::NAME``, by that as pytest prints it in a
+    folder below the root directory (``../root::NAME``), and by the path of its item (``/folder/gemm.py::NAME``), which
+    is how IDEs do it. Without its brackets, a name stands for all trials of the workload.
+    """
+    by_workload: dict[str, list[str]] = {}
+    for name in trials:
+        by_workload.setdefault(name.partition("[")[0], []).append(name)
+
+    def leads_to_trials(prefix: str, siblings: list[str]) -> bool:
+        path = os.path.realpath(config.invocation_params.dir / prefix)
+        places = [config.rootpath / root]
+        places += [place_of(config, root, trials[name].workload.target) for name in siblings[:1]]
+        return path in map(os.path.realpath, places)
+
+    paths, chosen = [], set()
+    for argument in config.args:
+        prefix, separator, name = argument.rpartition("::")
+        siblings = by_workload.get(name.partition("[")[0], [])
+        if Path(argument).exists():
+            paths.append(argument)
+        elif (
+            (not separator and siblings and name.endswith("]"))
+            or (separator and prefix in (root, ""))
+            or (separator and leads_to_trials(prefix, siblings))
+        ):
+            chosen.update(siblings if name in by_workload else [name])
+        else:
+            paths.append(argument)
+    return paths, chosen
+
+
+class SelectedTrials(pytest.Collector):
+    plan: Plan
+    chosen: set[str]
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """All trials, or those that were named on the command line."""
+        items = [
+            item
+            for item in _items(self, self.plan, WorkloadModules(self).of)
+            if not self.chosen or item.name in self.chosen
+        ]
+        if not items:
+            names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
+            raise self.CollectError(f"no trial has the given name; there are {names}, ...")
+        return items
+
+
+def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
+    run = run_of(collector.config)
+    if (count := collector.config.getoption("count", 1)) != 1 and collector.config.pluginmanager.has_plugin("repeat"):
+        raise collector.CollectError(
+            f"--count {count} of pytest-repeat repeats test functions, and trials are none; "
+            f"for {count} trials of every cell: --aorta-trials {count}"
+        )
+    if not run.selection.minimize:
+        return [*items_of(plan, module_of)]
+    from pytest_aorta.plugin.minimize import minimize_items
+
+    try:
+        return list(minimize_items(plan, run, module_of))
+    except PlanError as error:
+        raise collector.CollectError(str(error)) from None
+
+
+def select_trials(config: pytest.Config, run: Run) -> None:
+    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
+    try:
+        plan = run.plan
+    except (RegistryError, PlanError) as error:
+        raise pytest.UsageError(str(error)) from None
+    if run.selection.minimize:
+        from pytest_aorta.plugin.minimize import name_of, wholes_of
+
+        choose(config, run, {name_of(spec): spec for spec in wholes_of(plan, run.selection)})
+        return
+    choose(config, run, {spec.item_name: spec for spec in plan.trials})
+
+
+def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> SelectedTrials:
+    """The collector of the plan, placed in the directory that pytest was started in, so that its conftest applies."""
+    parent = directory_of(session, collected)
+    collector: SelectedTrials = SelectedTrials.from_parent(parent, name=ROOT, nodeid=ROOT)
+    collector.plan, collector.chosen = run.plan, run.chosen or set()
+    return collector
+
+
+def directory_of(session: pytest.Session, collected: list[Any]) -> pytest.Collector:
+    """The collector of the current directory: one that has been collected already, or a new chain down to it.
+
+    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
+    is collected; so an existing one must be found, and a new one be collected.
+    """
+    here, top = session.config.invocation_params.dir, session.config.rootpath
+    below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
+    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
+    final = {node for node in collected if isinstance(node, pytest.Directory)}
+    parent: Any = session
+    for path in reversed(below):
+        node = known.get(path)
+        if node is None:
+            node = parent.ihook.pytest_collect_directory(path=path, parent=parent)
+            if node is None:
+                return parent  # type: ignore[no-any-return]  # an ignored directory
+            node.ihook.pytest_make_collect_report(collector=node)
+        parent = node
+        if node in final:
+            continue  # will be collected before our collector is
+    return parent  # type: ignore[no-any-return]
+
+
+class WorkloadFile(UnimportedModule):
+    """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """The trials of all its classes."""
+        if not workload_facts(self.path).workloads:
+            raise self.CollectError(f"no workload in {self.path.name}: {what_lacks(self.path)}")
+        run = run_of(self.config)
+        try:
+            plan = plan_of_file(self.path, run.selection, run.registry)
+            run.runner.add_plan(plan)
+        except (RegistryError, PlanError) as error:
+            raise self.CollectError(str(error)) from None
+        return _items(self, plan, lambda spec: self)
+
+
+def plans_of(run: Run, base: str) -> list[Plan]:
+    """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
+    if base == ROOT:
+        return [run.plan]
+    path = run.config.rootpath / base
+    return [plan_of_file(path, run.selection, run.registry)] if workload_classes(path) else []
+
+
+def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
+    """The trials of all Workload classes of a file."""
+    entries = [
+        WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
+        for name, cls in workload_classes(path)
+    ]
+    return planned(entries, selection, registry)
+
+
+#: Whether there were items, and all of them are those of other shards.
+ALL_ELSEWHERE = pytest.StashKey[bool]()
+
+#: What was refused, in a worker of xdist: the whole run ends as for a wrong option.
+REFUSED = pytest.StashKey[str]()
+
+#: What the conditions are given with.
+_WHERE = "--aorta-where"
+
+
+def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
+    """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
+    kept = list(items)
+    if run.selection.shard is not None:
+        kept = shard_of(kept, *run.selection.shard, durations_of(run))
+        config.stash[ALL_ELSEWHERE] = bool(items) and not kept
+    if run.selection.where:
+        # Against all: whether an element exists does not depend on the shard.
+        fitting = {id(item) for item in _fitting(items, run)}
+        kept = [item for item in kept if id(item) in fitting]
+    if len(kept) < len(items):
+        left = {id(item) for item in kept}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+        items[:] = kept
+
+
+def select_items_of_worker(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
+    """As ``select_items``; what is refused goes to xdist's controller, which an error here would only confuse."""
+    try:
+        select_items(config, items, run)
+    except pytest.UsageError as error:
+        items.clear()
+        config.workeroutput["aorta_refused"] = str(error)  # type: ignore[attr-defined]
+
+
+def hear(node: Any) -> None:
+    """Take what a worker of xdist has to say at its end."""
+    said = getattr(node, "workeroutput", {})
+    stash = node.config.stash
+    if said.get("aorta_all_elsewhere"):
+        stash[ALL_ELSEWHERE] = True
+    if "aorta_refused" in said:
+        stash[REFUSED] = said["aorta_refused"]
+
+
+def set_exit_status(session: pytest.Session) -> None:
+    """End well where there is nothing to run because other shards have all of it; and not where a worker refused."""
+    config = session.config
+    if REFUSED in config.stash:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        sys.stderr.write(f"ERROR: {config.stash[REFUSED]}\n")
+    elif not config.stash.get(ALL_ELSEWHERE, False):
+        return
+    elif is_worker(config):
+        config.workeroutput["aorta_all_elsewhere"] = True  # type: ignore[attr-defined]
+    elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def durations_of(run: Run) -> Durations:
+    found = Durations()
+
+    def read() -> None:
+        nonlocal found
+        if run.selection.durations is not None:
+            found = read_durations(run.selection.durations)
+
+    refuse(read)
+    return found
+
+
+def shard_of(items: Sequence[pytest.Item], number: int, count: int, durations: Durations) -> list[pytest.Item]:
+    shards = shards_of([item.name for item in items], [_keys(item) for item in items], count, durations)
+    return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
+
+
+def _keys(item: pytest.Item) -> list[Hashable]:
+    if not item.nodeid.partition("::")[0].endswith(".toml"):
+        return []
+    from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
+    from pytest_aorta.workflow.project import command_keys
+    from pytest_aorta.workflow.requests import unit_of
+
+    if isinstance(item, RecipeTrialItem):
+        return [(item.path, item.action.name, unit_of(item.spec))]
+    if not isinstance(item, CommandItem):
+        return []
+    return [(item.path, *key) for key in command_keys(item.unit.action, item.run.recipe, item.unit.units)]
+
+
+def _fitting(items: Sequence[pytest.Item], run: Run) -> list[pytest.Item]:
+    found: list[pytest.Item] = []
+
+    def find() -> None:
+        found.extend(item for item, _ in selected(_valued(items), _value, run.selection.where, _WHERE))
+
+    refuse(find)
+    return list({id(item): item for item in found}.values())
+
+
+#: An item, and what gives the value of it, or of one of several directories.
+_Valued = tuple[pytest.Item, "Callable[[], Json]"]
+
+
+def _value(valued: _Valued) -> Json:
+    return valued[1]()
+
+
+def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
+    found: list[_Valued] = []
+    for item in items:
+        if isinstance(item, TrialItem):
+            found.append((item, partial(trial_value, item.spec)))
+        elif _is_command(item):
+            value_of = item.run.project.value_of(item.unit.action)
+            found += [(item, partial(value_of, unit)) for unit in item.unit.units]
+        elif (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
+            found.append((item, call.params["aorta_trial"].value))
+    return found
+
+
+def _is_command(item: pytest.Item) -> TypeGuard[CommandItem]:
+    if not item.nodeid.partition("::")[0].endswith(".toml"):
+        return False
+    from pytest_aorta.plugin.recipes.items import CommandItem
+
+    return isinstance(item, CommandItem)

@@ -1,1 +1,0 @@
-"""Trials and scripts inside ordinary tests."""

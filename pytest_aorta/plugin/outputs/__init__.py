@@ -1,1 +1,0 @@
-"""What a run leaves: trial files, matrix, report, step summary, exit status."""

@@ -1,0 +1,251 @@
+"""Which part this process has where several run one session: xdist's controller and workers, ranks, and nodes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.plugin.options import is_mentioned
+
+#: Names of the plugins that pytest is given only when there are trials.
+TRIALS, REPORTS = "aorta_trials", "aorta_reports"
+
+#: Name of the run in the history, where it was given to workers before there was a trial.
+STAMP = pytest.StashKey[str]()
+
+#: In a controller: what xdist calls this run.
+TEST_RUN = pytest.StashKey[str | None]()
+
+#: Seconds that node 0 may take to report, once the other nodes are done.
+_PATIENCE = 60.0
+
+
+def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
+    """Register the hooks that trials need, once; ``late``: the session has begun, and its first hooks are over."""
+    manager = config.pluginmanager
+    if manager.has_plugin(TRIALS):
+        return
+    import pytest_aorta.plugin.trial_hooks as trial_hooks  # "from" takes what a nested run of pytest has left
+    from pytest_aorta.plugin.report_hooks import ReportHooks
+
+    manager.register(trial_hooks, TRIALS)
+    if not late:
+        is_rank = _is_further_rank(config)
+        if is_rank or _is_further_node(config):
+            manager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
+            return
+    if not is_worker(config):
+        hooks = ReportHooks(config)
+        manager.register(hooks, REPORTS)
+        if late:
+            hooks.pytest_sessionstart()
+
+
+# xdist
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether the items come from a controller, which also writes the results."""
+    return hasattr(config, "workerinput")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether the items go to workers."""
+    return bool(config.getoption("numprocesses", None) or config.getoption("tx", None))
+
+
+def give_out_one_by_one(config: pytest.Config) -> None:
+    """Have xdist's workers take items in their order, and not long parts of the list, where nothing else was asked."""
+    if is_controller(config) and getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 1
+
+
+def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
+    """What the controller has sent to this worker, see ``pytest_configure_node``; empty in any other process."""
+    decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
+    return decided
+
+
+def test_run_of(config: pytest.Config) -> str | None:
+    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    return found.get("testrunuid")
+
+
+def test_run_everywhere(config: pytest.Config) -> str | None:
+    """The same in the controller as well; ``None`` without xdist."""
+    return test_run_of(config) or config.stash.get(TEST_RUN, None)
+
+
+def place_under_each(node: Any) -> tuple[int, int] | None:
+    """Under ``--dist each``, which of xdist's workers a node is, and of how many; else ``None``.
+
+    One that takes the place of a crashed worker has that one's number. Names of workers may have any digits, or none.
+    """
+    if node.config.getoption("dist", "no") != "each":
+        return None
+    specs = node.nodemanager.specs
+    return next(number for number, spec in enumerate(specs) if spec is node.gateway.spec), len(specs)
+
+
+def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
+    """The number of this xdist worker, from 0, and of how many; 0 and 1 in any other process."""
+    found: Mapping[str, Any] = getattr(config, "workerinput", {})
+    workers = int(found.get("workercount", 1))
+    # One that takes the place of a crashed worker has a higher number.
+    digits = "".join(filter(str.isdigit, found.get("workerid", "")))
+    return int(digits or 0) % workers, workers
+
+
+def introduce(node: Any) -> None:
+    """Tell a worker the name of the run in the history, the same to all, where nothing else does."""
+    if not node.config.pluginmanager.has_plugin(TRIALS):
+        from pytest_aorta.workspace.history import stamp
+
+        node.workerinput["aorta"] = {
+            "stamp": node.config.stash.setdefault(STAMP, stamp()),
+            "each": place_under_each(node),
+        }
+
+
+def watch_reports(config: pytest.Config) -> None:
+    """Look at reports in a controller that knows of no trial."""
+    if is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
+        config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
+
+
+class ControllerHooks:
+    """In an xdist controller, which collects nothing itself: notice that a test starts trials."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """See the first report of such a test before pytest's terminal asks for the word to show."""
+        if hasattr(report, "aorta"):
+            manager = self._config.pluginmanager
+            manager.unregister(self)
+            register_hooks(self._config, late=True)
+            hooks: Any = manager.get_plugin(REPORTS)
+            hooks.pytest_runtest_logreport(report)
+
+
+#: Modes that give whole groups to a worker, and the names of their schedulers in ``xdist.scheduler``.
+_GROUPING = {"loadscope": "LoadScopeScheduling", "loadfile": "LoadFileScheduling", "loadgroup": "LoadGroupScheduling"}
+
+#: Items that a worker has to know of to run the first of them, as long as more may come.
+_PAIR = 2
+
+
+class _OnlyOnce:
+    """An item that has killed its worker is not run again. Stands before the class of xdist's scheduler.
+
+    xdist 3.8 gives the rest of a dead worker's group to another one, and with it the item that the worker has died of:
+    the next worker dies as well, until none may be started any more. It also gives away groups that were done, and
+    single items to a worker that waits for a second one: then the run hangs. ``--dist load`` and ``worksteal`` do none
+    of this. ``assigned_work`` is what xdist calls that which was given to a worker.
+    """
+
+    assigned_work: dict[Any, dict[str, dict[str, bool]]]
+    workqueue: dict[str, dict[str, bool]]
+
+    def schedule(self) -> None:
+        super().schedule()  # type: ignore[misc]
+        self._complete_pairs()
+
+    def remove_node(self, node: Any) -> str | None:
+        groups = self.assigned_work[node]
+        pending = ((group, nodeid) for group in groups.values() for nodeid, is_done in group.items() if not is_done)
+        group, lost = next(pending, ({}, None))
+        if lost is not None:
+            group[lost] = True
+        for name in [name for name, group in groups.items() if all(group.values())]:
+            del groups[name]  # what is left of the groups is given to others
+        super().remove_node(node)  # type: ignore[misc]
+        self._complete_pairs()
+        return lost
+
+    def _complete_pairs(self) -> None:
+        # A worker begins an item when it knows the next one: where it has one only, that may be the last event.
+        for node, groups in self.assigned_work.items():
+            while self.workqueue and not node.shutting_down and self._pending_of(groups) < _PAIR:  # type: ignore[attr-defined]
+                self._assign_work_unit(node)  # type: ignore[attr-defined]
+
+
+def group_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler for ``--dist``; ``None`` for a mode without groups."""
+    name = _GROUPING.get(config.getoption("dist"))
+    if name is None:
+        return None
+    of_xdist: type[Any] = getattr(importlib.import_module("xdist.scheduler"), name)
+    return type(name, (_OnlyOnce, of_xdist), {})(config, log)
+
+
+# Ranks and nodes
+
+
+def _is_further_rank(config: pytest.Config) -> bool:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return False
+    from pytest_aorta.launch.launch_mode import own_rank
+    from pytest_aorta.plugin.workload_files import workload_classes
+
+    return own_rank() != 0 and (is_mentioned(config) or any(workload_classes(Path(path)) for path in config.args))
+
+
+def _is_further_node(config: pytest.Config) -> bool:
+    if not is_mentioned(config) or config.option.help:
+        return False
+    from pytest_aorta.launch.nodes.addressing import node_rank
+    from pytest_aorta.plugin.run import run_of
+
+    selection = run_of(config).selection
+    return not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
+
+
+class FurtherRankHooks:
+    """Hooks of ranks, and of nodes, other than 0: rank 0 alone prints and writes.
+
+    A rank leaves failed tests to rank 0: its exit status would have the launcher end rank 0 before its report. The exit
+    status of a node is for the user, or for srun.
+    """
+
+    def __init__(self, config: pytest.Config, *, is_node: bool) -> None:
+        self._config = config
+        self._stdout = sys.stdout
+        self._is_node = is_node
+        self._failed = False
+
+    def pytest_configure(self) -> None:
+        """Have pytest's terminal reporter, which is made after this, write to nowhere."""
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Let tests print as ever: the reporter is made."""
+        sys.stdout = self._stdout
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Leave failed tests of ranks to rank 0."""
+        self._failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        if self._failed and not self._is_node:
+            session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
+        if self._is_node and self._failed:
+            from pytest_aorta.launch.nodes.addressing import endpoint
+            from pytest_aorta.launch.nodes.store import wait_for_end
+            from pytest_aorta.plugin.run import run_of
+
+            elastic = run_of(self._config).selection.execution.elastic
+            wait_for_end(*endpoint(elastic), _PATIENCE)

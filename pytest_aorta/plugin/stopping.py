@@ -1,0 +1,216 @@
+"""What ends trials before their number does: a decision on their cell, or the end of the time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.plugin.compat import SkippedItem, tear_down_before
+from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
+from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
+from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.workspace.atomic import locked, write_json
+
+if TYPE_CHECKING:
+    from pytest_aorta.plan import Selection
+    from pytest_aorta.trials.spec import TrialSpec
+
+
+_FILE = "stopped_cells.json"
+
+
+def cell_of(spec: TrialSpec) -> CellKey:
+    """The cell of a trial of a plan."""
+    return CellKey(spec.workload.name, spec.cell)
+
+
+class DecidedCells:
+    """Reasons not to run more trials of a cell.
+
+    Args:
+        folder: that the xdist workers share with their controller; ``None`` where one process does it all.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else folder / _FILE
+        self._reasons: dict[CellKey, str] = {}
+        self._seen: tuple[int, int] | None = None
+
+    def publish(self, reasons: Mapping[CellKey, str]) -> None:
+        """Replace what is known."""
+        self._reasons = dict(reasons)
+        if self._file is not None:
+            write_json(self._file, [{**vars(key), "reason": reason} for key, reason in reasons.items()])
+
+    def reason(self, key: CellKey) -> str | None:
+        """Why no more trials of a cell are needed; ``None`` where they are."""
+        self._read()
+        return self._reasons.get(key)
+
+    def _read(self) -> None:
+        if self._file is None:
+            return
+        try:
+            now = os.stat(self._file)
+            if (now.st_ino, now.st_mtime_ns) == self._seen:
+                return
+            found: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
+        except OSError:
+            return  # nothing was decided yet
+        self._seen = now.st_ino, now.st_mtime_ns
+        self._reasons = {
+            CellKey(**{name: text for name, text in each.items() if name != "reason"}): each["reason"] for each in found
+        }
+
+
+_CLOCK = "clock"
+
+
+class Rounds:
+    """Which rounds may be run. One that has begun is completed; none begins when the time is over.
+
+    Args:
+        seconds: from the first trial that is really run.
+        folder: that the xdist workers share; ``None`` where one process does it all.
+    """
+
+    def __init__(self, seconds: float, folder: Path | None = None) -> None:
+        self.seconds = seconds
+        self._folder = folder
+        self._begun: set[str] = set()
+        self._ends_at: float | None = None
+
+    def begin(self, name: str) -> bool:
+        """Whether a trial of this round may be run; the first one of a round begins it."""
+        if name in self._begun:
+            return True
+        if self._folder is not None:
+            # What another worker has begun in time must not be missed, nor may one begin after another has given up.
+            with locked(self._folder):
+                may_begin = self._agree(name)
+        else:
+            may_begin = self._is_in_time()
+        if may_begin:
+            self._begun.add(name)
+        return may_begin
+
+    def _is_in_time(self) -> bool:
+        now = time.monotonic()
+        if self._ends_at is None:
+            self._ends_at = now + self.seconds
+        return now < self._ends_at
+
+    def _agree(self, name: str) -> bool:
+        assert self._folder is not None
+        clock = self._folder / _CLOCK
+        mark = self._folder / f"round-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        if self._ends_at is None:
+            if not clock.exists():
+                clock.write_text(repr(time.monotonic() + self.seconds))
+            self._ends_at = float(clock.read_text())
+        if mark.exists():
+            return True
+        if not self._is_in_time():
+            return False
+        mark.touch()
+        return True
+
+
+class NotNeeded(SkippedItem):
+    """Skips an item whose trial is not to be started."""
+
+
+class Stopping:
+    """Of one run, which may have several processes."""
+
+    def __init__(self, config: pytest.Config, selection: Selection, shared: Callable[[], Path] | None = None) -> None:
+        self._config = config
+        self._shared = shared
+        self._selection = selection
+
+    @cached_property
+    def _used(self) -> UsedFolder:
+        return UsedFolder(self._shared or make_own)
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
+        if not self._selection.may_end_early:
+            return None
+        if self._shared is not None or is_controller(self._config):
+            return self._used.path
+        shared = decisions_of_controller(self._config).get("folder")
+        return Path(shared) if shared and Path(shared).is_dir() else None
+
+    @cached_property
+    def decided(self) -> DecidedCells:
+        """Empty without ``--aorta-stop=decided``."""
+        return DecidedCells(self.folder if self._selection.until_decided else None)
+
+    @cached_property
+    def rounds(self) -> Rounds | None:
+        """``None`` without a time in ``--aorta-stop``."""
+        duration = self._selection.duration
+        return None if duration is None else Rounds(duration, self.folder)
+
+    def reason(self, key: CellKey, round_name: str) -> str | None:
+        """Why a trial that has no result yet is not to be started; ``None`` where it is."""
+        found = self.decided.reason(key)
+        if found is None and self.rounds is not None and not self.rounds.begin(round_name):
+            return "the time is over (--aorta-stop)"
+        return found
+
+    def check(self, key: CellKey, round_name: str) -> None:
+        """Skip the test whose trial is not to be started."""
+        reason = self.reason(key, round_name)
+        if reason is not None:
+            raise NotNeeded(reason)
+
+    def close(self) -> None:
+        """Remove the folder, in the process that has made it."""
+        used: UsedFolder | None = self.__dict__.get("_used")
+        if used is not None:
+            used.close()
+
+
+def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, str]:
+    """As pytest's own: where and why. It shows skips of the same place and reason as one: those of a cell."""
+    where = item.nodeid.rpartition("-")[0] + "]" if hasattr(item, "spec") or hasattr(item, "callspec") else item.nodeid
+    return where, None, f"Skipped: {error.msg}"
+
+
+def round_name(where: str, index: int) -> str:
+    """Of the trials with this index of one collector, or marked test."""
+    return f"{where} {index}"
+
+
+def where_of(nodeid: str) -> str:
+    """What has rounds of its own: all workloads of a file together, each action of a recipe by itself."""
+    base = nodeid.partition("[")[0]
+    return base if ".toml::" in base else base.rpartition("::")[0]
+
+
+def round_of(item: pytest.Item) -> str | None:
+    """The round of a trial item, or of an item of a marked test; ``None`` for any other."""
+    spec: TrialSpec | None = getattr(item, "spec", None)
+    if spec is not None:
+        return round_name(where_of(item.nodeid), spec.trial_index)
+    cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
+    return round_name(item.nodeid.partition("[")[0], cell.index) if cell else None
+
+
+def omit(item: pytest.Item, nextitem: pytest.Item | None, rounds: Rounds) -> bool:
+    """Whether an item is not run, and not reported, because its round has not begun and the time is over."""
+    name = round_of(item)
+    if name is None or rounds.begin(name):
+        return False
+    tear_down_before(item, nextitem)
+    return True

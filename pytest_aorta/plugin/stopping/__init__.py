@@ -1,1 +1,0 @@
-"""What ends trials before their number does."""

@@ -1,0 +1,296 @@
+"""What pytest's terminal shows of trials: the header, the words of their statuses, the summary."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.common.texts import printable
+from pytest_aorta.plugin.verdict_table import table_lines
+from pytest_aorta.triage.columns import counted
+from pytest_aorta.workspace.paths import repeat_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_aorta.plan import Selection
+    from pytest_aorta.plugin.run import FinishedTrial, RowKey, Run
+    from pytest_aorta.triage.verdicts import Table
+    from pytest_aorta.trials.execution import Resources
+
+
+#: Differences shown; the trial file has all.
+_MOST = 12
+
+
+def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
+    then = result["replay_of"]
+    file = Path(then["file"])
+    shown = file.relative_to(start) if file.is_relative_to(start) else file
+    before, now = then["exit_status"], result["exit_status"]
+    ended = f"{now}, as it was" if before == now else f"{now}, was {before}"
+    yield f"replay of {shown} ({then['started_at'][:19]}): {ended}"
+    differences = then["differences"]
+    if not differences:
+        yield "  the same request, seeds and surroundings, as far as the records say"
+    for line in differences[:_MOST]:
+        yield f"  differs now: {line}"
+    if len(differences) > _MOST:
+        yield f"  and {len(differences) - _MOST} more: see replay_of in the trial file"
+
+
+class SideBySideLines:
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        #: What was imposed on how many trials.
+        self._imposed: Counter[str] = Counter()
+        #: How many trials had these: what runs them, how many at a time; ranks, threads of each, cores.
+        self._seen: Counter[tuple[str, int, int, int, int]] = Counter()
+        self._trials = 0
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Count a trial's record."""
+        self._trials += 1
+        beside = result.get("side_by_side")
+        if beside is None:
+            return
+        what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
+        for text in _impositions(result["imposed"], what, self._resources):
+            self._imposed[text] += 1
+        threads = _threads(result)
+        if threads and beside["cores"]:
+            at_a_time = beside["slots"] * beside["workers"]
+            self._seen[what, at_a_time, len(result["ranks"]) or 1, threads, beside["cores"]] += 1
+
+    def lines(self, *, one_at_a_time: bool = False) -> list[str]:
+        """To be printed below the table. ``one_at_a_time``: trials did not run side by side after all."""
+        found = []
+        for text, trials in self._imposed.items():
+            found.append(text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials")
+        for (what, at_a_time, ranks, threads, cores), _ in self._seen.most_common():
+            together = 1 if one_at_a_time else min(at_a_time, self._trials)
+            if together == 1 or together * ranks * threads <= cores:
+                continue
+            processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
+            found.append(
+                f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
+                "longer than alone (--aorta-slots=own-cores divides the cores)"
+            )
+            break
+        return found
+
+
+def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) -> list[str]:
+    found = []
+    shares = [counted(len(imposed["cpus"]), "CPU")] if imposed["cpus"] is not None else []
+    if imposed["threads"] is not None:
+        shares.append(counted(imposed["threads"], "thread"))
+    if shares:
+        found.append(f"{what}: {' and '.join(shares)} per trial (own-cores)")
+    if imposed["devices"] is not None:
+        from pytest_aorta.runtime.resources.devices import devices_text
+
+        number = counted(len(imposed["devices"]), "device") if imposed["devices"] else "no device"
+        found.append(f"{number} per trial (--aorta-devices {devices_text(resources.devices or ())})")
+    return found
+
+
+def _threads(result: Mapping[str, Any]) -> int | None:
+    env = result["env"]
+    end = ((env.get("end") or {}).get("torch") or {}).get("threads")
+    start = (env.get("process") or {}).get("torch_threads")
+    threads = (end or start or {}).get("intraop")
+    return threads if isinstance(threads, int) else None
+
+
+#: Columns of a terminal that is narrower, or none, as pytest has it.
+_NARROWEST = 80
+
+#: Reasons that are shown for a result that was not kept.
+_MOST_REASONS = 6
+
+#: Different warnings that the summary shows; all are in the trial files.
+_WARNINGS = 20
+
+
+@dataclass
+class CellSummary:
+    trials: int = 0
+    #: How many trials are ok only because their ranks were started again.
+    restarted: int = 0
+    #: How many trials did not run in their environment, and what the first of them has found.
+    elsewhere: int = 0
+    found_there: str = ""
+    #: How many trials have each.
+    warnings: Counter[str] = field(default_factory=Counter)
+
+
+class Summary:
+    """The table of cells, and what concerns the run as a whole."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
+        self._beside = SideBySideLines(run.selection.resources)
+        #: Earlier records that were removed from the history.
+        self.pruned = 0
+        #: How many trials had a result already.
+        self._resumed = 0
+        self._replays: list[str] = []
+        #: How the repeats of trials have ended.
+        self._repeats: Counter[str] = Counter()
+        #: Why other earlier results were not kept, and how many.
+        self._not_kept: Counter[str] = Counter()
+
+    def add(self, trial: FinishedTrial) -> None:
+        """Count a trial."""
+        result = trial.result
+        if repeat_of(PurePosixPath(trial.path)):
+            self._repeats[result["exit_status"]] += 1
+            return
+        self._resumed += trial.resumed
+        if result.get("replay_of"):
+            self._replays += replay_lines(result, self._run.config.invocation_params.dir)
+        if trial.not_kept:
+            self._not_kept[_listed(trial.not_kept)] += 1
+        if not trial.resumed:
+            self._beside.add(result)
+        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
+        cell.trials += 1
+        cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
+        place = result["execution_env"]
+        if place.get("verified") is False:
+            cell.elsewhere += 1
+            wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
+            cell.found_there = cell.found_there or "; ".join(wrong)
+        cell.warnings.update(set(result.get("warnings", ())))
+
+    def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
+        """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
+        if not self._cells:
+            return
+        terminal.write_sep("=", "trials" if self._run.action is None else f"trials of {self._run.action}")
+        for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
+            for piece in pieces:
+                terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
+            terminal.write_line("")
+        for line in table.warnings:
+            terminal.write_line(printable(f"warning: {line}"), yellow=True)
+        for line in self._warnings():
+            terminal.write_line(line, yellow=True)
+        for line in self._replays:
+            terminal.write_line(line)
+        if restarted := sum(cell.restarted for cell in self._cells.values()):
+            where = ", ".join(
+                " ".join(filter(None, (f"{found.restarted} of", row.test, workload, cell, row.options)))
+                for (row, workload, cell), found in self._cells.items()
+                if found.restarted
+            )
+            terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
+        for (_, workload, cell), found in self._cells.items():
+            if found.elsewhere:
+                what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
+                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
+        if self._repeats:
+            what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
+            text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
+            terminal.write_line(f"{text} (for more trials: --aorta-trials)")
+        if self._run.selection.resume:
+            total = sum(cell.trials for cell in self._cells.values())
+            is_asked_for = self._run.action is None  # a recipe resumes without being asked
+            if self._resumed or is_asked_for:
+                option = " (--aorta-resume)" if is_asked_for else ""
+                terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
+            for why, number in self._not_kept.items():
+                terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
+        for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
+            terminal.write_line(line)
+        if self._run.held_by:
+            code = ", ".join(self._run.held_by)
+            terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
+        if self.pruned:
+            kept = self._run.selection.history
+            gone = counted(self.pruned, "earlier record")
+            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (aorta_history)")
+        for error in errors:
+            terminal.write_line(f"not written: {error}", red=True)
+        terminal.write_line(f"results: {_shown(self._run)}")
+
+    def _warnings(self) -> list[str]:
+        lines = [
+            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
+            for (_, workload, cell), found in self._cells.items()
+            for text, number in sorted(found.warnings.items())
+        ]
+        more = len(lines) - _WARNINGS
+        return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
+
+
+def _listed(reasons: list[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
+
+
+def header(run: Run) -> str:
+    """The one line of the header."""
+    if run.replays:
+        return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
+    cells = sum(len(labels) for labels in run.plan.cells.values())
+    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
+    return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def shard_line(selection: Selection) -> list[str]:
+    """What part of all is run, and what has decided that."""
+    if selection.shard is None:
+        return []
+    number, count = selection.shard
+    by = "number of trials" if selection.durations is None else f"durations of {printable(str(selection.durations))}"
+    return [f"aorta: shard {number} of {count}, by the {by}"]
+
+
+def _shown(run: Run) -> Path:
+    start = run.config.invocation_params.dir
+    return run.results.relative_to(start) if run.results.is_relative_to(start) else run.results
+
+
+def _resources(resources: Resources) -> str:
+    found = [f"{resources.slots} slots"] if resources.slots > 1 else []
+    if resources.hosts:
+        from pytest_aorta.runtime.hosts.specs import without_values
+
+        hosts = ", ".join(map(without_values, resources.hosts))
+        found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]
+    if resources.devices:
+        from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
+
+        names = not resources.hosts and are_named_only(find_devices())
+        found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
+    return "".join(f", {text}" for text in found)
+
+
+def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Category, letter and word where they differ from pytest's own."""
+    payload = getattr(report, "aorta", None)
+    # A test that starts trials itself fails for its own reasons.
+    if not payload or not report.failed or "aorta_trial_id" not in dict(report.user_properties):
+        return None
+    if payload["exit_status"] == "timeout" and report.when != "teardown":
+        return ("failed" if report.when == "call" else "error", "T", "TIMEOUT")
+    if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
+        return "error", "E", "ERROR"
+    return None
+
+
+def duration_text(seconds: float) -> str:
+    """As it is typed: ``1h30m``."""
+    parts, rest = [], seconds
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if rest >= length:
+            number, rest = divmod(rest, length)
+            parts.append(f"{number:g}{unit}")
+    return "".join(parts) + (f"{rest:g}s" if rest or not parts else "")

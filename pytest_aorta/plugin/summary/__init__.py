@@ -1,1 +1,0 @@
-"""What the terminal says of trials: status words, failures, table, summary."""

@@ -1,0 +1,302 @@
+"""The result of a script under torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest_aorta.settings as valid
+from pytest_aorta.common.texts import printable
+from pytest_aorta.launch.child.torchrun import file_digest
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
+from pytest_aorta.plan import check_variables, trials_of
+from pytest_aorta.plugin.failures import tail_of
+from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, shortened
+from pytest_aorta.registry import WorkloadEntry
+from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.result import RankRecord, TrialResult
+
+if TYPE_CHECKING:
+    from pytest_aorta.plugin.ordinary_tests import RunTrial
+    from pytest_aorta.trials.result import ExitStatus, Failure
+
+
+@dataclass(frozen=True, repr=False)
+class TorchrunResult:
+    """What became of a script under torchrun.
+
+    Attributes:
+        trial: the complete record, as in the trial file.
+        ranks: of the last attempt, by rank; of a rank that was never started, only the number is known.
+        folder: holds the logs.
+        returncode: torchrun's own; ``None`` when it was ended, because of the deadline for instance.
+    """
+
+    trial: TrialResult
+    ranks: tuple[RankRecord, ...]
+    folder: Path
+    returncode: int | None
+
+    @classmethod
+    def of(cls, trial: TrialResult, nproc: int, folder: Path) -> TorchrunResult:
+        """From the record of a trial and its artifacts ``folder``."""
+        known = {record.rank: record for record in trial.ranks}
+        ranks = tuple(known.get(rank, RankRecord(rank=rank)) for rank in range(nproc))
+        code = trial.result.metrics.get("returncode")
+        if code is None and trial.failure is not None and trial.failure.rank is None:
+            code = trial.failure.exit_code
+        return cls(trial, ranks, folder, code)
+
+    @property
+    def ok(self) -> bool:
+        """Whether torchrun has ended with exit code 0, in time."""
+        return self.exit_status == "ok"
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """``ok``, ``workload_failed`` (by the script), ``infrastructure_failed`` (not started), or ``timeout``."""
+        return self.trial.exit_status
+
+    @property
+    def failure(self) -> Failure | None:
+        """What went wrong first, with its ``rank``; ``None`` when nothing did."""
+        return self.trial.failure
+
+    @property
+    def restarts(self) -> int:
+        """How often torchrun has started all ranks again."""
+        return self.trial.restarts
+
+    @property
+    def elapsed_sec(self) -> float | None:
+        """Seconds from the start of torchrun to the end of the last process; ``None`` where it was not started."""
+        return self.trial.wall_clock_sec
+
+    @property
+    def message(self) -> str:
+        """The outcome in one line, then the traceback or the end of the log."""
+        size = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
+        title = f"{self.trial.workload} on {size}: {self.exit_status}"
+        failure = self.failure
+        if failure is None:
+            return title
+        rank = "" if failure.rank is None else f"rank {failure.rank}: "
+        said = failure.message.removeprefix(rank)
+        kind = f"{failure.type}: " if failure.type and not said.startswith(f"{failure.type}: ") else ""
+        lines = [f"{title}: {rank}{kind}{said}"]
+        if failure.traceback:
+            lines += failure.traceback.rstrip().splitlines()
+        elif tail := tail_of(self._log(failure.rank, "stderr")):
+            lines += ["--- end of stderr ---", *tail]
+        return printable("\n".join([*lines, f"logs: {self.folder}"]))
+
+    def stdout(self, rank: int = 0) -> str:
+        """What a rank has printed, in the last attempt.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        return self._read(rank, "stdout")
+
+    def stderr(self, rank: int = 0) -> str:
+        """What a rank has written to its standard error, in the last attempt.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        return self._read(rank, "stderr")
+
+    def _read(self, rank: int, stream: str) -> str:
+        if not 0 <= rank < len(self.ranks):
+            raise IndexError(f"there is no rank {rank}; the ranks are 0 to {len(self.ranks) - 1}")
+        try:
+            return self._log(rank, stream).read_text(errors="replace")
+        except FileNotFoundError:  # it was never started
+            return ""
+
+    def _log(self, rank: int | None, stream: str) -> Path:
+        found = None if rank is None else getattr(self.ranks[rank], stream)
+        if found is not None:
+            return self.folder.parent / str(found)
+        return self.folder / (f"{stream}.log" if rank is None else f"rank_{rank}.{stream}.log")
+
+    def __repr__(self) -> str:
+        return f"<TorchrunResult {self.message.partition(chr(10))[0]}>"
+
+
+#: What a script's argument may be.
+Argument = str | os.PathLike[str] | int | float
+
+
+class RunTorchrun:
+    """Callable that runs a script under torchrun."""
+
+    def __init__(self, run: RunTrial) -> None:
+        self._run = run
+
+    def __call__(
+        self,
+        script: str | os.PathLike[str],
+        *arguments: Argument,
+        nproc: int = 1,
+        env: Mapping[str, str] | None = None,
+        max_restarts: int = 0,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        mitigations: Sequence[str] = ("none",),
+        **unknown: NoReturn,
+    ) -> TorchrunResult:
+        """Run a script in separate processes and wait for their end. What it does is in the result, not an exception.
+
+        Args:
+            script: a file, looked for in ``cwd`` and then beside the test; or ``"-m"``, and a module's name follows.
+            arguments: of the script.
+            nproc: number of ranks.
+            env: variables on top of the mitigations'.
+            max_restarts: times that torchrun starts all ranks again after one has failed.
+            cwd: working directory; pytest's own, if not given.
+            timeout: deadline in seconds.
+            mitigations: registered names, later ones win.
+
+        Raises:
+            FileNotFoundError, ModuleNotFoundError: there is no such script, module, or ``cwd``, or no torch.
+            ValueError, TypeError: an argument that cannot be.
+            RegistryError: an unknown name.
+            LaunchModeError: pytest is a rank itself, or there are too few devices.
+        """
+        __tracebackhide__ = True  # pytest would show the arguments
+        check_keywords("aorta_torchrun", self.__call__, unknown)
+        _check_number("nproc", nproc, 1)
+        _check_number("max_restarts", max_restarts, 0)
+        if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+            raise ValueError(f"aorta_torchrun: timeout={timeout!r}; expected a number of seconds above 0, or None")
+        check_variables("aorta_torchrun(env=)", env or {})
+        if importlib.util.find_spec("torch") is None:
+            raise ModuleNotFoundError(f"aorta_torchrun: torch is not installed for {sys.executable}")
+        folder = Path.cwd() if cwd is None else Path(cwd).absolute()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"aorta_torchrun: cwd={str(cwd)!r} is no folder")
+        words = [_word(argument) for argument in (script, *arguments)]
+        what, source, words = self._find(words, folder, (env or {}).get("PYTHONPATH"))
+        entry = WorkloadEntry(
+            name=what["module"] if "module" in what else Path(what["script"]).stem,
+            target=SCRIPT_TARGET,
+            source_package=f"file:{source}",
+        )
+        options = {
+            **what,
+            "arguments": words,
+            "nproc": nproc,
+            "max_restarts": max_restarts,
+            "cwd": str(folder),
+            "source": source,
+            "digest": file_digest(source),
+        }
+        run = self._run.run
+        selection = replace(
+            run.selection,
+            trials=1,
+            environments=("local",),
+            mitigations=(valid.taken(valid.names, mitigations, "aorta_torchrun: mitigations"),),
+            extra_env={**run.selection.extra_env, **(env or {})},
+            steps=None,
+            config=options,
+            execution=replace(
+                in_a_process(run.selection.execution),
+                launcher="torchrun",
+                nproc=nproc,
+                elastic=ElasticOptions(max_restarts=max_restarts),
+            ),
+            limits=replace(run.selection.limits, stall_timeout=None),  # a script cannot report progress
+        )
+        spec = trials_of([entry], selection, run.registry)[0][0]
+        # Anew every time: which files decide what a script does is not known.
+        given = [*words, f"nproc={nproc}", *(env or {})]
+        trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), env or {}, timeout=timeout, anew=True)
+        return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
+
+    def _find(
+        self, words: list[str], folder: Path, pythonpath: str | None
+    ) -> tuple[dict[str, str], str | None, list[str]]:
+        __tracebackhide__ = True
+        script, *arguments = words
+        if script == "-m":
+            if not arguments:
+                raise ValueError(
+                    "aorta_torchrun: '-m' is followed by no module; expected aorta_torchrun('-m', 'package.module')"
+                )
+            module, *arguments = arguments
+            path = [str(folder), *(pythonpath.split(os.pathsep) if pythonpath else []), *sys.path]
+            return {"module": module}, _module_source(module, path, folder), arguments
+        if script.startswith("-"):
+            raise ValueError(
+                f"aorta_torchrun: {script!r} is no script; torchrun's options are the keywords nproc= and "
+                "max_restarts=, and what follows the script are its own arguments"
+            )
+        beside = self._run.item.path.parent
+        for base in (folder, beside):
+            if (base / script).is_file():
+                found = str((base / script).absolute())
+                return {"script": found}, found, arguments
+        places = " or in ".join(dict.fromkeys(str(base) for base in (folder, beside)))
+        looked = "" if Path(script).is_absolute() else f" in {places}"
+        raise FileNotFoundError(
+            f"aorta_torchrun: there is no script {script!r}{looked}; for a module, '-m' comes first"
+        )
+
+
+def _module_source(module: str, path: list[str], folder: Path) -> str | None:
+    __tracebackhide__ = True
+    parts = module.split(".")
+    places: Sequence[str] | None = None
+    for number in range(len(parts)):
+        spec = _spec(".".join(parts[: number + 1]), places, path)
+        if spec is None:
+            raise ModuleNotFoundError(
+                f"aorta_torchrun: there is no module {'.'.join(parts[: number + 1])!r} in {folder} or on sys.path"
+            )
+        places = spec.submodule_search_locations or []
+    if places:
+        spec = _spec(f"{module}.__main__", places, path)
+        if spec is None:
+            raise ModuleNotFoundError(
+                f"aorta_torchrun: {module!r} is a package without __main__; name one of its modules"
+            )
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _spec(name: str, places: Sequence[str] | None, path: list[str]) -> ModuleSpec | None:
+    if places is None:
+        # A finder of an editable install knows what no path leads to.
+        return PathFinder.find_spec(name, path) or _from_finders(name, None)
+    return _from_finders(name, places)
+
+
+def _from_finders(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    found = (finder.find_spec(name, places) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _word(argument: Any) -> str:
+    __tracebackhide__ = True
+    if not (isinstance(argument, str | os.PathLike) or _is_number(argument)):
+        kind = type(argument).__name__
+        raise TypeError(f"aorta_torchrun: an argument of the script is a {kind}; expected a text, a path or a number")
+    return os.fspath(argument) if isinstance(argument, os.PathLike) else str(argument)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_number(name: str, value: object, minimum: int) -> None:
+    __tracebackhide__ = True
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"aorta_torchrun: {name}={value!r}; expected a whole number of at least {minimum}")

@@ -1,0 +1,453 @@
+"""The pytest item of a trial: setup, run and cleanup of the workload are setup, call and teardown of the item."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gc
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from pluggy import HookRelay
+
+from pytest_aorta.common.import_target import target_file
+from pytest_aorta.common.texts import describe_exception, printable
+from pytest_aorta.plan import Plan, PlanError, check_variables
+from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
+from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of
+from pytest_aorta.plugin.roles import is_worker
+from pytest_aorta.plugin.run import (
+    PAYLOAD,
+    QueuedTrial,
+    Repeat,
+    ReportPayload,
+    Run,
+    deadline_of,
+    reason_of,
+    run_of,
+    warn,
+    without_exit_status,
+)
+from pytest_aorta.plugin.stopping import cell_of, round_of
+from pytest_aorta.plugin.workload_files import definition_line
+from pytest_aorta.trials.loading import module_name
+from pytest_aorta.trials.spec import TrialSpec
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.slot_trial import RunningTrial
+    from pytest_aorta.trials.result import TrialResult
+    from pytest_aorta.workspace.paths import TrialPaths
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """While very many objects are made that all live on: a full pass walks all of them, and there are several."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class UnimportedModule(pytest.Module):
+    """A file with workload classes, for all that asks an item for its module.
+
+    That are fixtures of module scope, ``request.module``, other plugins and IDEs. Its ``obj`` has name and file of the
+    module and nothing more: importing it would start what a trial has to start.
+    """
+
+    #: With the classes.
+    file: Path
+
+    @classmethod
+    def of(cls, parent: pytest.Collector, file: Path, **place: Any) -> Any:
+        """The node of a file; ``place``: its path, name and node id, where they are not those of the file."""
+        node = cls.from_parent(parent, **{"path": file, **place})
+        node.file = file
+        node.obj = ModuleType(module_name(file)[0], "The module of a workload; pytest has not imported it.")
+        node.obj.__file__ = str(file)
+        return node
+
+    def location_of(self, trial: TrialSpec) -> tuple[Path, int]:
+        """File and line, from 0, of a trial's workload class; the file's first where it is not to be found."""
+        return self.file, max(0, definition_line(self.file, trial.workload.target.rpartition(":")[2]) - 1)
+
+
+#: Where a trial stands.
+ModuleOf = Callable[[TrialSpec], UnimportedModule]
+
+
+class WorkloadModule(UnimportedModule):
+    """The module of registered workloads, wherever it is installed.
+
+    Conftest files that apply to its trials are those of the directory in which pytest was started, and not its own.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.file.name}>"
+
+    @property
+    def ihook(self) -> HookRelay:
+        """The hooks that apply to the collector of the plan."""
+        assert self.parent is not None
+        return self.parent.ihook
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Nothing: the collector of a plan has its trials in their order, which is not that of modules."""
+        return ()
+
+
+class WorkloadModules:
+    """The modules of a plan's workloads, below the collector of the plan."""
+
+    def __init__(self, collector: pytest.Collector) -> None:
+        self._collector = collector
+        self._of_targets: dict[str, WorkloadModule] = {}
+        self._of_files: dict[Path, WorkloadModule] = {}
+
+    def of(self, trial: TrialSpec) -> WorkloadModule:
+        target = trial.workload.target
+        if target not in self._of_targets:
+            # Node ids and what -k finds are those of the plan, wherever a workload is installed.
+            parent, name, nodeid = self._collector, self._collector.name, self._collector.nodeid
+            place = place_of(parent.config, name, target)
+            file = target_file(target) or place
+            if file not in self._of_files:
+                self._of_files[file] = WorkloadModule.of(parent, file, path=place, name=name, nodeid=nodeid)
+            self._of_targets[target] = self._of_files[file]
+        return self._of_targets[target]
+
+
+def place_of(config: pytest.Config, root: str, target: str) -> Path:
+    """The path that a workload's items have: its file, if that is below the root directory.
+
+    IDEs make the ids of tests from their paths, and have pytest run them alone. From the path of a file elsewhere,
+    pytest would not find the ini file. Such a workload stands in the ini file; without one, beside where it would be,
+    in a file of the name ``root`` that does not exist.
+    """
+    file = target_file(target)
+    for path in (file, config.inipath):
+        if path is not None and config.rootpath in path.parents:
+            return path
+    return config.rootpath / root
+
+
+def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
+    for name, definitions in fixture_definitions(item).items():
+        # Where it is overridden, even by an installed plugin, its values are known only when the item is set up.
+        known = installed if name != "aorta_extra_env" else {"pytest_aorta"}
+        yield from (f"{name} ({_file(it.func)})" for it in definitions if _is_users(it.func, known))
+    for hook in ("pytest_runtest_setup", "pytest_runtest_protocol"):
+        for found in getattr(item.ihook, hook).get_hookimpls():
+            if _is_users(found.function, installed):
+                yield f"{hook} ({_file(found.function)})"
+
+
+def installed_modules(config: pytest.Config) -> set[str]:
+    plugins = {_module(plugin) for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
+    return {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}
+
+
+def _is_users(function: object, installed: set[str]) -> bool:
+    return _file(function) == "conftest.py" or _module(function).partition(".")[0] not in installed
+
+
+def _module(thing: object) -> str:
+    if isinstance(thing, ModuleType):
+        return thing.__name__
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
+
+
+def _file(function: object) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)  # type: ignore[arg-type]  # any object will do
+    return "?" if code is None else Path(code.co_filename).name
+
+
+Item = TypeVar("Item", bound="TrialItem")
+
+
+class TrialItem(GeneratedFunction):
+    """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
+
+    spec: TrialSpec
+    running: RunningTrial | None = None
+    #: Which one in this run it is, once it has begun.
+    repeat = Repeat()
+
+    #: Gives the trial's paths: most items are only collected, and have none.
+    paths_of: Callable[[TrialSpec], TrialPaths]
+
+    @cached_property
+    def paths(self) -> TrialPaths:
+        return self.paths_of(self.spec)
+
+    @property
+    def trial_run(self) -> Run:
+        """The run that the trial belongs to."""
+        return run_of(self.config)
+
+    def setup(self) -> None:
+        """Set the fixtures up, start the trial, and wait until the workload is set up."""
+        run = self.trial_run
+        self.stash[PAYLOAD] = ReportPayload()
+        self.user_properties = without_exit_status(self)
+        self.repeat = run.repeats.next(self)
+        self.paths = self.paths_of(self.spec).repeated(self.repeat.number)
+        if (self.repeat.again or not run.has_result(self)) and not run.prefetcher.is_running(self.nodeid):
+            run.stopping.check(cell_of(self.spec), round_of(self) or "")
+        try:
+            super().setup()
+            extra_env: Any = self.funcargs["aorta_extra_env"]
+            if self.config.getoption("setuponly", False):  # --setup-plan runs no fixture
+                return
+            try:
+                check_variables("the fixture aorta_extra_env", extra_env)
+            except PlanError as error:
+                raise TrialFailed(str(error)) from None
+        except (pytest.skip.Exception, pytest.exit.Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._keep_unstarted(run, error, "a fixture failed: ")
+            raise
+        self._show_output(run)
+        # Registered after the fixtures, so the trial is over before they are torn down.
+        self.addfinalizer(self._finish)
+        try:
+            self.running = self.launch(run, extra_env)
+        except Exception as error:
+            if not self.stash[PAYLOAD].trials:
+                self._keep_unstarted(run, error)
+            raise
+        self._wait("setup")
+
+    def _show_output(self, run: Run) -> None:
+        shown = self.config.getoption("capture", "fd") == "no" and not is_worker(self.config)
+        if shown and self.spec.execution.isolation != "none":
+            folder = self.paths.folder_in(run.results)
+            self.addfinalizer(LogStream(folder, begun=run.prefetcher.is_running(self.nodeid)).close)
+
+    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+        """Start the trial, and ahead of their items those that may be."""
+        prefetch(self.session, run)
+        return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec), again=self.repeat.again)
+
+    def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
+        from pytest_aorta.launch.record import lost_record
+        from pytest_aorta.trials.outcome import exit_failure
+
+        text = describe_exception(error)
+        lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
+        if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
+            run.runner.store.retire(self.paths)
+        self.stash[PAYLOAD] = ReportPayload()
+        record = self.completed(lost_record(self.spec, lost))
+        run.add_record(self, self.paths, record)
+        add_details(self, record, run.results, self.paths)
+
+    def completed(self, record: TrialResult) -> TrialResult:
+        """The record with all that this item knows of it."""
+        return record
+
+    def runtest(self) -> None:
+        self._wait("run")
+
+    def _wait(self, phase: str) -> None:
+        running = self.running
+        assert running is not None
+        try:
+            got_through = running.wait(phase)
+            warn(self, running.take_warnings())
+            record = None if got_through else self.completed(running.finish())  # known only when all has ended
+        except pytest.PytestWarning:  # the user has warnings turned into errors
+            running.interrupt("a warning was raised as an error")
+            raise
+        except KeyboardInterrupt as error:
+            self.trial_run.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
+            raise
+        except BaseException as error:  # of the workload itself, which runs in this process
+            self.stash[PAYLOAD].exit_status = getattr(error, "aorta_exit_status", None)
+            raise
+        if record is not None:
+            self.stash[PAYLOAD].exit_status = record.exit_status
+            failure = self._failure(record)
+            raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
+
+    def _finish(self) -> None:
+        running, self.running = self.running, None
+        if running is None:
+            return
+        run = self.trial_run
+        if not running.got_through("run"):
+            if run.interrupted is not None:
+                running.interrupt(run.interrupted)
+            elif not running.failed():
+                running.interrupt("the item ended before its trial")
+        try:
+            record = self.completed(running.finish())
+        except KeyboardInterrupt as error:
+            run.interrupt(reason_of(error))
+            running.interrupt(reason_of(error))
+            run.add_record(self, self.paths, self.completed(running.finish()), running.resumed)
+            raise
+        run.add_record(self, self.paths, record, running.resumed)
+        add_details(self, record, run.results, self.paths)
+        try:
+            warn(self, record.warnings)
+        except pytest.PytestWarning as error:
+            raise TrialFailed(f"a warning, turned into an error: {error}") from None
+        # After an interruption there is no report that could show it, and pytest's own end must not fail with it.
+        if record.failure is not None and record.failure.phase == "cleanup" and run.interrupted is None:
+            raise self._failure(record)
+
+    def _failure(self, record: TrialResult) -> TrialFailed:
+        return failure_of(record, self.trial_run.results, self.paths, self)
+
+    def visible_traceback(self, traceback: Any) -> Any:
+        """Without isolation, a traceback begins with the workload and not with the callers of it."""
+        return traceback.filter(lambda entry: _PACKAGE not in Path(entry.path).parents) or traceback
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Path and line of the workload's class, and the name."""
+        assert isinstance(self.parent, UnimportedModule)
+        return *self.parent.location_of(self.spec), self.name
+
+
+@pytest.mark.aorta
+def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
+    # The test function of every trial: its argument is the fixture that every trial uses. Reporters such as allure's
+    # would show a docstring as the description of each trial.
+    pass
+
+
+def items_of(plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
+    """The items of a plan, in its order, each below its module."""
+    items: list[TrialItem] = []
+    sibling: TrialItem | None = None
+    with collector_paused():
+        for spec in plan.trials:
+            sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths, sibling)
+            items.append(sibling)
+    return items
+
+
+def item_of(
+    kind: type[Item],
+    parent: pytest.Collector,
+    name: str,
+    spec: TrialSpec,
+    paths_of: Callable[[TrialSpec], TrialPaths],
+    sibling: TrialItem | None,
+) -> Item:
+    """One item; ``sibling`` is another one below the same collector."""
+    item: Item = kind.of(parent, name, _use_fixtures, sibling)
+    item.spec, item.paths_of = spec, paths_of
+    item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
+    # At construction, so that even the report of a crashed worker's last item says which trial it was.
+    item.user_properties += properties_of(spec)
+    return item
+
+
+def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
+    """What reports say of a trial that has not begun."""
+    return [
+        ("aorta_trial_id", spec.trial_id),
+        ("aorta_workload", spec.workload.name),
+        ("aorta_environment", spec.environment.name),
+        ("aorta_mitigations", "+".join(spec.mitigations)),
+    ]
+
+
+def prefetch(session: pytest.Session, run: Run) -> None:
+    prefetcher = run.prefetcher
+    if prefetcher.launched or run.selection.resources.total_slots < 2 or is_worker(session.config):
+        return
+    installed = installed_modules(session.config)
+    queued = []
+    for item in session.items:
+        if not isinstance(item, TrialItem) or item.trial_run is not run:
+            continue
+        if item.spec.execution.isolation == "none" or item.spec.origin is not None:
+            continue
+        if run.repeats.copies(item) > 1:  # which of them pytest comes to first is not known
+            continue
+        code = next(user_code(item, installed), None)
+        if code is not None:
+            run.held_by.setdefault(code, item.nodeid)
+        elif not any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail")):
+            queued.append(QueuedTrial(item.nodeid, item.spec, item.paths, deadline_of(item, item.spec)))
+    prefetcher.launch(queued)
+
+
+#: Seconds between two looks at the logs.
+_INTERVAL = 0.1
+
+
+class LogStream:
+    """With ``-s``: copies a trial's logs to standard output as they grow, until it is closed.
+
+    ``begun``: the logs that are there now are the trial's; else they are of an earlier run, and not shown.
+    """
+
+    def __init__(self, folder: Path, *, begun: bool) -> None:
+        self._logs = [_Log(folder / name, begun=begun) for name in ("stdout.log", "stderr.log")]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="aorta-log-stream", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is left."""
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._over.wait(_INTERVAL):
+            self._copy()
+        self._copy()
+
+    def _copy(self) -> None:
+        for log in self._logs:
+            text = log.read()
+            if text:
+                sys.stdout.write(printable(text))
+                sys.stdout.flush()
+
+
+class _Log:
+    def __init__(self, path: Path, *, begun: bool) -> None:
+        self._path = path
+        self._earlier = None if begun else _number(path)
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self) -> str:
+        """What has been appended since the last call; nothing of the middle of a log that was cut to its limit."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._earlier:
+                file.seek(min(self._offset, status.st_size))
+                content = file.read()
+                self._offset = file.tell()
+                return self._decoder.decode(content)
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

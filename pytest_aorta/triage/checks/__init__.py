@@ -1,1 +1,0 @@
-"""What could make a verdict wrong: drift, speed, variables that nothing reads."""

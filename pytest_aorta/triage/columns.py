@@ -1,0 +1,377 @@
+"""How a table is said: its numbers, its columns for all formats, and the sentence that it comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
+
+from pytest_aorta.triage.cells import CellStatistics, SignatureCount
+from pytest_aorta.triage.checks import MitigationEffect
+from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, StepSummary
+from pytest_aorta.triage.rates import Interval, upper_bound
+from pytest_aorta.triage.verdicts import (
+    Comparison,
+    Confound,
+    Row,
+    SignatureVerdict,
+    Table,
+    Verdict,
+    VerdictKind,
+)
+
+#: Rates whose interval ends below this are shown with a decimal.
+_SMALL = 0.1
+
+#: Smaller p values are only said to be smaller.
+_SMALLEST_P = 0.0001
+
+#: Names in one sentence.
+_MOST_NAMES = 3
+
+
+def percent(rate: float, *, decimals: int = 0) -> str:
+    """``14%``."""
+    return f"{rate:.{decimals}%}"
+
+
+def below(rate: float) -> str:
+    """An upper bound, rounded up, so that it still holds: ``14%``, or ``1.5%`` where it is small."""
+    step = 0.001 if rate < _SMALL else 0.01
+    rounded = min(1.0, -(-(rate - 1e-9) // step) * step)
+    return percent(rounded, decimals=1 if rate < _SMALL else 0)
+
+
+def rate_with_interval(rate: float | None, interval: Interval) -> str:
+    """``70% (48-85%)``; ``-`` without a rate."""
+    if rate is None:
+        return "-"
+    decimals = 1 if interval.high < _SMALL else 0
+    low = percent(interval.low, decimals=decimals).removesuffix("%")
+    return f"{percent(rate, decimals=decimals)} ({low}-{percent(interval.high, decimals=decimals)})"
+
+
+def difference_with_interval(difference: float, interval: Interval) -> str:
+    """In percentage points: ``-70 (-85 to -42)``."""
+    return f"{100 * difference:+.0f} ({100 * interval.low:+.0f} to {100 * interval.high:+.0f})"
+
+
+def p_value(p: float) -> str:
+    """Two significant digits: ``0.023``; ``<0.0001``."""
+    if p < _SMALLEST_P:
+        return f"<{_SMALLEST_P}"
+    return f"{p:.4f}" if p < 0.001 else f"{p:.2g}"
+
+
+def step_ms(milliseconds: float | None) -> str:
+    """``22.10``; ``-`` where nothing was measured."""
+    return "-" if milliseconds is None else f"{milliseconds:.2f}"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def verdict_note(verdict: Verdict) -> str:
+    """What makes a verdict precise; empty where the word says it."""
+    if verdict.rate_below is not None:
+        return f"rate below {below(verdict.rate_below)}"
+    if verdict.more_trials is not None:
+        return f"about {verdict.more_trials:,} more trials"
+    return verdict.reason
+
+
+def plain(value: Any) -> Any:
+    """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
+    if is_dataclass(value):
+        kind: Any = type(value)
+        return {name: plain(getattr(value, name)) for name in keys(kind)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@cache
+def keys(kind: type) -> tuple[str, ...]:
+    return *(each.name for each in fields(kind)), *properties(kind)
+
+
+@cache
+def properties(kind: type) -> dict[str, Any]:
+    """Public properties of a class, and their types."""
+    found = {name: value.fget for name, value in vars(kind).items() if isinstance(value, property) and name[0] != "_"}
+    return {name: get_type_hints(get)["return"] for name, get in found.items()}
+
+
+#: Rows of a table.
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One fact about a cell, for all formats.
+
+    Attributes:
+        key: in matrix.json; empty where another key says it.
+        kind: type of the value there.
+        value: of a row.
+        title: for people; empty for what only programs read.
+        text: of a row, for people; empty or ``-`` where there is nothing to say. By default that of the value.
+        short: the text for a terminal, where it differs.
+        formats: that show it to people.
+        always: whether it is shown where no row has anything to say.
+        left: whether it is aligned to the left.
+    """
+
+    key: str
+    kind: Any
+    value: Callable[[T], Any]
+    title: str = ""
+    text: Callable[[T], str] | None = None
+    short: Callable[[T], str] | None = None
+    formats: tuple[Literal["terminal", "markdown", "html"], ...] = ()
+    always: bool = False
+    left: bool = False
+
+    def text_of(self, row: T) -> str:
+        """For Markdown and HTML."""
+        return str(self.value(row)) if self.text is None else self.text(row)
+
+    def short_text_of(self, row: T) -> str:
+        """For a terminal."""
+        return self.text_of(row) if self.short is None else self.short(row)
+
+    def says_something(self, rows: Sequence[T]) -> bool:
+        """Whether it is shown in a table of these rows."""
+        return self.always or any(self.text_of(row) not in ("", "-") for row in rows)
+
+
+def _name(
+    key: str, title: str, value: Callable[[Row], str], *, always: bool = False, formats: Any = ("markdown",)
+) -> Column[Row]:
+    return Column(key, str, value, title, formats=formats, always=always, left=True)
+
+
+def _number_of(title: str, outcome: Outcome) -> Column[Row]:
+    """Trials of one outcome; matrix.json has all outcomes in one place."""
+    return Column(
+        "",
+        int,
+        lambda row: row.cell.count(outcome),
+        title,
+        lambda row: str(row.cell.count(outcome) or ""),
+        formats=("markdown",),
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _seen(row: Row) -> str:
+    return f"{row.cell.total} of {row.planned}" if row.planned not in (None, row.cell.total) else ""
+
+
+def _verdict(row: Row) -> str:
+    if not row.has_verdict and row.verdict.kind == "undecided":
+        return ""
+    return f"{row.verdict.text}: {row.verdict.reason}" if row.verdict.reason else row.verdict.text
+
+
+def _short_verdict(row: Row) -> str:
+    verdict = row.verdict
+    if verdict.more_trials is not None:
+        return f"undecided (~{verdict.more_trials} more)"
+    return f"fixes (<{below(verdict.rate_below)})" if verdict.rate_below is not None else verdict.kind
+
+
+def _top_failure(row: Row) -> str:
+    if not row.cell.signatures:
+        return ""
+    first, *others = row.cell.signatures
+    more = sum(len(each.trials) for each in others)
+    return f"{len(first.trials)}x {first.signature.text}" + (f" (and {more} others)" if more else "")
+
+
+def _top_warning(row: Row) -> str:
+    if not row.cell.warnings:
+        return ""
+    text, number = max(row.cell.warnings.items(), key=lambda item: item[1])
+    return f"{number}x {text}"
+
+
+def _median(row: Row) -> float | None:
+    return None if row.cell.steps is None else row.cell.steps.median_ms
+
+
+def _error_rate(row: Row) -> float | None:
+    cell = row.cell
+    return cell.count("infrastructure", "did not run") / cell.total if cell.total else None
+
+
+_EVERYWHERE: Any = ("terminal", "markdown", "html")
+_WHERE_WIDE: Any = ("markdown", "html")
+
+#: All that is said of a cell, in the order of matrix.json and of matrix.md.
+COLUMNS: tuple[Column[Row], ...] = (
+    _name("workload", "Workload", lambda row: row.cell.key.workload, always=True),
+    _name("test", "Test", lambda row: row.cell.key.test),
+    _name("cell", "Cell", lambda row: row.cell.key.cell, always=True, formats=_WHERE_WIDE),
+    Column("mitigations", list[str], lambda row: row.cell.mitigations, "Mitigations",
+           lambda row: ", ".join(row.cell.mitigations), formats=("markdown",), always=True, left=True),
+    _name("environment", "Environment", lambda row: row.cell.environment, always=True),
+    _name("options", "Config", lambda row: row.cell.key.options),
+    Column("digest", str, lambda row: row.cell.key.digest),
+    Column("planned", int | None, lambda row: row.planned),
+    Column("seen", int, lambda row: row.cell.total, "Seen", _seen, formats=("markdown",)),
+    Column("failures", int, lambda row: row.cell.failures, "Failed",
+           lambda row: f"{row.cell.failures} of {row.cell.counted}" if row.cell.counted else "-",
+           formats=_EVERYWHERE, always=True),
+    Column("counted", int, lambda row: row.cell.counted),
+    Column("failure_rate", float | None, lambda row: row.cell.rate, "Rate (95%)",
+           lambda row: rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
+    Column("failure_rate_interval", Interval, lambda row: row.cell.rate_interval),
+    _number_of("Timeouts", "timeout"),
+    _number_of("Infrastructure", "infrastructure"),
+    _number_of("Did not run", "did not run"),
+    Column("error_rate", float | None, _error_rate),
+    Column("outcome_counts", dict[Outcome, int], lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
+    Column("exit_status_counts", dict[str, int], lambda row: row.cell.exit_statuses),
+    Column("trials", dict[Outcome, list[int]], lambda row: row.cell.trials),
+    Column("trial_files", list[str], lambda row: row.cell.files),
+    Column("verdict", Verdict, lambda row: row.verdict, "Verdict", _verdict, _short_verdict, _EVERYWHERE, left=True),
+    Column("", float | None, lambda row: row.comparison and row.comparison.difference, "Difference (points)",
+           lambda row: difference_with_interval(row.comparison.difference, row.comparison.interval)
+           if row.comparison else "", formats=_WHERE_WIDE),
+    Column("comparison", Comparison | None, lambda row: row.comparison, "p",
+           lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "",
+           formats=_EVERYWHERE),
+    Column("by_signature", list[SignatureVerdict], lambda row: row.by_signature),
+    Column("effect", MitigationEffect | None, lambda row: row.effect, "Inert?",
+           lambda row: f"inert? ({row.effect.reason})" if row.effect and row.effect.is_inert else "",
+           formats=("markdown",), left=True),
+    Column("confound", Confound | None, lambda row: row.confound, "Confound",
+           lambda row: row.confound.text if row.confound else "", formats=_EVERYWHERE, left=True),
+    Column("signatures", list[SignatureCount], lambda row: row.cell.signatures, "Top failure", _top_failure,
+           formats=("markdown",), left=True),
+    Column("warnings", dict[str, int], lambda row: row.cell.warnings, "Top warning", _top_warning,
+           formats=("markdown",), left=True),
+    Column("first_failure_iterations", list[int], lambda row: row.cell.first_failure_iterations, "First failure",
+           lambda row: _range(row.cell.first_failure_iterations), formats=("markdown",)),
+    Column("iterations", list[int], lambda row: row.cell.iterations, "Iters",
+           lambda row: _range(row.cell.iterations) or "-", formats=("markdown",)),
+    Column("step_times", StepSummary | None, lambda row: row.cell.steps, "Step ms",
+           lambda row: step_ms(_median(row)), formats=_EVERYWHERE),
+    Column("", float | None, lambda row: row.cell.steps and row.cell.steps.p90_ms, "p90",
+           lambda row: step_ms(row.cell.steps.p90_ms if row.cell.steps else None), formats=("html",)),
+    Column("", float | None, lambda row: row.cell.steps and row.cell.steps.p99_ms, "p99",
+           lambda row: step_ms(row.cell.steps.p99_ms if row.cell.steps else None), formats=("html",)),
+    Column("median_wall_sec", float | None, lambda row: row.cell.median_wall_sec),
+    Column("resolved_variables", dict[str, list[str | None]],
+           lambda row: {name: [value] for name, value in row.cell.variables.resolved}),
+)  # fmt: skip
+
+#: What each verdict means; first those that say most.
+MEANINGS: Mapping[VerdictKind, str] = {
+    "worse": "fails more often than the baseline",
+    "error": "no trial says anything about the workload",
+    "did not run": "no trial has come to its main work",
+    "fixes": "fails less often than the baseline, and no failure was seen",
+    "reduces": "fails less often than the baseline, but still does",
+    "baseline": "the cell that others are compared with",
+    "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
+    "undecided": "too few trials to tell",
+    "no effect": "the failure rate differs from the baseline's by less than the margin",
+}
+
+
+def conclusions(table: Table) -> list[str]:
+    """One sentence for each group of cells that are compared with each other; none for a cell on its own."""
+    groups: dict[CellKey, list[Row]] = {}
+    for row in table.rows:
+        if row.comparison is not None:
+            groups.setdefault(row.comparison.baseline, []).append(row)
+    several = len({(key.workload, key.test, key.options) for key in groups}) > 1
+    found = []
+    for key, rows in groups.items():
+        sentence = _sentence(rows, table.row(key).cell, table.settings.margin)
+        group = " ".join(filter(None, (key.test, key.workload, key.options)))
+        found.append(f"{group}: {sentence}" if several else sentence)
+    return found
+
+
+def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
+    def best(kind: VerdictKind) -> list[Row]:
+        found = [row for row in rows if row.verdict.kind == kind]
+        return sorted(found, key=lambda row: (row.is_slower, _p(row), row.cell.rate or 0.0))
+
+    if fixing := best("fixes"):
+        return _fixes(fixing, base)
+    if reducing := best("reduces"):
+        return f"{_mitigation(reducing[0], base)} makes it rarer, but does not fix it: {_evidence(reducing[0], base)}."
+    if worse := best("worse"):
+        return f"{_mitigation(worse[0], base)} makes it worse: {_evidence(worse[0], base)}."
+    if not base.failures:
+        return (
+            f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
+            f"its failure rate is below {below(upper_bound(0, base.counted))}."
+        )
+    if undecided := best("undecided"):
+        return _undecided(undecided, base)
+    if same := best("no effect"):
+        names = _names([_mitigation(row, base) for row in same])
+        verb = "does" if len(same) == 1 else "do"
+        return f"{names} {verb} not change the failure rate of {base.key.cell} by more than {percent(margin)}."
+    return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
+
+
+def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
+    first = rows[0]
+    text = f"{_mitigation(first, base)} fixes it: {_evidence(first, base)}"
+    if first.verdict.rate_below is not None:
+        text += f"; its failure rate is below {below(first.verdict.rate_below)}"
+    if first.is_slower and first.confound is not None and first.confound.ratio is not None:
+        text += f". But its steps take {first.confound.ratio:.2f} times as long, and a fault of timing can hide in that"
+    if len(rows) > 1:
+        names = _names([_mitigation(row, base) + (" (slower)" if row.is_slower else "") for row in rows[1:]])
+        text += f". So {'does' if len(rows) == 2 else 'do'} {names}"
+    return f"{text}."
+
+
+def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
+    more = [row.verdict.more_trials for row in rows if row.verdict.more_trials is not None]
+    names = _names([_mitigation(row, base) for row in rows])
+    text = f"Undecided: {counted(base.counted, 'trial')} of {base.key.cell} and as many of {names} are too few to tell"
+    if not more:
+        return f"{text}."
+    number = _range([min(more), max(more)]).replace("-", " to ")
+    return f"{text}; about {number} more of each cell would be enough (a larger --aorta-trials, with --aorta-resume)."
+
+
+def _evidence(row: Row, base: CellStatistics) -> str:
+    cell, p = row.cell, p_value(_p(row))
+    numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} without it"
+    return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
+
+
+def _p(row: Row) -> float:
+    return row.comparison.p_adjusted if row.comparison is not None else 1.0
+
+
+def _mitigation(row: Row, base: CellStatistics) -> str:
+    """The mitigation set, where the environment is the baseline's too; else the cell."""
+    cell = row.cell
+    return ",".join(cell.mitigations) if cell.environment == base.environment else cell.key.cell
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,1 +1,0 @@
-"""Two runs, cell by cell, and what differs around them."""

@@ -1,0 +1,262 @@
+"""What trials ran in, and what differs between the environments of two sets of them: torch 2.12.0 -> 2.13.0."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pytest_aorta.probe.environment_facts import (
+    FILES,
+    PACKAGES,
+    RULES,
+    Fact,
+    Value,
+    clause,
+    facts_of_section,
+    is_complete,
+    is_hidden,
+    sections,
+)
+from pytest_aorta.probe.variables import DIGEST, REDACTED
+from pytest_aorta.trials.conversion import canonical_json
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER
+
+#: Name to version of all installed distributions.
+Versions = Mapping[str, str]
+
+#: Gives the list of distributions with a digest, where there is one.
+Installed = Callable[[str], Versions | None]
+
+#: In how many trials a fact has each value; ``None`` is for those that do not have it.
+Counts = Counter[Value | None]
+
+#: What records have besides their snapshots, in order of importance: it comes after all of those.
+_AFTER = len(RULES)
+_OPTIONS, _RUN = "options", "run"
+
+
+class Environments:
+    """What a set of trials ran in.
+
+    Most sections of a record are equal to those of other trials: they are counted as texts, and looked at once.
+    """
+
+    def __init__(self) -> None:
+        #: Of each section its contents, as JSON with whether they are complete, and how many trials have each.
+        self._contents: dict[str, Counter[str]] = {}
+        self.trials = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a trial, by the content of its file. What it has not recorded counts for nothing."""
+        self.trials += 1
+        env = _mapping(record.get("env"))
+        reasons = [*_list(env.get("partial_reasons")), *_list(_mapping(env.get("end")).get("partial_reasons"))]
+        for name, content in sections(env):
+            secrets = _digests_of_secrets(content, record) if name == "env_vars" else {}
+            # Of a trial that did not get as far as its process, no variable is known.
+            complete = is_complete(name, reasons) and (name != "env_vars" or bool(env.get("process")))
+            self._count(name, {**content, **secrets}, complete)
+        for name, facts, complete in _of_record(record):
+            self._count(name, facts, complete)
+
+    def update(self, others: Environments) -> None:
+        """Count the trials of others, too."""
+        self.trials += others.trials
+        for section, contents in others._contents.items():
+            self._contents.setdefault(section, Counter()).update(contents)
+
+    def package_digests(self) -> set[str]:
+        found = (_digest(text) for text in self._contents.get("packages", ()))
+        return {digest for digest in found if digest is not None}
+
+    def facts(self, installed: Installed = lambda digest: None) -> dict[Fact, Counts]:
+        """All facts with their values."""
+        found: dict[Fact, Counts] = {}
+        for section, contents in self._contents.items():
+            known = []
+            for text, trials in contents.items():
+                facts, complete = _facts(section, text)
+                if section == "packages" and (listed := installed(_digest(text) or "")):
+                    facts = {**facts_of_section(section, {"versions": listed}), **facts}
+                known.append((facts, complete, trials))
+            for fact in {fact for facts, _, _ in known for fact in facts}:
+                counts = found.setdefault(fact, Counter())
+                for facts, complete, trials in known:
+                    if fact in facts or complete:
+                        counts[facts.get(fact)] += trials
+        return found
+
+    def without(self, fact: Fact) -> Counts:
+        """The values of a fact that no trial has: in as many trials as would have recorded it."""
+        contents = self._contents.get(fact.section, Counter())
+        trials = sum(trials for text, trials in contents.items() if _facts(fact.section, text)[1])
+        return Counter({None: trials} if trials else {})
+
+    def _count(self, section: str, content: Mapping[str, Any], complete: bool) -> None:
+        self._contents.setdefault(section, Counter())[json.dumps([content, complete], sort_keys=True)] += 1
+
+
+@lru_cache(maxsize=10_000)
+def _facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
+    content, complete = json.loads(text)
+    return _facts_in(section, content), complete
+
+
+def _digest(text: str) -> str | None:
+    digest = json.loads(text)[0].get("digest")
+    return digest if isinstance(digest, str) else None
+
+
+def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
+    if section in (FILES, IMPORTED_LATER):
+        return {
+            Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items() if digest is not None
+        }
+    if section == _OPTIONS:
+        return {Fact(_AFTER + 1, f"option {name}", section): _text(value) for name, value in content.items()}
+    if section == _RUN:
+        return {Fact(_AFTER + 2, name, section): _text(v) for name, v in content.items() if v is not None}
+    return facts_of_section(section, content)
+
+
+def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    parts = _mapping(record.get("fingerprint_parts"))
+    if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
+        yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
+        yield IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False  # what a trial that failed may not have done
+    if "config" in record:
+        yield _OPTIONS, _mapping(record["config"]), True
+    place, request = _mapping(record.get("execution_env")), _mapping(record.get("request"))
+    beside, imposed = _mapping(record.get("side_by_side")), _mapping(record.get("imposed"))
+    run = {
+        "digest of the image": place.get("digest"),
+        "entered with": place.get("entered_with"),
+        "isolation": request.get("isolation"),
+        "launcher": request.get("launcher"),
+        "ranks": parts.get("nproc"),
+        "threads imposed by the run": imposed.get("threads"),
+        "trials at a time": _product(beside.get(name) for name in ("slots", "workers", "hosts")),
+    }
+    yield _RUN, run, bool(request)
+
+
+def _digests_of_secrets(variables: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
+    parts = _mapping(record.get("fingerprint_parts"))
+    known = {**_mapping(parts.get("variables")), **_mapping(parts.get("overlay"))}
+    return {
+        name: known[name]
+        for name, value in variables.items()
+        if value == REDACTED and str(known.get(name, "")).startswith(DIGEST)
+    }
+
+
+def _product(numbers: Iterable[Any]) -> int | None:
+    product = 1
+    for number in numbers:
+        if not isinstance(number, int):
+            return None
+        product *= number
+    return product
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact that has other values on the other side.
+
+    Attributes:
+        fact: which.
+        before, after: values and how many trials have them, the most frequent first; ``None`` is for those without.
+    """
+
+    fact: Fact
+    before: tuple[tuple[Value | None, int], ...]
+    after: tuple[tuple[Value | None, int], ...]
+
+    def __str__(self) -> str:
+        return clause(self.fact, self.before, self.after)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for the same change, in however many trials."""
+        return self.fact, frozenset(value for value, _ in self.before), frozenset(value for value, _ in self.after)
+
+    def to_plain(self) -> dict[str, Any]:
+        """``what``, ``text``, and of both sides the values with their numbers of trials, as JSON data."""
+        return {
+            "what": self.fact.name,
+            "text": str(self),
+            "a": [{"value": _plain(value), "trials": trials} for value, trials in self.before],
+            "b": [{"value": _plain(value), "trials": trials} for value, trials in self.after],
+        }
+
+
+def differences(
+    a: Environments,
+    b: Environments,
+    installed: tuple[Installed, Installed] | None = None,
+    ignored: Iterable[str] = (),
+) -> list[Difference]:
+    """What differs between two sets of trials, the most important first.
+
+    A fact differs when the trials of one side have a value that no trial of the other side has. What is not known of
+    either side is left out, and so is what another difference explains: with torch, its commit changes too.
+
+    Args:
+        a, b: the trials.
+        installed: gives lists of all installed distributions, for each side.
+        ignored: names of facts, such as variables, that are meant to differ.
+    """
+    lists = installed if installed is not None and _all_listed(a, b, installed) else (lambda _: None,) * 2
+    before, after = a.facts(lists[0]), b.facts(lists[1])
+    unwanted = set(ignored)
+    found = []
+    for fact in sorted(before.keys() | after.keys()):
+        one, two = before.get(fact) or a.without(fact), after.get(fact) or b.without(fact)
+        if one and two and one.keys() != two.keys() and fact.name not in unwanted:
+            found.append(Difference(fact, _by_frequency(one), _by_frequency(two)))
+    if not any(difference.fact.section == "packages" for difference in found):
+        found += _unlisted_packages(a, b)
+    names = {difference.fact.name for difference in found}
+    return [difference for difference in found if difference.fact.implied_by not in names]
+
+
+def _all_listed(a: Environments, b: Environments, installed: tuple[Installed, Installed]) -> bool:
+    return all(
+        lookup(digest) is not None
+        for side, lookup in zip((a, b), installed, strict=True)
+        for digest in side.package_digests()
+    )
+
+
+def _unlisted_packages(a: Environments, b: Environments) -> list[Difference]:
+    one, two = a.package_digests(), b.package_digests()
+    if not one or not two or one == two:
+        return []
+    sides = [tuple((digest, 0) for digest in sorted(digests)) for digests in (one, two)]
+    return [Difference(PACKAGES, sides[0][:1], sides[1][:1])]
+
+
+def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:
+    return tuple(sorted(counts.items(), key=lambda item: (-item[1], str(item[0]))))
+
+
+def _plain(value: Value | None) -> Any:
+    if is_hidden(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value

@@ -1,1 +1,0 @@
-"""Which failing trials have failed alike."""

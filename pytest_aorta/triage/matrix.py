@@ -1,0 +1,320 @@
+"""The table of a triage in the results directory: ``matrix.json`` for programs, ``matrix.md`` for people.
+
+``python -m pytest_aorta.triage.matrix > docs/matrix.schema.json`` publishes the JSON Schema of the former.
+"""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pytest_aorta._version import __version__
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, keys, p_value, plain, properties
+from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.verdicts import LEVEL, MARGIN, SLOWER, Row, Table, TriageSettings
+from pytest_aorta.workspace.atomic import write_text
+
+MATRIX_JSON, MATRIX_MD = "matrix.json", "matrix.md"
+
+#: Of matrix.json. The first number changes when readers of an earlier version would misread a file.
+SCHEMA_VERSION = "1.0"
+
+#: Longest text of a message in a field of the Markdown table.
+_LONGEST = 160
+
+#: Warnings that are listed.
+_WARNINGS = 20
+
+#: Characters that Markdown may take for something else than themselves.
+_MARKS = re.compile(r"[\\`*\[\]#|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+#: The same where a line begins.
+_FIRST = re.compile(r"^([-+=]|\d+(?=[.)]))")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a matrix says of its run.
+
+    Attributes:
+        plan: digest of the plan; ``None`` where tests have started the trials.
+        planned: trials of each cell of the plan.
+        started_at, written_at: ISO 8601 in UTC.
+        complete: whether the run has come to its end.
+        interrupted: what has ended it before, or ``None``.
+    """
+
+    plan: str | None = None
+    planned: Mapping[CellKey, int] = field(default_factory=dict)
+    started_at: str = ""
+    written_at: str = ""
+    complete: bool = True
+    interrupted: str | None = None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the verdicts were made with."""
+
+    baseline: str | None
+    margin: float
+    level: float
+    speed_threshold: float
+    sequential: bool
+
+
+@dataclass(frozen=True)
+class _Head:
+    """All but the cells. ``complete`` is false while the run goes on, and where it was ended before its time."""
+
+    schema_version: str
+    pytest_aorta: str
+    complete: bool
+    interrupted: str | None
+    plan: str | None
+    started_at: str
+    written_at: str
+    settings: _Settings
+    conclusions: list[str]
+    warnings: tuple[str, ...]
+
+
+def matrix_json(table: Table, state: RunState) -> str:
+    """Strict JSON, one line per cell."""
+    settings = table.settings
+    head = _Head(
+        schema_version=SCHEMA_VERSION,
+        pytest_aorta=__version__,
+        complete=state.complete,
+        interrupted=state.interrupted,
+        plan=state.plan,
+        started_at=state.started_at,
+        written_at=state.written_at,
+        settings=_Settings(settings.baseline, settings.margin, LEVEL, SLOWER, settings.sequential),
+        conclusions=conclusions(table),
+        warnings=table.warnings,
+    )
+    cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
+    lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
+    return f'{{\n {json.dumps(plain(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
+
+
+def _planned_rows(table: Table, state: RunState) -> list[Row]:
+    return [replace(row, planned=state.planned.get(row.cell.key)) for row in table.rows]
+
+
+def schema_text() -> str:
+    """The JSON Schema of matrix.json, indented, with sorted keys."""
+    from pydantic import TypeAdapter, create_model
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class AsWritten(GenerateJsonSchema):
+        """Of what ``plain`` makes."""
+
+        def float_schema(self, schema: Any) -> dict[str, Any]:
+            return {"type": ["number", "null"]}
+
+        def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+            found = super().dataclass_schema(schema)
+            for name, kind in properties(schema["cls"]).items():
+                found["properties"][name] = TypeAdapter(kind).json_schema()
+            found["required"] = list(keys(schema["cls"]))
+            return found
+
+    cell: Any = create_model("Cell", **{column.key: (column.kind, ...) for column in COLUMNS if column.key})  # type: ignore[call-overload]
+    head = {name: (kind, ...) for name, kind in get_type_hints(_Head).items()}
+    matrix: Any = create_model("Matrix", **head, cells=(list[cell], ...))  # type: ignore[call-overload]
+    schema = matrix.model_json_schema(schema_generator=AsWritten, mode="serialization")
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps({"$schema": dialect, **schema}, indent=2, sort_keys=True) + "\n"
+
+
+def markdown(table: Table, state: RunState) -> str:
+    """The table in GitHub's Markdown with its conclusions; columns and legend only for what appears."""
+    rows = _planned_rows(table, state)
+    has_verdicts = any(row.has_verdict for row in rows)
+    shown = [
+        column
+        for column in COLUMNS
+        if "markdown" in column.formats and column.says_something(rows) and (has_verdicts or column.key != "verdict")
+    ]
+    rules = ["---" if column.left else "---:" for column in shown]
+    workloads = ", ".join(dict.fromkeys(row.cell.key.workload for row in rows))
+    parts = [
+        f"## Trials of {text_of(workloads, _LONGEST)}",
+        *(f"**{text_of(sentence)}**" for sentence in conclusions(table)),
+        _run(rows, state),
+        _lines([column.title for column in shown], rules, [[column.text_of(row) for column in shown] for row in rows]),
+    ]
+    if ways := [(row, way) for row in rows for way in row.by_signature]:
+        lines = [
+            (
+                row.cell.key.cell,
+                way.signature.text,
+                f"{way.failures} of {row.cell.counted}",
+                str(way.base_failures),
+                p_value(way.comparison.p_adjusted),
+                way.verdict.text,
+            )
+            for row, way in ways
+        ]
+        titles = ("Cell", "Failure", "Failed", "Of the baseline", "p", "Verdict")
+        parts += ["Verdicts on each way to fail:", _lines(titles, ("---",) * len(titles), lines)]
+    if idle := list(dict.fromkeys(text for row in rows if row.effect for text in row.effect.sentences)):
+        parts += ["Variables that may have done nothing:", _items(idle)]
+    if legend := list(_legend(rows, has_verdicts)):
+        parts.append("\n".join(f"- {line}" for line in legend))
+    if warnings := _warnings(table):
+        parts += ["Warnings:", _items(warnings)]
+    return "\n\n".join(parts) + "\n"
+
+
+def text_of(text: str, longest: int | None = None) -> str:
+    """A text that Markdown, and HTML within it, shows as it is, on one line."""
+    clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    if longest is not None and len(clean) > longest:
+        clean = clean[: longest - 3] + "..."
+    return _MARKS.sub(lambda found: f"\\{found[0]}", html.escape(clean, quote=False))
+
+
+def _items(texts: Iterable[str]) -> str:
+    def harmless(found: re.Match[str]) -> str:
+        return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+
+    return "\n".join(f"- {_FIRST.sub(harmless, text_of(text))}" for text in texts)
+
+
+def _run(rows: Sequence[Row], state: RunState) -> str:
+    seen, planned = sum(row.cell.total for row in rows), sum(state.planned.values())
+    number = f"{seen} of {counted(planned, 'trial')}" if planned > seen else counted(seen, "trial")
+    texts = [f"{number} in {counted(len(rows), 'cell')}"]
+    if state.plan:
+        texts.append(f"plan {state.plan}")
+    if state.interrupted:
+        texts.append(f"ended early: {state.interrupted}")
+    elif not state.complete:
+        texts.append("the run goes on")
+    return f"{text_of('; '.join(texts))}. {text_of(state.written_at)}".rstrip()
+
+
+def _lines(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    texts = [f"| {' | '.join(text_of(text, _LONGEST) for text in line)} |" for line in (titles, *rows)]
+    return "\n".join([texts[0], f"| {' | '.join(rules)} |", *texts[1:]])
+
+
+def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
+    shown = {row.verdict.kind for row in rows if row.has_verdict or row.verdict.kind == "baseline"}
+    for kind, meaning in MEANINGS.items():
+        if has_verdicts and kind in shown:
+            yield f"**{kind}**: {meaning}"
+    if any(row.cell.count("infrastructure", "did not run") for row in rows):
+        yield "**Infrastructure**, **Did not run**: say nothing about the workload, and do not count"
+    if any(row.is_slower for row in rows):
+        yield "**speed**: its steps are slower than the baseline's, which alone can hide a fault of timing"
+    if any(row.comparison and row.comparison.method == "sequential" for row in rows):
+        yield "p and intervals hold whenever one looks, so that trials may be added or left out"
+
+
+def _warnings(table: Table) -> list[str]:
+    found = [
+        *table.warnings,
+        *(
+            f"{row.cell.key.workload} {row.cell.key.cell}: {text} ({counted(number, 'trial')})"
+            for row in table.rows
+            for text, number in row.cell.warnings.items()
+        ),
+    ]
+    more = len(found) - _WARNINGS
+    return [*found[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"] if more > 0 else found
+
+
+class EarlierMatrix:
+    """What an earlier run has left in matrix.json; a file that is absent, torn, or by another hand, says nothing.
+
+    Attributes:
+        seen: trials of each cell.
+        planned: trials of each cell in the plan of that run, where it had one.
+        settings: of its verdicts; ``None`` where there is no matrix.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.seen: dict[CellKey, int] = {}
+        self.planned: dict[CellKey, int] = {}
+        self.settings: TriageSettings | None = None
+        try:
+            content = json.loads((results / MATRIX_JSON).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return
+        content = content if isinstance(content, dict) else {}
+        settings, cells = content.get("settings"), content.get("cells")
+        if isinstance(settings, dict):
+            baseline, margin = settings.get("baseline"), settings.get("margin")
+            self._was_sequential = settings.get("sequential") is True
+            self.settings = TriageSettings(
+                baseline=baseline if isinstance(baseline, str) else None,
+                margin=margin if isinstance(margin, float) and 0 < margin < 1 else MARGIN,
+                # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
+                sequential=self._was_sequential or content.get("complete") is False,
+            )
+        for cell in cells if isinstance(cells, list) else ():
+            if isinstance(cell, dict):
+                key = CellKey(*(str(cell.get(each.name, "")) for each in fields(CellKey)))
+                if isinstance(seen := cell.get("seen"), int):
+                    self.seen[key] = seen
+                if isinstance(planned := cell.get("planned"), int):
+                    self.planned[key] = planned
+
+    _was_sequential = False
+
+    def was_looked_at(self, planned: Mapping[CellKey, int]) -> bool:
+        """Whether the number of trials of a resumed run may depend on what this one has shown.
+
+        It may where a cell has had trials by a plan of another size, and where this run was of that kind already.
+        Statistics for a number of trials that was set before do not hold then. An earlier run of the same size that
+        was ended before its time is no such case: it goes on to the number that was planned.
+
+        Args:
+            planned: trials of each cell in the plan of the resumed run.
+        """
+        common = [key for key, seen in self.seen.items() if seen and key in planned]
+        return any(self._was_sequential or self.planned.get(key) != planned[key] for key in common)
+
+
+def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
+    """Write ``matrix.json`` and ``matrix.md`` of all trials in a results directory.
+
+    Args:
+        results: the directory.
+        parts: the results directories that the trials come from: the settings are those of the first that has some.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    facts = [trial.facts for trial in Results(results)]
+    if not facts:  # replays only
+        return
+    earlier = [EarlierMatrix(path) for path in (results, *parts)]
+    triage = triage_in_order(facts, next((each.settings for each in earlier if each.settings is not None), None))
+    seen = {cell.key: cell.statistics.total for cell in triage.cells}
+    planned = dict(seen)
+    for each in earlier:
+        for key, count in each.planned.items():
+            planned[key] = max(count, planned.get(key, 0))
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    began = min(each.started_at for each in facts)
+    complete = all(seen.get(key, 0) >= count for key, count in planned.items())
+    state = RunState(None, planned, began, now, complete, None if complete else "parts of the plan are not merged")
+    table = triage.table()
+    write_text(results / MATRIX_JSON, matrix_json(table, state))
+    write_text(results / MATRIX_MD, markdown(table, state))
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

@@ -1,1 +1,0 @@
-"""The matrix: the table of a triage as data and as Markdown."""

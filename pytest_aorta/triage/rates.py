@@ -1,0 +1,226 @@
+"""Numbers of trials that were set before: rates and step times with their intervals, p values, how many more trials.
+
+A *rate* is always that of failures; a *difference* is the cell's rate less the baseline's, so that a negative one is an
+improvement. The short formulas are written out: importing ``scipy.stats`` or ``statsmodels`` takes a second, at the end
+of every run that prints a table. The tests compare them with both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, exp, log, sqrt
+from statistics import NormalDist, fmean, variance
+
+#: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
+_MOST_TRIALS_OF_BOSCHLOO = 1000
+
+#: More trials than these are no useful guess.
+_MOST_MORE = 10_000
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A range of plausible values, both ends included."""
+
+    low: float
+    high: float
+
+    def within(self, low: float, high: float) -> bool:
+        """Whether all of it lies between two values."""
+        return low <= self.low and self.high <= high
+
+
+def wilson(failures: int, trials: int, level: float = 0.95) -> Interval:
+    """The score interval of a rate (Wilson 1927; without continuity correction); all of 0 to 1 without a trial."""
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    z = _quantile(level)
+    rate = failures / trials
+    middle = (failures + z * z / 2) / (trials + z * z)
+    half = z * sqrt(trials * rate * (1 - rate) + z * z / 4) / (trials + z * z)
+    # Rounding must neither leave the range of a rate nor put the estimate outside of its own interval.
+    return Interval(max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half)))
+
+
+def difference_interval(
+    failures: int, trials: int, base_failures: int, base_trials: int, level: float = 0.95
+) -> Interval:
+    """An interval of the cell's rate less the baseline's; all of -1 to 1 without a trial on either side.
+
+    Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the
+    square-and-add of two Wilson intervals.
+    """
+    if trials == 0 or base_trials == 0:
+        return Interval(-1.0, 1.0)
+    rate, base_rate = failures / trials, base_failures / base_trials
+    cell, base = wilson(failures, trials, level), wilson(base_failures, base_trials, level)
+    difference = rate - base_rate
+    return Interval(
+        difference - sqrt((rate - cell.low) ** 2 + (base.high - base_rate) ** 2),
+        difference + sqrt((cell.high - rate) ** 2 + (base_rate - base.low) ** 2),
+    )
+
+
+def difference_p(failures: int, trials: int, base_failures: int, base_trials: int) -> float:
+    """The two-sided p value of "both rates are equal"; 1 without a trial on either side.
+
+    Boschloo's exact test (1970), never weaker than Fisher's: twice the smaller of the two one-sided p values. With more
+    than 1,000 trials on a side Fisher's.
+    """
+    if trials == 0 or base_trials == 0 or failures * base_trials == base_failures * trials:
+        return 1.0
+    # In one order, so that exchanging cell and baseline gives the same number to the last digit.
+    (first, first_trials), (second, second_trials) = sorted([(failures, trials), (base_failures, base_trials)])
+    return _equal_rates_p(first, first_trials, second, second_trials)
+
+
+@lru_cache(maxsize=65536)
+def _equal_rates_p(failures: int, trials: int, other_failures: int, other_trials: int) -> float:
+    if max(trials, other_trials) > _MOST_TRIALS_OF_BOSCHLOO:
+        import numpy as np
+        from scipy.stats import fisher_exact
+
+        table = np.array([[failures, other_failures], [trials - failures, other_trials - other_failures]])
+        return min(1.0, float(fisher_exact(table).pvalue))
+    from pytest_aorta.triage.boschloo import boschloo_less
+
+    lower = boschloo_less(failures, trials, other_failures, other_trials)
+    higher = boschloo_less(other_failures, other_trials, failures, trials)
+    return min(1.0, 2 * min(lower, higher))
+
+
+def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
+    """The largest rate that is plausible after a fixed number of trials (Clopper & Pearson 1934, one-sided).
+
+    Without a failure it is ``1 - (1 - level) ** (1 / trials)``, about 3 / trials at 95 % ("rule of three").
+    """
+    if failures >= trials:
+        return 1.0
+    if failures == 0:
+        return float(1 - (1 - level) ** (1 / trials))
+    from scipy.special import betaincinv
+
+    return float(betaincinv(failures + 1, trials - failures, level))
+
+
+@lru_cache(maxsize=64)
+def _quantile(level: float) -> float:
+    return _NORMAL.inv_cdf((1 + level) / 2)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The adjusted p values, in the order given: each may be compared with the level of the whole family.
+
+    Holm 1979, "A simple sequentially rejective multiple test procedure". Valid whatever the dependence of the
+    comparisons, such as a baseline that all of them share.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+@lru_cache(maxsize=4096)
+def more_trials(
+    failures: int,
+    trials: int,
+    base_failures: int,
+    base_trials: int,
+    margin: float,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+    sequential: bool = False,
+) -> int | None:
+    """About how many more trials of this cell, and of its baseline, until a decision; at least 1.
+
+    A guess to plan with: it takes the rates as they were observed (half a failure added to both outcomes, so that none
+    is exactly 0 or 1), and asks for the number of trials that would then decide with probability ``power``. Where they
+    differ by more than the margin, the decision is "there is a difference", at ``level`` shared by all ``comparisons``;
+    else it is "the difference lies within the margin", which takes about twice as many trials where the decision is
+    ``sequential``. None without a trial on either side, and when it would be more than 10,000.
+    """
+    if trials == 0 or base_trials == 0:
+        return None
+    rate, base_rate = (failures + 0.5) / (trials + 1), (base_failures + 0.5) / (base_trials + 1)
+    if abs(rate - base_rate) > margin:
+        needed = _to_tell_apart(rate, base_rate, (1 - level) / comparisons, power)
+    else:
+        needed = _to_show_equivalence(rate, base_rate, margin, level, power, sequential)
+    more = max(1, needed - min(trials, base_trials))
+    return more if more <= _MOST_MORE else None
+
+
+def _to_tell_apart(rate: float, base_rate: float, alpha: float, power: float) -> int:
+    """Trials per side of a two-sided test of two rates.
+
+    Fleiss, Levin & Paik 2003, "Statistical Methods for Rates and Proportions", section 4.2. The continuity correction
+    brings it close to what exact tests need.
+    """
+    difference, mean = abs(rate - base_rate), (rate + base_rate) / 2
+    root = _NORMAL.inv_cdf(1 - alpha / 2) * sqrt(2 * mean * (1 - mean))
+    root += _NORMAL.inv_cdf(power) * sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
+    uncorrected = (root / difference) ** 2
+    return ceil(uncorrected / 4 * (1 + sqrt(1 + 4 / (uncorrected * difference))) ** 2)
+
+
+def _to_show_equivalence(
+    rate: float, base_rate: float, margin: float, level: float, power: float, sequential: bool
+) -> int:
+    """Trials per side until the interval of the difference lies within the margin, by the normal approximation.
+
+    A sequential interval is about sqrt(2 log(2 / (1 - level)) + log(trials)) standard errors wide on either side: a bet
+    on what is still to be learned loses about half of log(trials), and the rest is what refutes.
+    """
+    if margin <= 0:
+        return 2 * _MOST_MORE
+    difference = abs(rate - base_rate)
+    spread = sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
+    z = _quantile(level)
+
+    def shown(trials: int) -> bool:
+        error = spread / sqrt(trials)
+        width = sqrt(2 * log(2 / (1 - level)) + log(trials)) if sequential else z
+        inside = _NORMAL.cdf((margin - difference) / error - width)
+        return inside + _NORMAL.cdf((margin + difference) / error - width) - 1 >= power
+
+    # With fewer, not even two rates of zero have an interval within the margin: Wilson's upper end is z^2 / (n + z^2).
+    fewest = ceil(z**2 * (1 - margin) / margin)
+    return fewest + bisect_left(range(fewest, fewest + 3 * _MOST_MORE), True, key=shown)
+
+
+@dataclass(frozen=True)
+class RatioEstimate:
+    """A ratio of step times, cell to baseline; 1.2 says that steps take 20 % longer."""
+
+    ratio: float
+    interval: Interval
+
+
+def step_time_ratio(cell: Sequence[float], base: Sequence[float], level: float = 0.95) -> RatioEstimate | None:
+    """The ratio of the geometric means of step times, with its interval; None with fewer than two trials on a side.
+
+    ``cell`` and ``base`` hold one number per trial, the median of its step times, above 0. The trial is the unit
+    because the steps of a trial share its process, its clocks and its neighbours: counted one by one they would feign
+    precision. Welch's t interval (Welch 1947) of the difference of the mean logarithms, taken back to a ratio.
+    """
+    if len(cell) < 2 or len(base) < 2 or min(*cell, *base) <= 0:
+        return None
+    cell_logs, base_logs = [log(time) for time in cell], [log(time) for time in base]
+    difference = fmean(cell_logs) - fmean(base_logs)
+    cell_error, base_error = variance(cell_logs) / len(cell), variance(base_logs) / len(base)
+    error, half = cell_error + base_error, 0.0
+    if error >= 1e-300:
+        # As shares of their sum, so that errors as small as rounding do not underflow when squared.
+        freedom = 1 / ((cell_error / error) ** 2 / (len(cell) - 1) + (base_error / error) ** 2 / (len(base) - 1))
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(freedom, (1 + level) / 2)) * sqrt(error)
+    return RatioEstimate(exp(difference), Interval(exp(difference - half), exp(difference + half)))

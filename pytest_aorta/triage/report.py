@@ -1,0 +1,662 @@
+"""A results directory as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import importlib.util
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from pytest_aorta._version import __version__
+from pytest_aorta.common.texts import first_names, own_frames, read_tail, without_runner
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import charts, columns
+from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
+from pytest_aorta.triage.environments import Environments, Installed, differences
+from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, StepSummary, TrialFacts
+from pytest_aorta.triage.matrix import EarlierMatrix
+from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.verdicts import Table, Triage, TriageSettings, check_baseline
+from pytest_aorta.workspace.atomic import write_text
+
+_NEEDED = ("jinja2", "matplotlib")
+
+#: Colours and movements of a terminal, which are not what was said.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+#: Runs of what is not printable, among them controls, lone surrogates and marks that turn the direction of a text.
+_HIDDEN = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u02ff]")
+
+#: Longest name, and line of a heading.
+_LINE = 200
+
+#: Lines, and bytes, that are shown of the end of a log or a traceback; and of a message.
+TAIL_LINES, TAIL_BYTES = 40, 8_192
+_MESSAGE_LINES, _MESSAGE_BYTES = 12, 1_500
+
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+#: Bytes of all long texts of a page together, as HTML.
+BUDGET = 2_400_000
+
+#: Trials whose evidence is shown; of more, only their rows.
+MOST_DETAILS = 2_000
+
+#: What is shown in one place: entries of a failure, differences, links, names and warnings of the head.
+_MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS = 8, 15, 24, 6, 20
+
+#: Artifacts of which the end is shown, in this order, and how many further logs, of ranks; all are linked.
+_LOGS = ("stacks", "stderr", "stdout")
+_MOST_LOGS = 6
+
+
+class ReportError(RequestError):
+    """A report that cannot be written."""
+
+
+def check_libraries() -> None:
+    """Find out whether a report can be made here; imports nothing.
+
+    Raises:
+        ReportError: with the command that installs what is missing.
+    """
+    missing = [name for name in _NEEDED if not _is_installed(name)]
+    if missing:
+        raise ReportError(
+            f"a report needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+            "pip install 'pytest-aorta[report]'"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # ``sys.modules`` has None in its place
+        return False
+
+
+def check_output(output: Path) -> None:
+    """Find out whether a report can be written to ``output``.
+
+    Raises:
+        ReportError: its folder does not exist, or cannot be written; it is a folder.
+    """
+    try:
+        is_folder, has_folder = output.is_dir(), output.parent.is_dir()
+    except (OSError, ValueError) as error:  # too long, a NUL in it
+        raise ReportError(f"{str(output)[:200]!r} is no path of a file: {error}") from None
+    if is_folder:
+        raise ReportError(f"{output} is a folder; expected the path of an HTML file")
+    if not has_folder:
+        raise ReportError(f"the folder {output.parent} does not exist; expected the path of an HTML file in one")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise ReportError(f"the folder {output.parent} cannot be written")
+
+
+def write_report(
+    results: Path, output: Path, against: Path | None = None, settings: TriageSettings | None = None
+) -> None:
+    """Write one HTML file that needs nothing else; it is complete, or as it was before.
+
+    Args:
+        results: a results directory.
+        output: the file.
+        against: results of another run, to compare environments with.
+        settings: of the verdicts; by default those of the last run, which its ``matrix.json`` has.
+
+    Raises:
+        RequestError: a library is missing; there are no trials; the baseline is no cell; the file cannot be written.
+    """
+    check_libraries()
+    check_output(output)
+    material = read_material(results, settings or EarlierMatrix(results).settings)
+    if settings is not None and settings.baseline is not None:
+        cells = [(cell.key.cell, cell.mitigations) for cell in material.triage.cells]
+        check_baseline(settings.baseline, cells, "--baseline")
+    other = None if against is None else (str(against), read_material(against, settings))
+    text = render(page_of(material, output, other))
+    try:
+        write_text(output, text)
+    except OSError as error:
+        raise ReportError(f"{output}: {error.strerror}") from None
+
+
+def render(page: Mapping[str, Any]) -> str:
+    """The page as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pytest_aorta.triage"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        # Whatever comes from a record does nothing but be seen. Markup is ours.
+        finalize=lambda value: plain(value) if type(value) is str else value,
+    )
+    for name in ("difference_with_interval", "p_value", "step_ms", "counted", "verdict_note"):
+        environment.filters[name] = getattr(columns, name)
+    environment.filters["sort_value"] = _sort_value
+    return environment.get_template("page.html.j2").render(page=page)
+
+
+def _sort_value(value: Any) -> Any:
+    """What rows are sorted by; empty for those that come last."""
+    value = value.median_ms if isinstance(value, StepSummary) else value
+    return value if isinstance(value, int | float) else ""
+
+
+# Texts that others have written: what is not to be seen is shown as such, and length is bounded.
+
+
+def plain(text: str) -> str:
+    """A text of several lines that shows what is in it, and does nothing."""
+    if "\x1b" in text:
+        text = _ESCAPES.sub("", text)
+    if "\r" in text:  # a progress bar, of which a terminal shows the last state
+        text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", text.replace("\r\n", "\n")).replace("\r", "")
+    return _HIDDEN.sub(lambda found: found[0] if found[0].isprintable() else "\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: str, longest: int = _LINE) -> str:
+    """A text without line breaks, cut in the middle where it is too long: names differ at their ends."""
+    line = " ".join(plain(text[: 20 * longest]).split())
+    if len(line) <= longest:
+        return line
+    return f"{line[: longest * 2 // 3]}{_CUT}{line[-(longest // 3) + 1 :]}"
+
+
+def bounded(text: str, most_lines: int = TAIL_LINES, most_bytes: int = TAIL_BYTES) -> str:
+    """The end of a text, with a first line that says how much is left out."""
+    lines = plain(text).rstrip().split("\n")
+    kept = "\n".join(lines[-most_lines:])
+    kept = kept.encode()[-most_bytes:].decode(errors="ignore")
+    cut = len("\n".join(lines)) - len(kept)
+    return f"[{_CUT} {cut:,} characters before]\n{kept}" if cut > 0 else kept
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log; empty where there are none."""
+    if not os.path.isfile(path):  # to open a pipe would wait for its writer
+        return ""
+    lines = without_runner(plain(read_tail(path, TAIL_BYTES)).rstrip().split("\n"))
+    kept = "\n".join(lines[-TAIL_LINES:])
+    before = path.stat().st_size - len(kept.encode())
+    is_cut = len(lines) > TAIL_LINES or path.stat().st_size > TAIL_BYTES
+    return f"[{_CUT} {before:,} bytes before]\n{kept}" if is_cut else kept
+
+
+def inside(folder: Path, relative: str) -> Path | None:
+    """The path of a file below ``folder``; ``None`` for one that leads out of it: records may come from elsewhere."""
+    try:
+        path = (folder / relative).resolve()
+        return path if path.is_relative_to(_resolved(folder)) else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, a circle of links
+        return None
+
+
+@lru_cache(maxsize=4)
+def _resolved(folder: Path) -> Path:
+    return folder.resolve()
+
+
+def _more(number: int, what: str) -> list[str]:
+    return [f"and {what.format(number)}"] if number > 0 else []
+
+
+class StoredTexts:
+    """Long texts of a page: equal ones are there once, and all together have a bound.
+
+    First ``admit()`` all, the most important ones first; then ask for each in the order of the page.
+    """
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._budget = budget
+        self._admitted: dict[str, bool] = {}
+        self._shown: set[str] = set()
+
+    def admit(self, text: str) -> None:
+        """Take a text if there is room."""
+        size = len(html.escape(text).encode(errors="replace"))
+        if self._admitted.setdefault(text, size <= self._budget) and text not in self._shown:
+            self._budget -= size
+            self._shown.add(text)
+
+    def show(self, text: str) -> tuple[str, str | None]:
+        """Id and text of the element, where this is the first place that shows it; then an empty text.
+
+        ``None`` for a text that no place has.
+        """
+        name = "x" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
+        if not self._admitted[text]:
+            return name, None
+        if text in self._shown:
+            self._shown.remove(text)
+            return name, text
+        return name, ""
+
+
+# What a record says of a trial that is not ok: why, with what it was started, and what it has left.
+
+
+@dataclass(frozen=True)
+class FailedTrial:
+    """What is shown of a trial that is not ok.
+
+    Attributes:
+        ended: status, phase, kind and rank, in words.
+        headline: first line of the message.
+        texts: long ones with their headings; each is bounded.
+        warnings: of the record.
+        seeds: one line.
+        artifacts: name to path, relative to the results directory.
+        can_replay: whether the record says how it was run.
+    """
+
+    ended: str
+    headline: str
+    texts: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    seeds: str = ""
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    can_replay: bool = False
+
+
+def failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
+    """``file``: of the record, relative to the results directory.
+
+    A record that others have written may have anything in it: what cannot be read is said.
+    """
+    try:
+        return _failed_trial(record, file)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        note = f"this record cannot be shown: {type(error).__name__}: {error}"
+        return FailedTrial(str(record.get("exit_status")), one_line(note))
+
+
+def _failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
+    failure, request = record.get("failure") or {}, record.get("request") or {}
+    kind = failure.get("type") or failure.get("signal") or ""
+    message = failure.get("message") or ""
+    text = message if not kind or kind in message else f"{kind}: {message}"
+    headline = one_line(text.strip().partition("\n")[0])
+    shown = bounded(text, _MESSAGE_LINES, _MESSAGE_BYTES)
+    where, status = _where(failure), record["exit_status"].replace("_", " ")
+    overlay = sorted((request.get("overlay") or {}).items())
+    # Of secrets, records have no values.
+    texts = {
+        "message": "" if shown == headline else shown,
+        "details": "\n".join(_details(record)),
+        "variables that were set": "\n".join(one_line(f"{name}={value}", 1_000) for name, value in overlay),
+        "traceback": bounded("\n".join(own_frames((failure.get("traceback") or "").rstrip().splitlines()))),
+    }
+    folder = PurePosixPath(file).parent
+    return FailedTrial(
+        ended=where if where.startswith(status) else f"{status}: {where}".removesuffix(": "),
+        headline=headline or where,
+        texts=texts,
+        warnings=tuple(one_line(text, 400) for text in (record.get("warnings") or ())[:_MOST_ENTRIES]),
+        seeds=_seeds(record),
+        artifacts={name: str(folder / path) for name, path in (record.get("artifacts") or {}).items()},
+        can_replay=record.get("request") is not None,
+    )
+
+
+def _where(failure: Mapping[str, Any]) -> str:
+    if not failure:
+        return ""
+    rank = f", rank {failure['rank']}" if failure.get("rank") is not None else ""
+    code = f" {failure['exit_code']}" if failure.get("kind") == "exit_code" and failure.get("exit_code") else ""
+    return f"{failure.get('kind', '')}{code} in {failure.get('phase', '')}{rank}".replace("_", " ")
+
+
+def _details(record: Mapping[str, Any]) -> Iterator[str]:
+    entries = record["result"].get("failure_details") or []
+    for entry in entries[:_MOST_ENTRIES]:
+        shown = (f"{key}: {value}" for key, value in entry.items() if key not in ("traceback", "at"))
+        yield one_line(", ".join(shown), 400)
+    yield from _more(len(entries) - _MOST_ENTRIES, "{} more in the trial file")
+    ranks = [rank for rank in record.get("ranks") or () if rank.get("failure")]
+    for rank in ranks[:_MOST_ENTRIES]:
+        collateral = " (because of another one)" if rank.get("collateral") else ""
+        yield one_line(f"rank {rank.get('rank')}{collateral}: {rank['failure'].get('message', '')}", 400)
+    yield from _more(len(ranks) - _MOST_ENTRIES, "{} more ranks in the trial file")
+
+
+def _seeds(record: Mapping[str, Any]) -> str:
+    seeds = record.get("seeds") or {}
+    if not seeds:
+        of_ranks = [rank["seeds"]["seed"] for rank in record.get("ranks") or () if rank.get("seeds")]
+        return f"of the ranks: {', '.join(map(str, of_ranks[:_MOST_ENTRIES]))}" if of_ranks else ""
+    generators = ", ".join(f"{name} {seed}" for name, seed in (seeds.get("generators") or {}).items())
+    return one_line(f"{seeds.get('seed')} ({generators})" if generators else str(seeds.get("seed")), 400)
+
+
+# The page.
+
+
+@dataclass(frozen=True)
+class Material:
+    """The trials of a results directory, collected record by record, so that thousands need not be held.
+
+    Attributes:
+        folder: that files are relative to.
+        triage: with all trials.
+        trials: in run order.
+        failed: those that are not ok, by file.
+        environments: of each cell.
+        hosts: how many trials each has run.
+        installed: lists of installed distributions.
+        left_out: what was not read, in words.
+    """
+
+    folder: Path
+    triage: Triage
+    trials: tuple[TrialFacts, ...]
+    failed: dict[str, FailedTrial]
+    environments: dict[CellKey, Environments]
+    hosts: Counter[str]
+    installed: Installed
+    left_out: tuple[str, ...]
+
+
+def read_material(path: Path, settings: TriageSettings | None = None) -> Material:
+    """All of it.
+
+    Raises:
+        RequestError: there is nothing at ``path``, or no trial.
+    """
+    results = Results(path)
+    trials: list[TrialFacts] = []
+    failed: dict[str, FailedTrial] = {}
+    environments: dict[CellKey, Environments] = {}
+    hosts: Counter[str] = Counter()
+    for trial in results:
+        trials.append(trial.facts)
+        environments.setdefault(trial.facts.key, Environments()).add(trial.record)
+        hosts[one_line(str(trial.record.get("host") or "an unknown host"))] += 1
+        if trial.facts.outcome != "ok":
+            failed[trial.file] = failed_trial(trial.record, trial.file)
+    if not trials:
+        raise results.nothing_found()
+    left_out = []
+    if results.unreadable:
+        first, number = results.unreadable[0], counted(len(results.unreadable), "trial file")
+        left_out.append(one_line(f"{number} could not be read; the first is {first.file}: {first.reason}", 500))
+    if results.replays:
+        why = "which trials are replayed depends on how they ended"
+        left_out.append(f"{counted(results.replays, 'replay')} left out: {why}")
+    return Material(
+        folder=results.folder,
+        triage=triage_in_order(trials, settings),
+        trials=tuple(sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))),
+        failed=failed,
+        environments=environments,
+        hosts=hosts,
+        installed=results.installed,
+        left_out=tuple(left_out),
+    )
+
+
+def labels_of(keys: Iterable[CellKey]) -> dict[CellKey, str]:
+    """Names of cells: with what differs between them, and no more; each is unique."""
+    keys = list(keys)
+    parts: list[Callable[[CellKey], str]] = [lambda key: key.cell]
+    if len({key.workload for key in keys}) > 1:
+        parts.insert(0, lambda key: key.workload)
+    if len({key.test for key in keys}) > 1:
+        parts.insert(0, lambda key: key.test)
+    if len({key.options for key in keys}) > 1:
+        parts.append(lambda key: key.options)
+    found: dict[CellKey, str] = {}
+    times: Counter[str] = Counter()
+    for key in keys:
+        label = one_line(" ".join(filter(None, (part(key) for part in parts)))) or "(no name)"
+        times[label] += 1
+        found[key] = label if times[label] == 1 else f"{label} #{times[label]}"
+    return found
+
+
+def page_of(material: Material, output: Path, against: tuple[str, Material] | None = None) -> dict[str, Any]:
+    """What the templates show of a results directory; ``against``: another one, and its name."""
+    table = material.triage.table()
+    labels = labels_of(row.cell.key for row in table.rows)
+    ids = {facts.signature: _id(facts.signature) for facts in material.trials if facts.signature is not None}
+    absolute, here = Path(os.path.abspath(material.folder)), Path.cwd()
+    typed = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+    others = [] if against is None else _from_other_run(material, against[1], against[0], labels)
+    trials = _trials(material, labels, ids, output, typed)
+    return {
+        "title": _listed(sorted({row.cell.key.workload for row in table.rows})) or "no trials",
+        "facts": _facts(material, typed),
+        "sentences": _sentences(table, labels),
+        "warnings": _warnings(table, material, labels),
+        "columns": [column for column in COLUMNS if "html" in column.formats and column.says_something(table.rows)],
+        "rows": table.rows,
+        "labels": labels,
+        "ids": ids,
+        "all_outcomes": OUTCOMES,
+        "outcomes": list(dict.fromkeys(trial["facts"].outcome for trial in trials)),
+        "signatures": _signatures(material, labels, ids),
+        "trials": trials,
+        "steps": _steps(material, labels),
+        "timeline": _timeline(material, labels),
+        "most_drawn": charts.MOST_CELLS,
+        "environments": [*others, *_between_cells(material, labels)],
+        "method": next((row.comparison.method for row in table.rows if row.comparison is not None), "fixed"),
+        "version": __version__,
+    }
+
+
+def _id(signature: Signature) -> str:
+    """Equal for equal signatures, in other reports as well."""
+    return f"s{hashlib.sha256(repr(signature).encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, first_names(names, _MOST_NAMES)))
+
+
+def _facts(material: Material, typed: str) -> list[tuple[str, str]]:
+    """Of the run: trials, host, when."""
+    numbers = f"{counted(len(material.trials), 'trial')} in {counted(len(material.triage.cells), 'cell')}"
+    found = [("trials", numbers), ("host", _listed([name for name, _ in material.hosts.most_common()]))]
+    times = sorted(facts.started_at for facts in material.trials if facts.started_at)
+    if times:
+        first, last = (one_line(time[:16].replace("T", " ")) for time in (times[0], times[-1]))
+        end = last[11:] if last[:10] == first[:10] else last
+        found.append(("started", f"{first} UTC" if first == last else f"{first} to {end} UTC"))
+    return [*found, ("results", one_line(typed))]
+
+
+def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:
+    """What the table comes to; of cells that are not compared, how often they have failed."""
+    found = conclusions(table)
+    for row in () if found else table.rows[:_MOST_NAMES]:
+        cell, what = row.cell, "no trial says anything about the workload."
+        if cell.counted:
+            rate = rate_with_interval(cell.rate, cell.rate_interval)
+            what = (
+                f"{cell.failures} of {counted(cell.counted, 'trial')} failed, {rate}; there is nothing to compare with."
+            )
+        found.append(f"{labels[cell.key]}: {what}")
+    return [one_line(text, 600) for text in found]
+
+
+def _warnings(table: Table, material: Material, labels: Mapping[CellKey, str]) -> list[str]:
+    """What concerns several cells, then their confounds, what their variables have not done, and what trials say."""
+    found = [*table.warnings]
+    for row in table.rows:
+        if row.is_slower and row.confound is not None:
+            found.append(f"{labels[row.cell.key]}: {row.confound.text}; a fault of timing can hide in slower steps")
+    found += dict.fromkeys(text for row in table.rows if row.effect is not None for text in row.effect.sentences)
+    for row in table.rows:
+        for text, number in row.cell.warnings.items():
+            found.append(f"{labels[row.cell.key]}: {text} ({counted(number, 'trial')})")
+    found += material.left_out
+    more = len(found) - _MOST_WARNINGS
+    return [one_line(text, 500) for text in found[:_MOST_WARNINGS]] + _more(more, counted(more, "more warning"))
+
+
+def _signatures(
+    material: Material, labels: Mapping[CellKey, str], ids: Mapping[Signature, str]
+) -> list[dict[str, Any]]:
+    """All ways to fail, the most frequent first; of each cell the first trials."""
+    found: dict[Signature, dict[CellKey, list[TrialFacts]]] = {}
+    for facts in material.trials:
+        if facts.signature is not None:
+            found.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
+    ways = []
+    for signature, by_cell in found.items():
+        kind = f"{signature.kind} in {signature.phase}".replace("_", " ")
+        cells = []
+        for key in labels:
+            if trials := sorted(by_cell.get(key, ()), key=lambda facts: facts.index):
+                links = [(facts.index, anchor_of(facts)) for facts in trials[:_MOST_LINKS]]
+                cells.append({"label": labels[key], "total": len(trials), "links": links})
+        ways.append(
+            {
+                "id": ids[signature],
+                "text": one_line(signature.text),
+                "kind": one_line(", ".join(filter(None, (kind, signature.type, signature.role)))),
+                "total": sum(map(len, by_cell.values())),
+                "cells": cells,
+            }
+        )
+    return sorted(ways, key=lambda way: -way["total"])
+
+
+def anchor_of(facts: TrialFacts) -> str:
+    """Id of the row of a trial: readable, and valid in a fragment as it stands."""
+    return quote(str(PurePosixPath(facts.file).with_suffix("")), safe="/@+.~-_", errors="replace")
+
+
+def _trials(
+    material: Material, labels: Mapping[CellKey, str], ids: Mapping[Signature, str], output: Path, typed: str
+) -> list[dict[str, Any]]:
+    """All trials in run order; ``typed``: the results directory, as it is typed in commands."""
+    stored = StoredTexts()
+    texts: dict[str, list[tuple[str, str, str]]] = {}
+    for facts in _by_importance(material.trials)[:MOST_DETAILS]:
+        texts[facts.file] = _texts(material.failed[facts.file], facts.file, material.folder)
+        for _, _, text in texts[facts.file]:
+            stored.admit(text)
+    found = []
+    for order, facts in enumerate(material.trials, 1):
+        failed = material.failed.get(facts.file)
+        detail = None
+        if failed is not None and facts.file in texts:
+            command = f"pytest --aorta-replay {shlex.quote(str(PurePosixPath(typed, facts.file)))}"
+            folder, paths = PurePosixPath(facts.file).parent, (facts.file, *failed.artifacts.values())
+            detail = {
+                "failed": failed,
+                "texts": [(heading, path, *stored.show(text)) for heading, path, text in texts[facts.file]],
+                "files": [(_beside(path, folder), link_to(path, material.folder, output)) for path in paths],
+                "command": one_line(command, 2_000) if failed.can_replay else "",
+            }
+        found.append(
+            {
+                "anchor": anchor_of(facts),
+                "cell": labels[facts.key],
+                "facts": facts,
+                "order": order,
+                "started": one_line(facts.started_at[:19].replace("T", " ")),
+                "step_ms": None if facts.steps is None else facts.steps.median_ms,
+                "signature": ids[facts.signature] if facts.signature is not None else "",
+                "headline": "" if failed is None else failed.headline,
+                "detail": detail,
+            }
+        )
+    return found
+
+
+def _beside(path: str, folder: PurePosixPath) -> str:
+    """A path relative to a folder, if it lies below."""
+    found = PurePosixPath(path)
+    return one_line(str(found.relative_to(folder) if found.is_relative_to(folder) else found))
+
+
+def _by_importance(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
+    """Those that are not ok: the first of each cell and signature, then the second of each, ..."""
+    groups: dict[tuple[CellKey, Signature | None], list[TrialFacts]] = {}
+    for facts in trials:
+        if facts.outcome != "ok":
+            groups.setdefault((facts.key, facts.signature), []).append(facts)
+    return [facts for same in zip_longest(*groups.values()) for facts in same if facts is not None]
+
+
+def _texts(failed: FailedTrial, file: str, results: Path) -> list[tuple[str, str, str]]:
+    """Heading, path of the file and text. Nothing outside of the results directory is read."""
+    found = [(heading, file, text) for heading, text in failed.texts.items() if text]
+    logs = [name for name in _LOGS if name in failed.artifacts]
+    others = sorted(name for name, path in failed.artifacts.items() if path.endswith(".log") and name not in _LOGS)
+    for name in (*logs, *others[:_MOST_LOGS]):
+        path = inside(results, failed.artifacts[name])
+        if path is not None and (tail := log_tail(path)).strip():
+            found.append((f"end of {name}", failed.artifacts[name], tail))
+    return [(one_line(heading), one_line(path), text) for heading, path, text in found]
+
+
+def link_to(relative: str, results: Path, output: Path) -> str:
+    """A link from the page to a file below the results directory; empty for what leads out of it."""
+    path = inside(results, relative)
+    if path is None:
+        return ""
+    shown = Path(os.path.relpath(path, output.parent.resolve()))
+    return quote(f"./{shown.as_posix()}", errors="replace")
+
+
+def _between_cells(material: Material, labels: Mapping[CellKey, str]) -> list[tuple[str, str, list[str]]]:
+    """What differs in the environment of each cell from its baseline's."""
+    pairs = material.triage.baselines().of.items()
+    return [(labels[key], labels[base], _differences(material, base, material, key)) for key, base in pairs]
+
+
+def _from_other_run(
+    material: Material, other: Material, name: str, labels: Mapping[CellKey, str]
+) -> list[tuple[str, str, list[str]]]:
+    """Of each cell from the same one of another run; from that run's first where it has none of this name.
+
+    Cells that differ alike share a line.
+    """
+    theirs = {(key.workload, key.cell, key.test): key for key in other.environments}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for key in material.environments:
+        same = theirs.get((key.workload, key.cell, key.test)) or next(iter(other.environments))
+        found.setdefault(tuple(_differences(other, same, material, key)), []).append(labels[key])
+    return [(_listed(names), one_line(name), list(texts)) for texts, names in found.items()]
+
+
+def _differences(before: Material, a: CellKey, after: Material, b: CellKey) -> list[str]:
+    found = differences(before.environments[a], after.environments[b], (before.installed, after.installed))
+    texts = [one_line(str(each)) for each in found[:_MOST_DIFFERENCES]]
+    return texts + _more(len(found) - _MOST_DIFFERENCES, "{} more, which pytest-aorta compare shows")
+
+
+def _steps(material: Material, labels: Mapping[CellKey, str]) -> list[charts.Chart]:
+    """A chart for each workload: the steps of different ones have nothing in common."""
+    by_cell: dict[CellKey, list[TrialFacts]] = {key: [] for key in labels}
+    for facts in material.trials:
+        by_cell[facts.key].append(facts)
+    groups: dict[tuple[str, str], list[tuple[str, list[TrialFacts]]]] = {}
+    for key, trials in by_cell.items():
+        groups.setdefault((key.test, key.workload), []).append((labels[key], trials))
+    return [chart for cells in groups.values() if (chart := charts.step_times(cells)) is not None]
+
+
+def _timeline(material: Material, labels: Mapping[CellKey, str]) -> charts.Chart | None:
+    orders: dict[CellKey, list[tuple[int, Outcome]]] = {key: [] for key in labels}
+    for order, facts in enumerate(material.trials, 1):
+        orders[facts.key].append((order, facts.outcome))
+    return charts.timeline([(labels[key], trials) for key, trials in orders.items()])

@@ -1,0 +1,134 @@
+"""Comparing a cell with its baseline while trials go on: p values and an interval that are valid whenever one looks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, inf, log
+from typing import TYPE_CHECKING
+
+from pytest_aorta.triage.rates import Interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from pytest_aorta.triage.e_process import PairedEProcess
+
+# The ends of the interval lie on this grid, rounded outwards.
+_GRID = [step / 100 for step in range(-99, 100)]
+
+
+@dataclass(frozen=True)
+class SequentialComparison:
+    """What the pairs so far say of d, the cell's failure rate less the baseline's.
+
+    It may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the two-sided p
+    value of "no difference", and never rises as pairs are added. ``interval`` is a confidence sequence: with the stated
+    probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin.
+    """
+
+    p: float
+    interval: Interval
+
+
+class SequentialTest:
+    """The comparison of one cell with its baseline, pair by pair.
+
+    The result depends on the pairs and their order alone, not on when it is looked at. A pair costs nothing until the
+    comparison is asked for; then about 0.15 ms, and half of that where many pairs have come since the last time.
+    """
+
+    def __init__(self, margin: float, level: float = 0.95) -> None:
+        if not 0 <= margin < 1:
+            raise ValueError(f"a margin of a difference of rates is from 0 to below 1, not {margin}")
+        self._margin = margin
+        self._level = level
+        self._waiting: list[tuple[bool, bool]] = []
+        self._process: PairedEProcess | None = None
+        self._comparison: SequentialComparison | None = None
+        self.pairs = 0
+
+    def extend(self, base_failed: Sequence[bool], cell_failed: Sequence[bool]) -> None:
+        """The next pairs, in their order: trials of the baseline, and of the cell; True is a failure."""
+        self._waiting += zip(base_failed, cell_failed, strict=True)
+        self.pairs += len(base_failed)
+
+    def comparison(self) -> SequentialComparison:
+        """What the pairs so far say."""
+        if self._comparison is None or self._waiting:
+            self._comparison = self._compare(self._up_to_date())
+        return self._comparison
+
+    def _compare(self, process: PairedEProcess) -> SequentialComparison:
+        at_most, at_least = process.bets.at_most, process.bets.at_least
+        against_at_most, against_at_least = process.peaks
+        p_higher = exp(-against_at_most[bisect_left(at_most, 0)])
+        p_lower = exp(-against_at_least[bisect_left(at_least, 0)])
+        # Each end errs with half the probability.
+        needed = log(2 / (1 - self._level))
+        low = (-1.0, *at_most)[_refuted(against_at_most, needed)]
+        high = (1.0, *reversed(at_least))[_refuted(against_at_least[::-1], needed)]
+        # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
+        return SequentialComparison(min(1.0, 2 * min(p_lower, p_higher)), Interval(min(low, high), max(low, high)))
+
+    def _up_to_date(self) -> PairedEProcess:
+        if self._process is None:
+            from pytest_aorta.triage.e_process import PairedEProcess
+
+            self._process = PairedEProcess(sorted({*_GRID, -self._margin}), sorted({*_GRID, self._margin}))
+        if self._waiting:
+            base, cell = zip(*self._waiting, strict=True)
+            self._process.extend(base, cell)
+            self._waiting.clear()
+        return self._process
+
+
+def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
+    kept = (peaks < needed).nonzero()[0]
+    return int(kept[0]) if len(kept) else len(peaks)
+
+
+def sequential_comparison(
+    base: Sequence[bool], cell: Sequence[bool], margin: float, level: float = 0.95
+) -> SequentialComparison:
+    """The comparison of trials that are all known.
+
+    The k-th of the baseline is paired with the k-th of the cell; what one side has more than the other is not used.
+    """
+    pairs = min(len(base), len(cell))
+    test = SequentialTest(margin, level)
+    test.extend(base[:pairs], cell[:pairs])
+    return test.comparison()
+
+
+@lru_cache(maxsize=4096)
+def rate_upper_bound_sequential(failures: int, trials: int, level: float = 0.95) -> float:
+    """The largest failure rate that is plausible, valid after every trial at once; 1 without a trial.
+
+    The rates p that an e-process has not refuted: the capital of a bet on lower rates, spread over them as by a
+    Beta(1/2, 1/2) prior (Robbins 1970, "Statistical methods related to the law of the iterated logarithm": the method
+    of mixtures). Against each rate of p or above it is fair or worse.
+    """
+    if trials == 0:
+        return 1.0
+    from scipy.special import betainc, betaln
+
+    successes = trials - failures
+    wealth_of_all = betaln(failures + 0.5, successes + 0.5) - betaln(0.5, 0.5)
+
+    def log_capital(rate: float) -> float:
+        lower_rates = betainc(failures + 0.5, successes + 0.5, rate) / betainc(0.5, 0.5, rate)
+        likelihood = (failures * log(rate) if failures else 0.0) + successes * log(1 - rate)
+        return float(wealth_of_all + log(lower_rates) - likelihood) if lower_rates > 0 else -inf
+
+    low, high, needed = failures / trials, 1.0, -log(1 - level)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if log_capital(middle) < needed:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,382 @@
+"""What stays of a failure's message from trial to trial: its words, without numbers, addresses, paths and ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+#: Characters of a line that are looked at.
+_LOOKED_AT = 2000
+
+#: Longest text that is returned, in characters.
+LONGEST = 100
+
+#: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+#: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
+_NUMBERED = (
+    r"rank|ranks|gpu|cuda|hip|worker|node|host|thread|pid|tid|port|slot|dev|device|step|iter|iteration|epoch|trial|"
+    r"attempt|process|proc|card|renderd|gw|fd"
+)
+
+_REPLACED = [
+    (re.compile(pattern, re.IGNORECASE), by)
+    for pattern, by in (
+        (r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+", "<url>"),
+        # absolute, relative to . .. or ~, of Windows, and relative ones of a file with an ending
+        (r"(?<![\w./>~-])(?:~|\.{1,2})?/[^\s'\"<>|:,;()\[\]{}=]+", "<path>"),
+        (r"(?<![\w/])[a-z]:\\[^\s'\"<>|:,;()\[\]{}]+", "<path>"),
+        (r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)", "<path>"),
+        (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
+        (r"\btmp[a-z0-9_]{6,}\b", "#"),
+        (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])", "#"),  # times, IPv6, MAC
+        (r"\b0x[0-9a-f]+\b", "#"),
+        (r"(?<![\w.])[-+]?\d+(?:\.\d+)?e[-+]?\d+(?!\w)", "#"),
+        (r"(?<![\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}(?![\w])", "#"),
+        (rf"(?<![a-z0-9])({_NUMBERED})\d+(?![a-z0-9])", r"\1#"),
+        (r"\b\d{4}-\d\d-\d\d(?:[t ](?=[\d#]))?", "#"),
+        (r"(?<![a-z0-9.])[-+]?\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?![\d])(?:\s?(?:[kmgt]i?b|bytes?)\b)?", "#"),
+        (r"(?<=#)(?:x\d+)+", ""),
+        (r"[-+]?#(?:[\s,:.x_-]*#)+", "#"),
+        (r"#,(?=\))", "#"),
+    )
+]
+
+
+def words_of(message: str) -> str:
+    """One line of a message that is the same for every trial that fails for this reason.
+
+    It is the first line with anything on it; of a message that contains a traceback, as that of an exception in a
+    worker of a ``DataLoader``, the last. Numbers, addresses, ids in hexadecimal digits and names of temporary files
+    become ``#``, and so do lists of them, whatever their length; paths become ``<path>``. Digits that belong to a name
+    stay: ``float16``. At most ``LONGEST`` characters.
+    """
+    line = _line(message)
+    before = None
+    while before != line:  # a replacement can bring two others side by side
+        before = line
+        for pattern, by in _REPLACED:
+            line = pattern.sub(by, line)
+    return bounded(line)
+
+
+def shown(text: str) -> str:
+    """A text on one line, without what a terminal takes for a command."""
+    text = _ESCAPES.sub("", text)
+    return " ".join(
+        "".join(char if char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text).split()
+    )
+
+
+def bounded(text: str, longest: int = LONGEST) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _line(message: str) -> str:
+    lines = [line for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    at = -1 if any(line.endswith("Traceback (most recent call last):") for line in lines) else 0
+    return shown(lines[at][:_LOOKED_AT])
+
+
+#: A frame of a traceback, also of one in an exception group; or one of ``faulthandler``, which has no second comma.
+_FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:,? in (?P<name>[^\n]+))?$', re.MULTILINE)
+
+#: The heading of a traceback; a message may contain that of another process.
+_TRACEBACK = re.compile(r"^[^\n]*Traceback \(most recent call last\):$", re.MULTILINE)
+
+#: What is between the tracebacks of exceptions that follow from each other.
+_FOLLOWS = re.compile(
+    r"^(?:The above exception was the direct cause of|During handling of the above exception, another) .*$",
+    re.MULTILINE,
+)
+
+#: The heading of the thread that has crashed.
+_CRASHED = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*\(most recent call first\):$", re.MULTILINE)
+
+#: A frame in C, as ``faulthandler`` writes it since Python 3.14: ``Binary file "libx.so", at f+0x12 [0x7f...]``.
+_NATIVE = re.compile(r'^  Binary file "(?P<file>[^"\n]*)", at (?P<name>[\w.:~<>@]+)[^\n]*$', re.MULTILINE)
+
+#: Functions in C that are between a fault and the frame that is at fault.
+_NOT_AT_FAULT = re.compile(r"_?Py|faulthandler|__restore_rt|gsignal|raise|abort|pthread_kill|__GI_|\+?0x")
+
+#: Files of this package, which call the workload, and which it may call.
+_RUNNER = re.compile(r"(?:^|/)pytest_aorta/(?:common|launch|plugin|probe|registry|runtime|trials|workspace)/")
+
+#: Files of libraries and of the interpreter, which the workload calls.
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: int
+    name: str
+
+    @property
+    def text(self) -> str:
+        """``train.py:88 in step``."""
+        path = PurePosixPath(self.file.replace("\\", "/"))
+        name = f"{path.parent.name}/{path.name}" if path.stem in ("__init__", "__main__") else path.name
+        return f"{name}:{self.line}" + (f" in {self.name}" if self.name not in ("", "<module>") else "")
+
+
+def frames_of(text: str) -> list[Frame]:
+    """The frames in which a process has failed, innermost first.
+
+    Of exceptions that follow from each other, those of the last; of several threads, those of the one that has crashed.
+    """
+    crashed = _CRASHED.search(text)
+    if crashed is not None:
+        return _frames(text[crashed.end() :].partition("\n\n")[0])
+    headings = list(_TRACEBACK.finditer(text))
+    return _frames(text[headings[-1].end() :])[::-1] if headings else []
+
+
+def first_traceback(text: str) -> tuple[list[Frame], str] | None:
+    """Of exceptions that follow from each other, the frames (innermost first) and the last line of the first.
+
+    ``None`` where there is one only.
+    """
+    first, *others = _FOLLOWS.split(text)
+    if not others:
+        return None
+    frames = list(_FRAME.finditer(first))
+    raised = (
+        line for line in first[frames[-1].end() if frames else 0 :].splitlines() if line and not line[0].isspace()
+    )
+    return frames_of(first), next(raised, "")
+
+
+def native_function(text: str) -> str:
+    names = (found["name"] for found in _NATIVE.finditer(text))
+    return next((name for name in names if not _NOT_AT_FAULT.match(name)), "")
+
+
+def own_frames(frames: Sequence[Frame], target: str) -> list[Frame]:
+    """The frames of the user's code: not of the standard library, of installed packages, or of this one.
+
+    The package that the workload itself is in counts, also if it is installed.
+
+    Args:
+        frames: innermost first.
+        target: of the workload: ``FILE:CLASS`` or ``MODULE:CLASS``; empty for not known.
+    """
+    module = target.rpartition(":")[0]
+    package = module.partition(".")[0]
+    own = module if module.endswith(".py") else f"-packages/{package}"
+
+    def is_own(frame: Frame) -> bool:
+        if not _LIBRARY.search(frame.file):
+            return True
+        if own.endswith(".py"):
+            return frame.file == own
+        return bool(package) and (f"{own}/" in frame.file or frame.file.endswith(f"{own}.py"))
+
+    found: list[Frame] = []
+    for frame in frames:
+        if _RUNNER.search(frame.file):
+            if found:  # what follows has started the trial
+                break
+        elif is_own(frame):
+            found.append(frame)
+    return found
+
+
+def _frames(text: str) -> list[Frame]:
+    return [Frame(found["file"], int(found["line"]), found["name"] or "") for found in _FRAME.finditer(text)]
+
+
+#: Types of exceptions that say less than any message, or the same.
+_SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "SystemExit")
+
+#: Longest place, and longest text of a signature, in characters.
+_PLACE = 50
+_TEXT = 200
+
+#: Where a process hung, at the end of its message: ``all_reduce in step() at train.py line 88``.
+_HUNG = re.compile(
+    r"; (?:(?P<called>[^;\n]+?) in )?(?:(?P<name>[^;\n]+?)\(\) at )?(?P<file>[^;\n]+) line (?P<line>\d+)"
+    r"(?: \(last: [^)\n]*\))?$"
+)
+
+#: Characters at its end that are searched for that.
+_LOOKED_AT_signatures = 500
+
+#: What a process has said as it aborted; each has one group, the reason.
+_ABORTED = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^ *what\(\): +(.+)$",
+        r"^(terminate called .+)$",
+        r"(Memory access fault by GPU .+)$",
+        r"(HSA_STATUS_\w+.*)$",
+        r"(Assertion [`'].+' failed)",
+        r"^(\*\*\* .+ \*\*\*)",
+        r"^((?:free|malloc|realloc|munmap_chunk|double free|corrupted|malloc_consolidate)\b.+)$",
+    )
+]
+
+#: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
+_WHAT = ("kind", "type", "error", "message", "reason")
+_NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
+
+#: Entries of them that make up a message.
+_WORDS = 4
+
+#: Of a record without a failure.
+_KINDS = {"timeout": ("timeout", "run"), "infrastructure_failed": ("exception", "launch")}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What failing trials have in common.
+
+    Attributes:
+        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank.
+        phase: in which it failed.
+        type: of the exception, or name of the signal.
+        role: ``rank`` where one rank of several has failed, whichever it was; else empty.
+        where: innermost frame of the user's code, ``train.py:88 in step``, with the one that has called it where that
+            is in another file, ``checks.py:5 in finite, from train.py:88 in step``; empty where there is none.
+        message: first line, without numbers, addresses, paths and ids. Of a signal, what the process has said, or the
+            innermost function that is known; of a hang, the function of a library that it was in; of a failed result,
+            the words of its first detail.
+        cause: of an exception that was raised while another one was handled: that one.
+    """
+
+    kind: str
+    phase: str
+    type: str = ""
+    role: str = ""
+    where: str = ""
+    message: str = ""
+    cause: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for the table: ``loss is nan (train.py:88 in step)``."""
+        what = self._what
+        if self.where:
+            return bounded(f"{what} ({self.where})" + (f" after {self.cause}" if self.cause else ""), _TEXT)
+        if self.kind in ("signal", "exit_code", "timeout", "stall") and not (self.kind == "signal" and self.message):
+            what += f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
+        return bounded(f"{what} of a rank" if self.role else what, _TEXT)
+
+    @property
+    def _what(self) -> str:
+        if self.kind == "signal":
+            return _joined(": " if " " in self.message else " in ", self.type, self.message)
+        if self.kind in ("timeout", "stall"):
+            return _joined(" in ", self.kind, self.message)
+        if self.kind == "exception" and not (self.message and self.type in _SAY_LESS):
+            return _joined(": ", self.type, self.message) or self.kind
+        return self.message or self.kind
+
+
+def signature_of(record: Mapping[str, Any]) -> Signature | None:
+    """The signature of a trial's record; ``None`` where it has not failed.
+
+    Of ranks, it is that of the one that is the cause.
+    """
+    if record["exit_status"] == "ok":
+        return None
+    failure = record.get("failure")
+    if not failure:  # a record of AORTA's, which has none
+        kind, phase = _KINDS.get(record["exit_status"], ("result", "run"))
+        return Signature(kind, phase, message=_details(record["result"]) if kind == "result" else "")
+    kind, phase = failure["kind"], failure["phase"]
+    role = "rank" if failure.get("rank") is not None else ""
+    message = (failure.get("message") or "").removeprefix(f"rank {failure.get('rank')}: ")
+    text = failure.get("traceback") or ""
+    target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
+    if kind == "signal" and failure.get("signal"):
+        frames = frames_of(text)
+        said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
+        called = native_function(text) or _called(frames, target)
+        words = words_of(said) if said else shown(called)
+        return Signature(kind, phase, shown(failure["signal"]), role, _place(frames, target), bounded(words))
+    if kind in ("timeout", "stall"):
+        where, called = _hung(record, failure)
+        return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
+    if kind == "exit_code":
+        code = failure.get("exit_code")
+        return Signature(kind, phase, "", role, message=words_of(message) if code is None else f"exit code {code}")
+    if kind == "result" and not failure.get("type"):
+        ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
+        result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
+        return Signature(kind, phase, "", role, message=_details(result))
+    where = _place(frames_of(text), target)
+    type_name = bounded(shown(failure.get("type") or ""))
+    code = failure.get("exit_code")
+    words = message if message == f"sys.exit({code})" else words_of(message).removeprefix(f"{type_name}: ")
+    return Signature(kind, phase, type_name, role, where, words, _cause(text, target))
+
+
+def _joined(separator: str, *words: str) -> str:
+    return separator.join(word for word in words if word)
+
+
+def _place(frames: Sequence[Frame], target: str) -> str:
+    own = own_frames(frames, target)
+    if not own:
+        return ""
+    caller = next((frame for frame in own if frame.file != own[0].file), None)
+    place = bounded(shown(own[0].text), _PLACE)
+    return place if caller is None else f"{place}, from {bounded(shown(caller.text), _PLACE)}"
+
+
+def _called(frames: Sequence[Frame], target: str) -> str:
+    own = own_frames(frames, target)
+    return frames[0].name if own and frames[0] != own[0] else ""
+
+
+def _cause(text: str, target: str) -> str:
+    first = first_traceback(text)
+    if first is None:
+        return ""
+    frames, raised = first
+    where = _place(frames, target)
+    name, _, message = raised.partition(": ")
+    words = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(message))
+    return f"{words} ({where})" if where else words
+
+
+def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a process hung, and in which function of a library.
+
+    Of ranks, it is the one that the others waited for, or where that is not known, the first that hung.
+    """
+    blamed = failure.get("rank")
+    hung = [
+        theirs["message"]
+        for rank in record.get("ranks") or ()
+        if (theirs := rank.get("failure") or {}).get("kind") in ("timeout", "stall") and blamed in (None, rank["rank"])
+    ]
+    message = hung[0] if hung else failure.get("message") or ""
+    found = _HUNG.search(message[-_LOOKED_AT_signatures:])
+    if found is None:
+        return "", ""
+    place = Frame(found["file"], int(found["line"]), found["name"] or "").text
+    return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
+
+
+def _details(result: Mapping[str, Any]) -> str:
+    for detail in result.get("failure_details") or ():
+        if not isinstance(detail, Mapping):
+            continue
+        words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
+        first = {key: words.pop(key) for key in _WHAT if key in words}
+        texts = [words_of(value) for value in first.values()]
+        texts = [*texts, *(words_of(f"{key} {value}") for key, value in words.items())][:_WORDS]
+        if texts:
+            return bounded(", ".join(text for text in texts if text))
+    return "passed=False"

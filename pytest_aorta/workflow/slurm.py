@@ -1,0 +1,189 @@
+"""The commands of SLURM: what they are asked, and what their answers mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from pytest_aorta.settings import RequestError
+
+#: Seconds that an answer may take.
+_PATIENCE = 120.0
+
+#: Variables that sbatch takes options from, and that a user may have set for the jobs of a project. All others of
+#: ``SBATCH_*`` would overrule what the script says.
+_KEPT_VARIABLES = ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS")
+
+#: States in which a job has ended, see ``man squeue``, JOB STATE CODES.
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "RECONFIG_FAIL", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+}
+
+#: What sbatch says when it cannot say whether the job is there.
+_LOST = re.compile(r"timed out|Unable to contact|communication|connection|Zero Bytes", re.IGNORECASE)
+
+_TASK = re.compile(r"(\d+)(?:_(\d+))?")
+
+
+class TaskState(BaseModel):
+    """What a scheduler says of a job, or of a task of an array.
+
+    Attributes:
+        state: ``PENDING``, ``RUNNING``, ``TIMEOUT``, ... as SLURM has them.
+        reason: why it waits, or has ended so.
+        over: whether it has ended and will not be started again.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    state: str
+    reason: str = ""
+    over: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+class SchedulerError(RequestError):
+    """A command of the scheduler has failed."""
+
+
+class LostAnswer(SchedulerError):
+    """Whether the scheduler has the job is not known."""
+
+
+def sbatch(script: Path, folder: Path, has_account: bool) -> str:
+    """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
+
+    The process is out of reach of Ctrl-C. It is ended when an exception ends the wait.
+
+    Raises:
+        SchedulerError: the scheduler has refused it.
+        LostAnswer: there is no answer, or none that says whether it has.
+    """
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SBATCH_")
+        or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
+    }
+    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
+    if done.returncode == 0:
+        number = done.stdout.strip().splitlines()[-1:] or [""]
+        if re.fullmatch(r"\d+(;.*)?", number[0]):
+            return number[0].partition(";")[0]
+        raise LostAnswer(f"sbatch has answered {done.stdout!r}, and no number of a job")
+    said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+    # Refusals are "Batch job submission failed: REASON"; a time-out in the middle says nothing of the job.
+    lost = done.returncode < 0 or _LOST.search(said)
+    raise (LostAnswer if lost else SchedulerError)(said if said.startswith("sbatch") else f"sbatch: {said}")
+
+
+def states(numbers: Sequence[str]) -> dict[str, TaskState]:
+    """The states of jobs, by ``NUMBER`` or ``NUMBER_TASK``.
+
+    The queue knows those that have ended a short while ago as well; what it has forgotten, the accounting is asked.
+
+    Raises:
+        SchedulerError: the scheduler does not answer.
+    """
+    if not numbers:
+        return {}
+    found = squeue(numbers)
+    known = {identity.partition("_")[0] for identity in found}
+    missing = [number for number in numbers if number not in known]
+    return {**_sacct(missing), **found} if missing else found
+
+
+def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
+    """What the queue says of jobs, see ``states``."""
+    # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
+    asked = [*numbers, "1"] if len(numbers) == 1 else numbers
+    command = ["squeue", f"--jobs={','.join(asked)}", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]
+    found = {}
+    for line in _output(command).splitlines():
+        fields = [field.strip() for field in line.split("|", 2)]
+        if len(fields) == 3 and _TASK.fullmatch(fields[0]):
+            reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
+            found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
+    return found
+
+
+def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
+    found = {}
+    for line in _accounted(f"--jobs={','.join(numbers)}", "--format=JobID,State,ExitCode"):
+        fields = line.split("|")
+        if len(fields) == 3 and fields[1].strip():
+            state = fields[1].split()[0].rstrip("+")
+            reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
+            found[fields[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+    return found
+
+
+def numbers_of(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+    """Which of these names jobs have, with the numbers of the jobs, by queue and accounting."""
+    lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
+    pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
+    found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
+    if in_accounting and (missing := names - found.keys()):
+        options = [f"--name={','.join(missing)}", "--starttime=now-30days", "--format=JobID,JobName%200"]
+        pairs = [line.split("|", 1) for line in _accounted(*options) if "|" in line]
+        found |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
+    return found
+
+
+def _accounted(*options: str) -> list[str]:
+    try:
+        return _output(["sacct", "--noheader", "--parsable2", "--allocations", *options]).splitlines()
+    except SchedulerError:
+        return []
+
+
+def scancel(numbers: Sequence[str]) -> None:
+    """End jobs, or tasks of arrays; raises ``SchedulerError`` where the scheduler refuses."""
+    _output(["scancel", *numbers])
+
+
+def _output(command: Sequence[str]) -> str:
+    done = _answer(command, None, None)
+    if done.returncode != 0:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise SchedulerError(said if said.startswith(command[0]) else f"{command[0]}: {said}")
+    return done.stdout
+
+
+def _answer(
+    command: Sequence[str], folder: Path | None, environ: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    lost: Callable[[str], SchedulerError] = LostAnswer if command[0] == "sbatch" else SchedulerError
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE,
+            start_new_session=True,
+            preexec_fn=_ignore_interrupts,
+        )
+    except FileNotFoundError:
+        raise SchedulerError(f"{command[0]} is not on the PATH of this host") from None
+    except subprocess.TimeoutExpired:
+        raise lost(f"{command[0]} has not answered for {_PATIENCE:g} s") from None
+    except OSError as error:
+        raise SchedulerError(f"{command[0]} cannot be started: {error}") from None
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
