@@ -36,8 +36,8 @@ from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
 from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, Send
+from pytest_aorta.trials.execution import ElasticOptions, elastic_options
 
 
 class RankLogs(LogsSpecs):
