@@ -64,7 +64,6 @@ class ChildProcesses:
             run="pytest_aorta.runtime.leaf:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),
             cwd=os.getcwd(),
-            concurrent=True,
         )
 
     def start(self, give_up: float) -> None:
