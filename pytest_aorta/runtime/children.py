@@ -25,7 +25,7 @@ from pytest_aorta.runtime.resources.devices import (
 )
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases
 from pytest_aorta.runtime.scheduling import TaskKind
-from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, ZygoteSpec, start_task
+from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool, ZygoteSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Definition
@@ -179,12 +179,11 @@ class ChildProcesses:
         ours, theirs = socket_pair()
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **(threads or {})}))
-            assert isinstance(zygote, Zygote)
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
             payload = {**payload, "output": output, "owner": os.getpid()}
-            task = start_task(zygote, payload, cores=cores, descriptors=held)
+            task = zygote.start_task(payload, cores=cores, descriptors=held)
             for fd in (theirs.fileno(), *output):
                 task.send_fd(fd)
         except (ZygoteError, OSError) as error:

@@ -553,7 +553,7 @@ class ProcessLink:
                 pass
         except TaskEnded:
             assert self._task.ended is not None
-            code = self._task.ended["returncode"]
+            code = self._task.ended.returncode
             how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
             self._loop.call_soon(partial(self._end, how))
         except ZygoteError as error:
