@@ -43,7 +43,6 @@ def rerun_line(item: pytest.Item) -> str:
 
 
 def shown_nodeid(item: pytest.Item) -> str:
-    """The node id of an item, its file relative to the directory that pytest was started in."""
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
@@ -186,13 +185,11 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
 
 
 def _is_wanted(log: str, item: pytest.Item) -> bool:
-    """Whether ``--show-capture`` lets the end of a log be shown."""
     wanted = getattr(item.config.option, "showcapture", "all")
     return wanted == "all" or wanted in log
 
 
 def _is(detail: dict[str, Any], failure: Failure) -> bool:
-    """Whether an entry of ``failure_details`` is the failure of a rank that is shown already."""
     return failure.rank is not None and (
         failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
     )
@@ -238,7 +235,6 @@ def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: Tr
 
 
 def _add_to_allure(record: TrialResult, folder: Path) -> None:
-    """Labels and, of a trial that has failed, logs, by the functions that allure has for tests."""
     allure = importlib.import_module("allure")
     allure.dynamic.label("aorta_cell", printable(record.cell or ""))
     allure.dynamic.label("aorta_exit_status", record.exit_status)

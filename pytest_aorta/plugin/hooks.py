@@ -65,7 +65,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _look_at_files(config: pytest.Config) -> None:
-    """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
     arguments = " ".join(config.args)
     if ".toml" in arguments:
         from pytest_aorta.plugin.roles import register_hooks
@@ -78,7 +77,6 @@ def _look_at_files(config: pytest.Config) -> None:
 
 
 def _may_be_given(config: pytest.Config) -> bool:
-    """Whether to look closer at the arguments: there may be hundreds of files, and none with a workload."""
     here = config.invocation_params.dir
     if config.option.pyargs or (here != config.rootpath and any(argument.endswith("]") for argument in config.args)):
         return True  # they may have to be found elsewhere
@@ -121,7 +119,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def _may_have_recipes(folder: pytest.Directory) -> bool:
-    """Whether a recipe may be among the files that a folder has collected."""
     if type(folder) not in (pytest.Dir, pytest.Package):  # those of other plugins collect what they like
         return True
     try:
@@ -134,7 +131,6 @@ def _may_have_recipes(folder: pytest.Directory) -> bool:
 
 
 def _register_recipes(config: pytest.Config) -> None:
-    """Have the names of files compared with those of recipes."""
     import pytest_aorta.plugin.recipe_hooks as recipe_hooks  # "from" takes what a nested run of pytest has left
 
     if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
@@ -149,7 +145,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _generate_trials(metafunc: pytest.Metafunc) -> None:
-    """Of a test that may have to do with trials."""
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
         from pytest_aorta.plugin.roles import register_hooks
@@ -173,7 +168,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 
 def _has_refused(config: pytest.Config) -> bool:
-    """Whether a marker of ours, or a recipe, was an error of the collection, here or in a worker of xdist."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     for report in [] if terminal is None else terminal.stats.get("error", []):
         if isinstance(report, pytest.CollectReport):

@@ -161,7 +161,6 @@ class _OnlyOnce:
         self._complete_pairs()
 
     def remove_node(self, node: Any) -> str | None:
-        """Forget a worker; returns the item that it has died of, ``None`` where it had done all of its items."""
         groups = self.assigned_work[node]
         pending = ((group, nodeid) for group in groups.values() for nodeid, is_done in group.items() if not is_done)
         group, lost = next(pending, ({}, None))
@@ -193,7 +192,6 @@ def group_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _is_further_rank(config: pytest.Config) -> bool:
-    """Whether pytest was asked for trials as a rank other than 0 (``torchrun -m pytest``)."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return False
     from pytest_aorta.launch.launch_mode import own_rank

@@ -57,7 +57,7 @@ Line = tuple[Piece, ...]
 class _Layout:
     """The columns beside the names, and whether their verdicts are the long ones."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[Column[Row], ...]
     long_verdicts: bool = True
 
     def texts(self, row: Row) -> list[str]:

@@ -24,17 +24,6 @@ _AS_COMMAND = "a script runs as it is with --aorta-command 'python {}'"
 
 @dataclass(frozen=True)
 class FoundClass:
-    """A class at the top of a file.
-
-    Attributes:
-        name: of the class.
-        workload: the text of its attribute ``name``, else the class's name.
-        methods: its own and those that it inherits from classes of the file, or from ``Workload``, and whether each is
-            abstract.
-        is_declared: whether it has, directly or not, a base named ``Workload``.
-        foreign: other bases that the file imports, and from which modules.
-    """
-
     name: str
     workload: str
     methods: Mapping[str, bool]
@@ -65,15 +54,6 @@ class FoundClass:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a Python file defines; nothing where it is not valid.
-
-    Attributes:
-        classes: at its top.
-        has_tests: whether pytest would collect something by itself, by the default names.
-        lines: where each name is bound that the file has at its top, ``Outer.Inner`` included; from 1.
-        is_valid: whether it can be parsed.
-    """
-
     classes: Sequence[FoundClass] = ()
     has_tests: bool = False
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +66,6 @@ class FileFacts:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether it has no tests, and a workload that lacks one method."""
         return not self.has_tests and any(
             found.is_declared and sum(found.methods[name] for name in _METHODS) == 1
             for found in self.classes
@@ -163,7 +142,6 @@ def _facts(path: Path, *version: int) -> FileFacts:
 
 
 def _bound(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """The names of classes and imports, and what is assigned, with their lines; later ones win."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield prefix + node.name, node.lineno
@@ -210,7 +188,6 @@ def _classes(module: ast.Module) -> list[FoundClass]:
 
 
 def _is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """By its decorator, or because all it does is to raise NotImplementedError."""
     if any(_last_name(mark) == "abstractmethod" for mark in function.decorator_list):
         return True
     last = function.body[-1]
@@ -220,7 +197,6 @@ def _is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _last_name(node: ast.expr) -> str:
-    """``Workload`` of ``Workload`` and of ``pytest_aorta.Workload``; empty for anything else."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -237,8 +213,6 @@ def _given_name(node: ast.ClassDef) -> str | None:
 
 
 class GivenFiles:
-    """Hooks that collect the Workload classes of files."""
-
     def __init__(self, files: set[Path]) -> None:
         self._files = files
 
@@ -289,7 +263,6 @@ def _from_root(argument: str, here: Path, top: Path) -> str:
 
 
 def _file(argument: str, here: str, *, pyargs: bool) -> Path | None:
-    """The path as pytest has it: absolute, without ``..``, and not resolved."""
     path = os.path.normpath(os.path.join(here, argument))
     if pyargs and not os.path.exists(path):
         return module_file(argument)
@@ -326,7 +299,6 @@ def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: p
 
 
 def _is_script(file: Path) -> bool:
-    """Whether a file has neither a class nor a test."""
     version = _version(file)
     facts = _facts(file, *version) if version else FileFacts()
     return facts.is_valid and not facts.has_tests and not facts.classes

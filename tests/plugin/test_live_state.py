@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plugin.live.state import CellName, LiveState, RunningTrial
+from pytest_aorta.plugin.live_state import CellName, LiveState, RunningTrial
 from pytest_aorta.triage.facts import Outcome
 
 NONE, OMP = ("gemm", "local-none"), ("gemm", "local-omp_1")

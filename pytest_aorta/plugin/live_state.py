@@ -1,4 +1,4 @@
-"""What is known of a run while its trials run: how many, how long they take, and when they will be over.
+"""What the live view knows of a run while its trials run: how many, how long they take, and when they will be over.
 
 Times are seconds of one clock that does not go back, such as ``time.monotonic()``; every function is given ``now``.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import COUNTED, FAILURES, Outcome
 
-#: Workload and cell, as in the table; ``None`` where it is not known before the trial starts.
+#: Workload, or action of a recipe, and cell.
 CellName = tuple[str, str]
 
 #: A trial is slow when it takes so many times its cell's median, and at least so many seconds.
@@ -25,7 +25,7 @@ class RunningTrial:
 
     Attributes:
         name: of its item.
-        cell: that it is in, if that is known.
+        cell: that it is in; ``None`` where a test chooses the workload when it runs.
         place: its slot, host or xdist worker; empty where that is not known.
         begun: when it was started.
         step: that it has reported last, of ``total``.
@@ -63,7 +63,6 @@ class CellPace:
 
     @property
     def failed(self) -> int:
-        """Trials in which the workload has failed."""
         return sum(self.outcomes[name] for name in FAILURES)
 
     @property
@@ -136,8 +135,7 @@ class LiveState:
     def is_slow(self, trial: RunningTrial, now: float) -> bool:
         """Whether it takes twice as long as others of its cell."""
         pace = self.cells.get(trial.cell) if trial.cell is not None else None
-        elapsed = now - trial.begun
-        return pace is not None and bool(pace.seconds) and elapsed >= max(_LEAST, _SLOW * pace.median)
+        return pace is not None and bool(pace.seconds) and now - trial.begun >= max(_LEAST, _SLOW * pace.median)
 
     def left_of(self, trial: RunningTrial, now: float) -> float | None:
         """Seconds until a trial will be over: by its own steps, else by what is usual; ``None`` where neither says."""

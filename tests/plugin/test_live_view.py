@@ -15,7 +15,7 @@ from support.terminal import Terminal, finish, start_pytest
 
 from pytest_aorta.launch.child.attempt_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
-from pytest_aorta.plugin.live.view import last_step, wanted_file
+from pytest_aorta.plugin.live_view import last_step, wanted_file
 from pytest_aorta.trials.lifecycle import StepCounter, step_file
 
 #: Each trial reports a step, and goes on when there is a file ``go`` or one with its index; those of odd index fail.
