@@ -201,7 +201,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     try:
         runner.check(plan.trials[0])
         check_results(selection, request.results_dir, f"RunRequest.results_dir={str(request.results_dir)!r}")
-        runner.store.settle(plan.flat_cells)
+        runner.store.sort_into_cells(plan.flat_cells)
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [runner.find(spec, paths) for spec, paths in planned]
         started = [

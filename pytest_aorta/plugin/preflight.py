@@ -61,7 +61,7 @@ def check_trials(session: pytest.Session) -> None:
         cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
         refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
-        run.runner.store.settle(plan.flat_cells)
+        run.runner.store.sort_into_cells(plan.flat_cells)
 
 
 def _check_recipes(session: pytest.Session) -> None:

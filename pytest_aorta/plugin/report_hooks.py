@@ -113,7 +113,7 @@ class ReportHooks:
         if run is None:
             return writer
         if run not in self._writers:
-            run.runner.store.settle(run.plan.flat_cells)
+            run.runner.store.sort_into_cells(run.plan.flat_cells)
             self._writers[run] = TrialWriter(run)
             self._writers[run].alike = writer.alike  # failures of all actions are folded together
             action = nodeid.partition("[")[0] + "["

@@ -110,8 +110,6 @@ GIVEN = {
     "minimize": ("a,b", "c", "d"),
     "max-trials": ("2", "3", "4"),
     "registry-file": ("/x", "/y", "/z"),
-    "submit": ("slurm", "none", "frontier"),
-    "max-jobs": ("2", "3", "4"),
 }
 
 

@@ -20,7 +20,7 @@ from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.memory.wakeup import Wakeup
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import are_named_only, device_variables, find_devices
-from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, ZygoteSpec, start_task
+from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool, ZygoteSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.engine.dispatcher import Dispatcher
@@ -57,7 +57,6 @@ class ChildProcesses:
             run="pytest_aorta.runtime.children.main:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),
             cwd=os.getcwd(),
-            concurrent=True,
         )
 
     def start(self, give_up: float) -> None:
@@ -156,11 +155,10 @@ class ChildProcesses:
         output = _own_output()
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
-            assert isinstance(zygote, Zygote)
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
-            task = start_task(zygote, {**payload, "output": output}, cores=cores, descriptors=held)
+            task = zygote.start_task({**payload, "output": output}, cores=cores, descriptors=held)
             for fd in output:
                 task.send_fd(fd)
         except (ZygoteError, OSError) as error:

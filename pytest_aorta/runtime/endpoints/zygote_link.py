@@ -82,7 +82,7 @@ class ZygoteLink:
                 self._deliver(message)
         except TaskEnded:
             assert self._task.ended is not None
-            code = self._task.ended["returncode"]
+            code = self._task.ended.returncode
             how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
             why = f"has sent a message that cannot be read ({self._task.garbage})" if self._task.garbage else ""
             why = why or ("has closed its channel" if self._mute else "")

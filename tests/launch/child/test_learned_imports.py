@@ -21,8 +21,8 @@ import numpy.random
 import pytest
 import torch
 
-from pytest_aorta.launch.child import visible_state
-from pytest_aorta.launch.child.lazy_imports import LazyImports
+from pytest_aorta.launch.child import learned_imports
+from pytest_aorta.launch.child.learned_imports import LearnedImports
 from pytest_aorta.probe.packages import Installed, Owner
 from pytest_aorta.trials.seeding import ProcessSeeds
 
@@ -42,11 +42,9 @@ class Trial:
         self._installed = Installed({"lazy": "1.0"}, owners)
 
     @cached_property
-    def watch(self) -> LazyImports:
+    def watch(self) -> LearnedImports:
         """Starts when it is first asked for: pytest sets a variable between setup and call."""
-        watch = LazyImports(self._installed, ProcessSeeds(7), self.events.append)
-        watch.start()
-        return watch
+        return LearnedImports(self._installed, ProcessSeeds(7), self.events.append)
 
     def load(self, name: str) -> None:
         assert self.watch is not None
@@ -126,10 +124,6 @@ def test_looking_for_a_module_without_importing_it_has_no_effect(trial: Trial, m
     assert trial.note == "it goes on"
 
 
-def _patch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-
-
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lazy_fake", types.ModuleType("lazy_fake"))
 
@@ -161,7 +155,6 @@ CHANGES: list[tuple[Callable[[pytest.MonkeyPatch], object], str]] = [
     (lambda patch: warnings.simplefilter("error"), "the filters of warnings"),
     (lambda patch: signal.signal(signal.SIGUSR1, signal.SIG_IGN), "the handlers of signals"),
     (lambda patch: sys.setrecursionlimit(sys.getrecursionlimit() + 1), "the limit of recursion"),
-    (_patch, "os.cpu_count"),
     (_fake, "sys.modules['lazy_fake']"),
     (lambda patch: sys.modules.pop("lazy_second"), "sys.modules['lazy_second']"),
     (_default_dtype, "settings of torch"),
@@ -217,8 +210,8 @@ def test_it_ends_with_an_import_that_leaves_more_than_modules(
 
 
 def test_it_ends_with_an_import_that_opens_a_gpu(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = iter([[], ["/dev/kfd"]])  # a double of the device
-    monkeypatch.setattr(visible_state, "open_gpu_devices", lambda: next(opened))
+    opened = iter([[], [], [], ["/dev/kfd"]])  # a double of the device
+    monkeypatch.setattr(learned_imports, "open_gpu_devices", lambda: next(opened))
     trial.load("lazy_second")
 
     assert trial.note == "lazy_second: its import changes the open devices"
