@@ -125,7 +125,6 @@ class TrialRunner:
         return None if record is None else ResumedTrial(spec, record)
 
     def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
-        """Why a record is not of the request that ``spec`` is; empty where it is."""
         try:
             cell = self.check(spec, timeout)
         except Exception:
@@ -174,7 +173,6 @@ class TrialRunner:
         )
 
     def _temporary(self) -> TemporaryFolders:
-        """For trials in this process."""
         if self._folders is None:
             from pytest_aorta.launch.host.temporary import TemporaryFolders
 
@@ -182,7 +180,6 @@ class TrialRunner:
         return self._folders
 
     def _make_room(self, paths: TrialPaths) -> bool:
-        """Whether a trial that could not be started may have artifacts."""
         if self.store.is_writer:
             return self.store.make_room(paths)
         if not self.store.resume:
