@@ -36,7 +36,7 @@ from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.trials.events import EndEvent, EnvEvent, TrialEvent
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload
+    from pytest_aorta.launch.launch_mode import TrialPayload
 
 
 class RecordingContext(HookedContext):
