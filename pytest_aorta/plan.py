@@ -232,10 +232,10 @@ def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+    from pytest_aorta.runtime.host_specs import expand_specs
 
     try:
-        return tuple(expand_without_secrets(texts)) if texts else ()
+        return tuple(expand_specs(texts)) if texts else ()
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
 
