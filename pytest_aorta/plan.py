@@ -26,8 +26,8 @@ from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import TypedCondition
     from pytest_aorta.triage.gates import Gate
-    from pytest_aorta.workflow.conditions import TypedCondition
 
 Order = Literal["interleaved", "grouped", "random"]
 

@@ -251,13 +251,6 @@ def names(value: Any) -> tuple[str, ...]:
     return tuple(each.strip() for each in given)
 
 
-def cluster(value: str) -> str:
-    """The name of a cluster, and not a file that stands behind the option."""
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", value) or value.endswith((".toml", ".py")):
-        raise ValueError("the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files")
-    return value
-
-
 def folder(value: Any) -> Path:
     """A directory, which need not exist."""
     return Path(value) if isinstance(value, os.PathLike) else Path(name(value))
@@ -481,7 +474,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("shard", shard, "I/N", "run part I of N; I/N:FILE balances by durations"),
         Setting(
             "where",
-            "pytest_aorta.workflow.conditions:parse_condition",
+            "pytest_aorta.common.conditions:parse_condition",
             "COND",
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
@@ -513,10 +506,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "commands of trials": (
         Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes"),
         Setting("max-trials", positive_int, "N", "all trials of --aorta-minimize together", "2000"),
-        Setting("submit", cluster, "CLUSTER", "submit recipes to this cluster, or to this host's", bare="auto"),
-        Setting("dry-run", switch, "", "print the scripts of --aorta-submit"),
-        Setting("max-jobs", positive_int, "N", "most jobs that --aorta-submit submits"),
-        Setting("yes", switch, "", "--aorta-submit asks nothing"),
     ),
 }
 
@@ -528,6 +517,10 @@ RENAMED = {
     "--aorta-until-decided": "--aorta-stop=decided",
     "--aorta-duration": "--aorta-stop=8h, or another time",
     "--aorta-durations": "--aorta-shard=I/N:FILE",
+    "--aorta-submit": "pytest-aorta submit --cluster CLUSTER",
+    "--aorta-dry-run": "pytest-aorta submit --dry-run",
+    "--aorta-max-jobs": "pytest-aorta submit --max-jobs N",
+    "--aorta-yes": "pytest-aorta submit --yes",
     "--aorta-own-cores": "--aorta-slots=N,own-cores, or --aorta-slots=own-cores",
     **{f"--aorta-{each.name}": f"-o {each.ini}=VALUE, or the ini file" for each in SETTINGS if each.scope == "ini"},
 }

@@ -17,7 +17,7 @@ from pytest_aorta.cli.tables import columns
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.workflow.planned_items import Key
+    from collections.abc import Hashable
 
 #: The job that those of GitLab extend, and the variable with their arguments.
 _TEMPLATE, _VARIABLE = ".aorta-shard", "AORTA_ARGUMENTS"
@@ -132,13 +132,13 @@ def _echo_table(jobs: Sequence[Job]) -> None:
 
 
 #: Items with their keys, in order.
-_Items = Sequence[tuple[str, "Sequence[Key]"]]
+_Items = Sequence[tuple[str, "Sequence[Hashable]"]]
 
 
 def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str, float], _Items, str]:
     """What is known of durations, the items, and the file."""
     from pytest_aorta.trials.names import identifier
-    from pytest_aorta.workflow.planned_items import planned_items
+    from pytest_aorta.workflow.project import planned_items
 
     project = open_project(files)
     recipe = project.recipe
@@ -147,7 +147,7 @@ def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str,
         if action.is_matrix:
             folders = [each / action.name for each in results] if results else [recipe.directories / action.name]
             known |= _seconds([each for each in folders if each.is_dir()], identifier(action.name))
-    items = list(planned_items(project.overview))
+    items = list(planned_items(project))
     project.save()
     return known, items, os.path.relpath(recipe.file)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import click
 
 from pytest_aorta.cli.project import open_recipe
@@ -21,47 +18,22 @@ def clean(completed: bool, directories: bool, submitted: bool, force: bool) -> N
 
     What it forgets of failed commands and of jobs cannot be found again.
     """
-    from pytest_aorta.workspace.atomic import locked
-    from pytest_aorta.workspace.index.submitted import read_submitted
+    recipe = open_recipe()
+    from pytest_aorta.workflow.jobs import read_jobs
+    from pytest_aorta.workflow.known import Workspace
 
-    index = open_recipe().index
     everything = not (completed or directories or submitted)
-    jobs = {job for units in read_submitted(index).values() for job in units.values()}
-    if jobs and (submitted or everything) and not force:
+    completed, directories, submitted = (each or everything for each in (completed, directories, submitted))
+    jobs = read_jobs(recipe.index, only_open=True) if submitted else []
+    count = sum(not task.is_over for job in jobs for task in job.tasks)
+    if count and not force:
         raise RequestError(
-            f"{len(jobs)} submitted job{'s' * (len(jobs) != 1)} would be forgotten, and could be submitted again; "
+            f"{count} submitted job{'s' * (count != 1)} would be forgotten, and could be submitted again; "
             "--force does it nevertheless"
         )
-    if (completed or everything) and not force and _is_growing(index):
+    workspace = Workspace(recipe)
+    if completed and not force and workspace.is_growing:
         raise RequestError("actions of this recipe run now; wait for their end, or --force")
-    with locked(index):
-        for file in _files(index, completed or everything, directories or everything, submitted or everything):
-            file.unlink(missing_ok=True)
-        if submitted or everything:
-            _forget_jobs(index)
-
-
-def _forget_jobs(index: Path) -> None:
-    """Jobs that have not ended do nothing when they begin; what those that have ended have printed stays."""
-    from pytest_aorta.clusters.jobs import read_jobs
-
-    for job in read_jobs(index, only_open=True):
-        (job.folder / "plan.json").unlink()
-
-
-def _is_growing(index: Path) -> bool:
-    from pytest_aorta.workspace.index.journal import has_ended, journals
-
-    return not all(has_ended(path) for path in journals(index / "staged"))
-
-
-def _files(index: Path, completed: bool, directories: bool, submitted: bool) -> Iterator[Path]:
-    from pytest_aorta.workspace.index.journal import journals
-
-    if completed:
-        yield from journals(index / "staged")
-        yield from (index / "index.json", index / "sources.json")
-    if directories:
-        yield from (index / "directories.json", index / "values.json")
-    if submitted:
-        yield index / "submitted.json"
+    workspace.clean(completed=completed, directories=directories)
+    for job in jobs:  # they do nothing when they begin; what those that have ended have printed stays
+        (job.folder / "job.json").unlink()

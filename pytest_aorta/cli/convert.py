@@ -29,9 +29,8 @@ def convert(sweep: Path, output: Path) -> None:
     """
     import os
 
-    from pytest_aorta.workflow.reading import parse_recipe
-    from pytest_aorta.workflow.sweep_conversion import converted
-    from pytest_aorta.workflow.sweeps import read_sweep
+    from pytest_aorta.workflow.recipe import parse_recipe
+    from pytest_aorta.workflow.sweeps import converted, read_sweep
     from pytest_aorta.workspace.atomic import staged_text
 
     if str(output) != "-" and not (output.name == "aorta.toml" or output.name.endswith(".aorta.toml")):

@@ -39,8 +39,7 @@ def init(workspace: str, folder: Path) -> None:
     import json
     import os
 
-    from pytest_aorta.workflow.errors import RecipeError
-    from pytest_aorta.workflow.reading import find_recipe
+    from pytest_aorta.workflow.finding import RecipeError, find_recipe
     from pytest_aorta.workspace.atomic import staged_text
 
     if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():

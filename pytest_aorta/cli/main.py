@@ -20,6 +20,7 @@ from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
+from pytest_aorta.cli.submit import submit
 from pytest_aorta.common.terminal_text import printable
 from pytest_aorta.settings import RequestError
 
@@ -58,6 +59,7 @@ main.add_command(status)
 main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(submit)
 main.add_command(jobs)
 main.add_command(cancel)
 main.add_command(job_ended)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import project_of, registry_option
+from pytest_aorta.cli.project import registry_files, registry_option
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.settings import RequestError
 
@@ -81,7 +81,7 @@ def merge(
 def _root(folder: Path, *, must_exist: bool) -> Path:
     """What is merged of a folder: the workspace of its recipe, or all of it."""
     from pytest_aorta.workflow.finding import FILE_NAMES
-    from pytest_aorta.workflow.reading import read_recipe
+    from pytest_aorta.workflow.recipe import read_recipe
 
     if must_exist and not folder.is_dir():
         raise RequestError(f"{folder}: there is no such folder; expected a results directory, or a workspace")
@@ -141,9 +141,8 @@ def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> Non
 
 def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:
     """Where the destination is the workspace of a recipe: what is there now is completed."""
-    from pytest_aorta.workflow.errors import RecipeError
-    from pytest_aorta.workflow.finding import find_recipe
-    from pytest_aorta.workflow.reading import read_recipe
+    from pytest_aorta.workflow.finding import RecipeError, find_recipe
+    from pytest_aorta.workflow.recipe import read_recipe
 
     try:
         recipe = read_recipe(find_recipe(target))
@@ -151,27 +150,27 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
         return
     if recipe.directories.resolve() != target.resolve():
         return
-    from pytest_aorta.cli.scanning import Scan
-    from pytest_aorta.workspace.index.cache import read_index
-    from pytest_aorta.workspace.index.completions import CommandCompletion
-    from pytest_aorta.workspace.index.merging import completions_of
-    from pytest_aorta.workspace.index.merging import merge as merge_index
+    from pytest_aorta.workflow.known import Workspace
+    from pytest_aorta.workflow.project import Project, Scan
 
+    project = Project(recipe, registry_files(files))
+    project.synchronize_jobs()
+    search = Scan(project, recipe.actions)
+    for source in sources:  # that a command has failed is in the index only
+        try:
+            known = Workspace.from_cache(read_recipe(find_recipe(source))).known
+        except RecipeError:
+            continue  # a results directory
+        for action, units in known.completed.items():
+            failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
+            search.found.completed.setdefault(action, {}).update(failed)
     try:
-        project = project_of(recipe, files, rebuild=False)
+        search.run()
     except RequestError as error:  # names of a registry file, for instance
         click.echo(f"warning: the index is as it was ({one_line(str(error))}); run pytest-aorta scan", err=True)
         return
-    overview = project.overview
-    search = Scan(recipe, overview.requests, overview.directories, recipe.actions)
-    for source in sources:
-        for completion in completions_of(read_index(source / ".aorta")).values():
-            if isinstance(completion, CommandCompletion):  # that a command has failed is in the index only
-                search.found.add(completion)
-    search.run()
     with _file_errors():
-        merge_index(recipe.index, overview.index, search.found)
-    project.save()
+        project.workspace.record(search.found)
 
 
 def _plain(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run: bool) -> dict[str, Any]:

@@ -6,9 +6,8 @@ import sys
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_option
+from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.cli.selections import chosen_units
-from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.settings import RequestError
 
 
@@ -25,34 +24,29 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
     removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
     the index changes.
     """
-    from pytest_aorta.cli.scanning import Scan
-    from pytest_aorta.workspace.index.merging import merge
+    recipe = open_recipe()
+    from pytest_aorta.workflow.project import Project, Scan
 
-    project = open_project(files, rebuild=False)
-    overview = project.overview
-    only = chosen_units(names, overview)
-    search = Scan(project.recipe, overview.requests, overview.directories, project.actions(action), only)
-    values = len(overview.directories) if project.recipe.workspace.value_file is not None else 0
+    project = Project(recipe, registry_files(files))
+    project.synchronize_jobs()
+    warn_of(project.problems)
+    only = chosen_units(names, project)
+    search = Scan(project, project.actions(action), only)
+    values = len(project.directories) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
     length = search.expected + values  # of trials: those of the recipe, whether they are there or not
     steps = max(1, length // 200)
     with click.progressbar(
         length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
     ) as bar:
-        project.directories.refresh_values(lambda: bar.update(1))
+        project.workspace.refresh_values(lambda: bar.update(1))
         search.run(lambda: bar.update(1))
         bar.update(max(0, length - bar.pos))
     try:
-        merged = merge(
-            project.recipe.index,
-            overview.index,
-            search.found,
-            lambda key: prune and search.is_gone(key, overview.index),
+        changed, removed = project.workspace.record(
+            search.found, lambda name, unit: prune and search.is_gone(name, unit)
         )
     except OSError as error:
-        raise RequestError(f"the index cannot be written: {error.strerror}: {project.recipe.index}") from None
-    project.save()
-    for line in search.unreadable:
-        click.echo(f"warning: {one_line(line)}", err=True)
-    removed = f", {merged.removed:,} removed" if prune else ""
-    click.echo(f"index: {merged.changed:,} new or changed{removed}")
+        raise RequestError(f"the index cannot be written: {error.strerror}: {recipe.index}") from None
+    warn_of(search.unreadable)
+    click.echo(f"index: {changed:,} new or changed{f', {removed:,} removed' if prune else ''}")

@@ -12,9 +12,9 @@ from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.workflow.actions import Action
-    from pytest_aorta.workflow.conditions import TypedCondition
-    from pytest_aorta.workflow.overview import Overview
+    from pytest_aorta.common.conditions import TypedCondition
+    from pytest_aorta.workflow.project import Project
+    from pytest_aorta.workflow.recipe import Action
 
 #: The states, in the order of columns, and their colors.
 COLORS = {
@@ -45,7 +45,7 @@ def chosen_states(flags: dict[str, bool]) -> list[str]:
     return [name for name in COLORS if flags[name]] or list(COLORS)
 
 
-def chosen_units(names: tuple[str, ...], overview: Overview) -> set[str] | None:
+def chosen_units(names: tuple[str, ...], project: Project) -> set[str] | None:
     """The units with these names, or in them; ``-`` stands for the lines of stdin. ``None`` where no name is given.
 
     A name that nothing has is warned of.
@@ -55,8 +55,8 @@ def chosen_units(names: tuple[str, ...], overview: Overview) -> set[str] | None:
     found: set[str] = set()
     for name in names:
         found.update(line.rstrip("\n") for line in sys.stdin) if name == "-" else found.add(name.rstrip("/"))
-    known = set(overview.directories)
-    for request in overview.requests.values():
+    known = set(project.directories)
+    for request in project.requests.values():
         known.update(request)
     for name in sorted(found):
         if name not in known and name.rpartition("/")[0] not in known:
@@ -82,7 +82,7 @@ def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
     """
     if not texts:
         return []
-    from pytest_aorta.workflow.conditions import parse_condition
+    from pytest_aorta.common.conditions import parse_condition
 
     found = []
     for text in texts:
@@ -94,7 +94,7 @@ def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
 
 
 def units_where(
-    overview: Overview, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
+    project: Project, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
 ) -> dict[str, set[str]] | None:
     """By action, the units that meet all conditions, among those with the names ``only``; ``None`` without conditions.
 
@@ -103,16 +103,16 @@ def units_where(
     """
     if not conditions:
         return None
-    from pytest_aorta.workflow.conditions import selected
+    from pytest_aorta.common.conditions import selected
     from pytest_aorta.workflow.states import containing
 
     units = [
         (action, unit)
         for action in actions
-        for unit in overview.units(action)
+        for unit in project.units(action)
         if only is None or any(outer in only for outer in containing(unit))
     ]
     found: dict[str, set[str]] = {action.name: set() for action in actions}
-    for action, unit in selected(units, lambda each: overview.value_of(each[0])(each[1]), conditions, "--where"):
+    for action, unit in selected(units, lambda each: project.value_of(each[0])(each[1]), conditions, "--where"):
         found[action.name].add(unit)
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import Project, open_project, registry_option
+from pytest_aorta.cli.project import open_project, registry_option
 from pytest_aorta.cli.selections import (
     COLORS,
     chosen_states,
@@ -27,9 +27,10 @@ from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.clusters.configuration import Configuration
-    from pytest_aorta.workflow.actions import Action
-    from pytest_aorta.workflow.conditions import TypedCondition
+    from pytest_aorta.common.conditions import TypedCondition
+    from pytest_aorta.workflow.clusters import Configuration
+    from pytest_aorta.workflow.project import Project
+    from pytest_aorta.workflow.recipe import Action
 
 
 @click.group("show")
@@ -87,7 +88,7 @@ class _Query:
 
     def only_of(self, actions: Sequence[Action]) -> Callable[[Action], set[str] | None]:
         """Gives of each action the names of its units, or of what contains them; ``None`` for all."""
-        met = units_where(self.project.overview, actions, self.only, self.where)
+        met = units_where(self.project, actions, self.only, self.where)
         return lambda action: self.only if met is None else met[action.name]
 
 
@@ -109,7 +110,7 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
         ) -> None:
             _check_pointers(pointers)
             project = open_project(files)
-            only = chosen_units(names, project.overview)
+            only = chosen_units(names, project)
             query = _Query(project, only, action, pointers, typed_conditions(where), flags)
             _write(what, project, rows_of(query), short, as_json, no_header)
 
@@ -165,9 +166,9 @@ def cells(query: _Query) -> Iterator[_Row]:
     only_of = query.only_of(matrices)
     for action in matrices:
         counts: dict[str, Counter[str]] = {}
-        for unit, state in query.project.overview.states(action, only_of(action)).items():
+        for unit, state in query.project.states(action, only_of(action)).items():
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
-        value_of = query.project.overview.value_of(action)
+        value_of = query.project.value_of(action)
         for cell, found in counts.items():
             if any(found[state] for state in states):
                 of_all = {state: found[state] for state in COLORS}
@@ -175,7 +176,7 @@ def cells(query: _Query) -> Iterator[_Row]:
 
 
 def _check_pointers(pointers: Sequence[str]) -> None:
-    from pytest_aorta.workflow.values import check_pointer
+    from pytest_aorta.common.conditions import check_pointer
 
     for pointer in pointers:
         try:
@@ -194,26 +195,26 @@ def _matrices(query: _Query) -> list[Action]:
 
 
 def _plain_directories(query: _Query) -> Iterator[_Row]:
-    overview = query.project.overview
-    names = [name for name in overview.directories if query.only is None or name in query.only]
+    project = query.project
+    names = [name for name in project.directories if query.only is None or name in query.only]
     if query.where:
-        from pytest_aorta.workflow.conditions import selected
+        from pytest_aorta.common.conditions import selected
 
-        names = selected(names, overview.directory_value, query.where, "--where")
+        names = selected(names, project.workspace.value_of, query.where, "--where")
     for name in names:
-        yield _Row(name, values=_elements(overview.directory_value, name, query.pointers))
+        yield _Row(name, values=_elements(project.workspace.value_of, name, query.pointers))
 
 
 def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
-    overview, states = query.project.overview, chosen_states(query.flags)
+    project, states = query.project, chosen_states(query.flags)
     only_of = query.only_of(actions)
     number = 0
     for action in actions:
-        found = overview.states(action, only_of(action))
-        jobs = overview.submitted.get(action.name, {})
-        value_of = overview.value_of(action)
+        found = project.states(action, only_of(action))
+        jobs = project.submitted.get(action.name, {})
+        value_of = project.value_of(action)
         shown = [unit for unit, state in found.items() if state.value in states]
-        for group in [shown] if action.is_matrix else overview.groups(action, shown):
+        for group in [shown] if action.is_matrix else project.groups(action, shown):
             number += 1
             for unit in group:
                 values = _elements(value_of, unit, query.pointers)
@@ -223,7 +224,7 @@ def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
 def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]) -> dict[str, Any]:
     if not pointers:
         return {}
-    from pytest_aorta.workflow.values import element
+    from pytest_aorta.common.conditions import element
 
     value = value_of(name)
     return {pointer: element(value, pointer, name) for pointer in pointers}
@@ -306,7 +307,7 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
 
 def _configuration() -> Configuration:
     """Of the recipe around the working directory, or else of the user."""
-    from pytest_aorta.clusters.configuration import Configuration
+    from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.finding import find_recipe
 
     try:

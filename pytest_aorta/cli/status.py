@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_files, registry_option
-from pytest_aorta.cli.remembered import Rows, remember, remembered
+from pytest_aorta.cli.project import open_project, registry_option
 from pytest_aorta.cli.selections import (
     COLORS,
     chosen_states,
@@ -22,12 +19,10 @@ from pytest_aorta.cli.selections import (
 )
 from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.terminal_text import one_line
-from pytest_aorta.workflow.finding import find_recipe
 
 if TYPE_CHECKING:
-    from pytest_aorta.cli.project import Project
-    from pytest_aorta.workflow.actions import Action
-    from pytest_aorta.workflow.overview import ActionSummary
+    from pytest_aorta.workflow.project import Project
+    from pytest_aorta.workflow.recipe import Action
 
 #: Key of a row for the cost as a text, which is not shown as JSON.
 _COST = "cost"
@@ -63,7 +58,11 @@ def status(
     action with a workload; where names are given, only these (-: names from stdin). Products of commands are not looked
     for again: see pytest-aorta scan.
     """
-    rows = [row for row in _rows(names, action, where, files) if fnmatchcase(row["name"], action)]
+    project = open_project(files)
+    actions, only = project.actions(action), chosen_units(names, project)
+    met = units_where(project, actions, only, typed_conditions(where))
+    rows = [_row(project, each, only if met is None else met[each.name]) for each in actions]
+    project.save()
     states = chosen_states(flags)
     shown = [row for row in rows if show_all or any(row[state] for state in states)]
     if as_json:
@@ -77,48 +76,22 @@ def status(
         _echo_table(shown, len(rows), not no_header)
 
 
-def _rows(names: tuple[str, ...], pattern: str, where: tuple[str, ...], files: tuple[str, ...]) -> Rows:
-    """A row for each action that matches, and perhaps others."""
-    recipe, registries = find_recipe(Path.cwd()), registry_files(files)
-    conditions = typed_conditions(where)
-    known = None if names or conditions or _has_jobs(recipe.parent) else remembered(recipe, registries)
-    if known is not None and any(fnmatchcase(row["name"], pattern) for row in known):
-        return known
-    project = open_project(files)
-    only = chosen_units(names, project.overview)
-    actions = project.actions(pattern)
-    met = units_where(project.overview, actions, only, conditions)
-    rows = [_row(project, each, only if met is None else met[each.name]) for each in actions]
-    project.save()
-    if len(rows) == len(project.recipe.actions) and only is None and met is None and not project.imported:
-        remember(recipe, registries, [project.recipe.directories, *project.sources.looked_at], rows)
-    return rows
-
-
-def _has_jobs(root: Path) -> bool:
-    """Whether the scheduler has to be asked."""
-    from pytest_aorta.workspace.index.submitted import read_submitted
-
-    return bool(read_submitted(root / ".aorta"))
-
-
 def _row(project: Project, action: Action, only: set[str] | None) -> dict[str, Any]:
-    summary = project.overview.summary(action, only)
+    summary = project.summary(action, only)
     running = project.running(action)
     if running:
-        states = project.overview.states(action, only)
+        states = project.states(action, only)
         running = {unit for unit in running if states.get(unit) == "submitted"}
-    row = _plain(summary)
-    return {**row, _RUNNING: len(running)}
+    return {
+        "name": action.name,
+        **{state.value: count for state, count in summary.counts.items()},
+        "remaining": {"cpu_hours": summary.remaining.cpu_hours, "gpu_hours": summary.remaining.gpu_hours},
+        _COST: str(summary.remaining),
+        _RUNNING: len(running),
+    }
 
 
-def _plain(summary: ActionSummary) -> dict[str, Any]:
-    remaining = {"cpu_hours": summary.remaining.cpu_hours, "gpu_hours": summary.remaining.gpu_hours}
-    counts = {state.value: count for state, count in summary.counts.items()}
-    return {"name": summary.action.name, **counts, "remaining": remaining, _COST: str(summary.remaining)}
-
-
-def _echo_table(shown: Rows, of: int, has_heading: bool) -> None:
+def _echo_table(shown: list[dict[str, Any]], of: int, has_heading: bool) -> None:
     if not shown:
         click.echo("No action has any of these; --all shows all actions." if of else "The recipe has no actions.")
         return

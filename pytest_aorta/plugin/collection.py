@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pytest
 
+from pytest_aorta.common.conditions import selected
 from pytest_aorta.plan import Plan, PlanError, planned
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
 from pytest_aorta.plugin.run import Run, refuse, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
-from pytest_aorta.recipe_plans import trial_value
 from pytest_aorta.registry import RegistryError, WorkloadEntry
-from pytest_aorta.workflow.conditions import selected
+from pytest_aorta.workflow.requests import trial_value
 from pytest_aorta.workflow.shards import Durations, read_durations, shards_of
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import Json
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.recipes.command_item import CommandItem
+    from pytest_aorta.plugin.recipes.items import CommandItem
     from pytest_aorta.registry import Registry
     from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workflow.values import Json
 
 
 #: Node id of the collector of ``--aorta-workload``.
@@ -321,10 +321,9 @@ def _keys(item: pytest.Item) -> list[Hashable]:
     """What an item shares with those that run where it runs: commands of a recipe on one directory, or on one trial."""
     if not item.nodeid.partition("::")[0].endswith(".toml"):
         return []
-    from pytest_aorta.plugin.recipes.command_item import CommandItem
-    from pytest_aorta.plugin.recipes.matrix_units import unit_of
-    from pytest_aorta.plugin.recipes.recipe_trial_item import RecipeTrialItem
-    from pytest_aorta.workflow.planned_items import command_keys
+    from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
+    from pytest_aorta.workflow.project import command_keys
+    from pytest_aorta.workflow.requests import unit_of
 
     if isinstance(item, RecipeTrialItem):
         return [(item.path, item.action.name, unit_of(item.spec))]
@@ -358,8 +357,8 @@ def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
         if isinstance(item, TrialItem):
             found.append((item, partial(trial_value, item.spec)))
         elif _is_command(item):
-            units = item.run.units_of(item.unit.action)
-            found += [(item, partial(units.value_of, unit)) for unit in item.unit.units]
+            value_of = item.run.project.value_of(item.unit.action)
+            found += [(item, partial(value_of, unit)) for unit in item.unit.units]
         elif (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
             found.append((item, call.params["aorta_trial"].value))
     return found
@@ -368,6 +367,6 @@ def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
 def _is_command(item: pytest.Item) -> TypeGuard[CommandItem]:
     if not item.nodeid.partition("::")[0].endswith(".toml"):
         return False
-    from pytest_aorta.plugin.recipes.command_item import CommandItem
+    from pytest_aorta.plugin.recipes.items import CommandItem
 
     return isinstance(item, CommandItem)

@@ -52,9 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.roles import register_hooks
-        from pytest_aorta.plugin.submission_hooks import register_submission
 
-        register_submission(config)
         register_hooks(config)
         if not config.option.help:
             from pytest_aorta.plugin.trial_hooks import select

@@ -20,7 +20,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
     if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
         return None
-    from pytest_aorta.plugin.recipes.recipe_file import RecipeFile
+    from pytest_aorta.plugin.recipes.items import RecipeFile
 
     register_hooks(parent.config, late=True)
     collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)

@@ -106,7 +106,7 @@ class ReportHooks:
         writer = self.writer
         if ".toml::" not in nodeid:
             return writer
-        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
         from pytest_aorta.plugin.writer import TrialWriter
 
         run = action_run_of_item(self.config, nodeid)

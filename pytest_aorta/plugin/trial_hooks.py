@@ -19,7 +19,6 @@ from pytest_aorta.plugin.run import (
     run_of,
 )
 from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, omit
-from pytest_aorta.plugin.submission_hooks import SUBMISSION
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -115,8 +114,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
-    submits = session.config.pluginmanager.has_plugin(SUBMISSION)
-    if not option.collectonly and not broken and not is_worker(session.config) and not submits:
+    if not option.collectonly and not broken and not is_worker(session.config):
         from pytest_aorta.plugin.preflight import check_trials
 
         check_trials(session)
@@ -173,8 +171,6 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
         states = {value for name, value in getattr(report, "user_properties", ()) if name == "aorta_state"}
         if states:
             return ("passed", "r", "REPRODUCED") if "reproduced" in states else ("passed", "k", "KEPT")
-    if report.skipped and ("aorta_state", "submitted") in getattr(report, "user_properties", ()):
-        return "submitted", "s", "SUBMITTED"
     if getattr(report, "aorta", None) is None:
         return None
     from pytest_aorta.plugin.summary import status_word
@@ -215,8 +211,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End all processes."""
-    if "pytest_aorta.plugin.recipes.recipe_run" in sys.modules:
-        from pytest_aorta.plugin.recipes.recipe_run import close_recipes
+    if "pytest_aorta.plugin.recipes.runs" in sys.modules:
+        from pytest_aorta.plugin.recipes.runs import close_recipes
 
         close_recipes(config)
     for run in current_runs(config):

@@ -1,21 +1,25 @@
-"""Where the recipe of a folder is; found without reading it."""
+"""Where the recipe of a folder is, found without reading it, and what is wrong with a recipe."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.workflow.errors import RecipeError
+from pytest_aorta.settings import RequestError
 
-#: Where the files are that a recipe searches for, from the working directory upwards; the second is Row's.
+#: Searched for from the working directory upwards; the second is Row's.
 FILE_NAMES = ("aorta.toml", "workflow.toml")
 
 
-def find_recipe(start: Path) -> Path:
-    """The recipe of a folder: its own, or that of the nearest folder above.
+class RecipeError(RequestError):
+    """A recipe that cannot be carried out: the bad value, what would be valid, and where it stands."""
 
-    Raises:
-        RecipeError: there is none.
-    """
+    def __init__(self, message: str, file: Path | None = None, line: int | None = None) -> None:
+        place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        super().__init__(f"{place}{message}")
+
+
+def find_recipe(start: Path) -> Path:
+    """The recipe of a folder, or of the nearest folder above; raises ``RecipeError`` where there is none."""
     for folder in (start.absolute(), *start.absolute().parents):
         for name in FILE_NAMES:
             if (folder / name).is_file():

@@ -1,35 +1,30 @@
-"""Directories of an action in groups; a group is what one job works on."""
+"""The units of an action in groups, of which each is one job, and the runs of a command on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.selectors import Pointer, Selector
-from pytest_aorta.workflow.tables import PositiveWhole, Table
-from pytest_aorta.workflow.values import Json, sort_keys, sorted_by
+from pytest_aorta.common.conditions import Json, element, sorted_by
+from pytest_aorta.settings import RequestError
+from pytest_aorta.trials.names import identifier
+from pytest_aorta.workflow.commands import takes_all
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources
 
 #: A directory's name to its value.
 ValueOf = Callable[[str], Json]
-
-
-class Group(Table):
-    """How the directories of an action are selected, sorted and split, see ``grouped``."""
-
-    include: tuple[Selector, ...] = ()
-    sort_by: tuple[Pointer, ...] = ()
-    reverse_sort: bool = False
-    split_by_sort_key: bool = False
-    maximum_size: PositiveWhole | None = None
-    submit_whole: bool = False
 
 
 def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> list[str]:
     """The directories that any of the selectors selects; all where there are none.
 
     Raises:
-        RecipeError: an element that a condition names is missing, or cannot be compared.
+        RequestError: an element that a condition names is missing, or cannot be compared.
     """
     if not group.include:
         return list(directories)
@@ -40,13 +35,14 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list
     """Groups of the given directories: sorted by name, then by key, split where keys differ, then by size.
 
     Raises:
-        RecipeError: an element to sort by is missing, or has no order.
+        RequestError: an element to sort by is missing, or has no order.
     """
     if not directories:
         return []
     names = sorted(directories)
-    keys = {name: sort_keys(value_of(name), group.sort_by, name) for name in names} if group.sort_by else {}
-    if keys:
+    keys: dict[str, list[Json]] = {}
+    if group.sort_by:
+        keys = {name: [element(value_of(name), pointer, name) for pointer in group.sort_by] for name in names}
         names = sorted_by(keys)
     if group.reverse_sort:
         names.reverse()
@@ -57,27 +53,85 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list
     return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
 
 
-def check_whole(
-    group: Group, action: str, eligible: Sequence[Sequence[str]], directories: Sequence[str], value_of: ValueOf
-) -> None:
-    """With ``submit_whole``, each eligible group has to be one of those that all included directories form.
+def _hashable(key: Json) -> object:
+    """Equal for keys that compare as equal: 1 and 1.0 do, 1 and true do not."""
+    return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
+
+
+def check_whole(action: Action, eligible: Sequence[Sequence[str]], units: Sequence[str], value_of: ValueOf) -> None:
+    """With ``submit_whole``, each eligible group has to be one of those that all included units form.
 
     Raises:
         RecipeError: one is not.
     """
+    group = action.table.group
     if not group.submit_whole:
         return
-    whole = {frozenset(names) for names in grouped(group, included(group, directories, value_of), value_of)}
+    whole = {frozenset(names) for names in grouped(group, included(group, units, value_of), value_of)}
     for names in eligible:
         if frozenset(names) not in whole:
             raise RecipeError(
-                f"action {action!r} has submit_whole, and the group of {names[0]!r} with {len(names)} directories is "
-                "only a part of a whole one; select all of its directories, or wait until all are eligible"
+                f"action {action.name!r} has submit_whole, and the group of {names[0]!r} with {len(names)} directories "
+                "is only a part of a whole one; select all of its directories, or wait until all are eligible"
             )
 
 
-def _hashable(key: Json) -> object:
-    """Equal for keys that compare as equal: 1 and 1.0 do, 1 and true do not."""
-    if isinstance(key, list):
-        return tuple(map(_hashable, key))
-    return (isinstance(key, bool), key)
+@dataclass(frozen=True)
+class CommandUnit:
+    """One run of a command on the units of a group: several for ``{directories}``, else one."""
+
+    action: Action
+    units: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``compare[dir0]``; ``compare[dir0+3]`` for a group of four; ``compare[all]`` for a whole matrix."""
+        cell, _, trial = self.units[0].rpartition("/")
+        first = (f"{identifier(cell)}-{trial}" if cell else identifier(trial)) if self.units[0] else "all"
+        more = len(self.units) - 1
+        return f"{identifier(self.action.name)}[{first}{f'+{more}' if more else ''}]"
+
+
+def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of: ValueOf) -> Iterator[CommandUnit]:
+    """The runs of one command, in the order of their groups.
+
+    Raises:
+        RecipeError: a value is missing or cannot be compared, or an action of the same name has a unit as well.
+    """
+    try:
+        names = included(action.table.group, units, value_of)
+        groups = grouped(action.table.group, names, value_of)
+        for other in recipe.by_name[action.name]:
+            if other is action:
+                break
+            both = set(names) & set(included(other.table.group, units, value_of))
+            if both:
+                raise RequestError(
+                    f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same "
+                    f"name in line {other.line}"
+                )
+    except RequestError as error:
+        raise recipe.error(action, str(error)) from None
+    for group in groups:
+        if takes_all(action.table.command or ""):
+            yield CommandUnit(action, tuple(group))
+        else:
+            yield from (CommandUnit(action, (name,)) for name in group)
+
+
+def action_variables(
+    action: str, resources: Resources, directories: int, workspace: Path, cluster: str
+) -> dict[str, str]:
+    """The variables of a job over so many directories, as Row has them; without those of what it does not ask for."""
+    minutes = math.ceil(resources.total_walltime(directories) / timedelta(minutes=1))
+    found: dict[str, int | str | None] = {
+        "ACTION_CLUSTER": cluster,
+        "ACTION_NAME": action,
+        "ACTION_WORKSPACE_PATH": str(workspace),
+        "ACTION_PROCESSES": resources.total_processes(directories),
+        "ACTION_WALLTIME_IN_MINUTES": minutes,
+        "ACTION_PROCESSES_PER_DIRECTORY": resources.processes.per_directory if resources.processes else None,
+        "ACTION_THREADS_PER_PROCESS": resources.threads_per_process,
+        "ACTION_GPUS_PER_PROCESS": resources.gpus_per_process,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}

@@ -1,17 +1,199 @@
-"""A recipe as it is written: workspace, defaults and actions. Each key of an action may be left out."""
+"""A recipe: what its tables may say, how a file is read into it, and whether its actions fit together.
+
+Each key of an action may be left out: it is taken from the action that ``from`` names, then from the defaults.
+"""
 
 from __future__ import annotations
 
+import builtins
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pytest_aorta.workflow.finding import FILE_NAMES as FILE_NAMES
-from pytest_aorta.workflow.groups import Group
-from pytest_aorta.workflow.resources import Resources
-from pytest_aorta.workflow.tables import NonNegativeNumber, Number, PositiveNumber, PositiveWhole, Table, WholeNumber
+from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
+from pytest_aorta.workflow.commands import check_command
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.toml_errors import Location, describe, key_lines, line_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there
+
+_Table = TypeVar("_Table", bound="Table")
+
+_HOUR = timedelta(hours=1)
+
+
+def _no_boolean(value: object) -> object:
+    if isinstance(value, bool):  # which pydantic takes for a second
+        raise ValueError('expected a duration such as "02:30:00"')
+    return value
+
+
+# Strict: otherwise, pydantic takes ``true`` for 1, and a string for the number that it spells.
+WholeNumber = Annotated[int, Field(strict=True)]
+PositiveWhole = Annotated[int, Field(strict=True, gt=0)]
+NonNegativeWhole = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, Field(strict=True)]
+PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegativeNumber = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Duration = Annotated[timedelta, BeforeValidator(_no_boolean)]
+Pointer = Annotated[str, AfterValidator(check_pointer)]
+
+#: A JSON pointer, an operator, and what the element is compared with.
+Condition = tuple[Pointer, Operator, Any]
+
+
+class Table(BaseModel):
+    """A table of a file; a key that it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OneOf(Table):
+    """A table of which exactly one key is set."""
+
+    def model_post_init(self, context: object) -> None:
+        """Count the keys; raises ``ValueError`` unless one is set."""
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"set exactly one of {', '.join(type(self).model_fields)}")
+
+
+def completed(own: _Table, template: _Table) -> _Table:
+    """A table with the keys that it leaves out from a template; so are tables within it, and those by name.
+
+    Tables of which one key excludes the others are taken whole.
+    """
+    update = {}
+    for name in template.model_fields_set:
+        theirs = getattr(template, name)
+        update[name] = _completed_value(getattr(own, name), theirs) if name in own.model_fields_set else theirs
+    return own.model_copy(update=update)
+
+
+def _completed_value(ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, Table) and isinstance(theirs, Table) and not isinstance(ours, OneOf):
+        return completed(ours, theirs)
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        both = {name: _completed_value(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
+        return {**theirs, **ours, **both}
+    return ours
+
+
+class Selector(OneOf):
+    """One condition on a directory's value, or several of which all, or any, have to be met."""
+
+    condition: Condition | None = None
+    all: tuple[Condition, ...] | None = None
+    any: tuple[Condition, ...] | None = None
+
+    def selects(self, value: Json, directory: str) -> bool:
+        """Whether a directory is selected; a missing element is an error unless an earlier condition has decided."""
+        if self.any is not None:
+            return builtins.any(is_met(value, *condition, directory) for condition in self.any)
+        conditions = self.all if self.condition is None else (self.condition,)
+        return builtins.all(is_met(value, *condition, directory) for condition in conditions or ())
+
+
+class Group(Table):
+    """How the directories of an action are selected, sorted and split, see ``workflow.groups``."""
+
+    include: tuple[Selector, ...] = ()
+    sort_by: tuple[Pointer, ...] = ()
+    reverse_sort: bool = False
+    split_by_sort_key: bool = False
+    maximum_size: PositiveWhole | None = None
+    submit_whole: bool = False
+
+
+class Processes(OneOf):
+    """Number of processes, of a job or of each of its directories."""
+
+    per_submission: PositiveWhole | None = None
+    per_directory: PositiveWhole | None = None
+
+
+class Walltime(OneOf):
+    """Time limit of a job or for each of its directories: "02:30:00", "1 day, 12:00:00"."""
+
+    per_submission: Duration | None = None
+    per_directory: Duration | None = None
+
+
+class Memory(OneOf):
+    """Memory in MB, for each core or for each GPU."""
+
+    per_cpu_mb: PositiveWhole | None = None
+    per_gpu_mb: PositiveWhole | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Core hours and GPU hours; a job that asks for GPUs is counted in GPU hours only, as in Row."""
+
+    cpu_hours: float = 0.0
+    gpu_hours: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.cpu_hours + other.cpu_hours, self.gpu_hours + other.gpu_hours)
+
+    def __mul__(self, count: int) -> Cost:
+        return Cost(self.cpu_hours * count, self.gpu_hours * count)
+
+    def __str__(self) -> str:
+        parts = [(self.cpu_hours, "CPU-hours"), (self.gpu_hours, "GPU-hours")]
+        return " and ".join(f"{_hours(hours)} {unit}" for hours, unit in parts if hours) or "0 CPU-hours"
+
+
+def _hours(hours: float) -> str:
+    """Whole hours; of few, two digits that matter."""
+    return f"{hours:,.0f}" if hours >= 10 or hours == round(hours) else f"{hours:.2g}"
+
+
+class Resources(Table):
+    """What a job of an action asks for; keys that are left out are not asked for, or have Row's defaults."""
+
+    processes: Processes | None = None
+    threads_per_process: PositiveWhole | None = None
+    gpus_per_process: PositiveWhole | None = None
+    memory: Memory | None = None
+    walltime: Walltime | None = None
+
+    def total_processes(self, directories: int) -> int:
+        """Processes of a job over so many directories; 1 by default."""
+        if self.processes is None:
+            return 1
+        return self.processes.per_submission or (self.processes.per_directory or 0) * directories
+
+    def total_cpus(self, directories: int) -> int:
+        """Cores of a job over so many directories."""
+        return self.total_processes(directories) * (self.threads_per_process or 1)
+
+    def total_gpus(self, directories: int) -> int:
+        """GPUs of a job over so many directories."""
+        return self.total_processes(directories) * (self.gpus_per_process or 0)
+
+    def total_walltime(self, directories: int) -> timedelta:
+        """Time limit of a job over so many directories; an hour for each by default."""
+        if self.walltime is None:
+            return _HOUR * directories
+        return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
+
+    def cost(self, directories: int) -> Cost:
+        """What a job over so many directories costs at most."""
+        hours = self.total_processes(directories) * (self.total_walltime(directories) / _HOUR)
+        if self.gpus_per_process is not None:
+            return Cost(gpu_hours=hours * self.gpus_per_process)
+        return Cost(cpu_hours=hours * (self.threads_per_process or 1))
 
 
 class WorkspaceTable(Table):
@@ -80,6 +262,13 @@ class ActionTable(CommandTable, MatrixTable):
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
 
+    @staticmethod
+    def useless_keys(content: Any) -> set[str]:
+        """The keys that cannot act with what the action is."""
+        if isinstance(content, Mapping) and ("command" in content) != ("workload" in content):
+            return {*(MatrixTable if "command" in content else CommandTable).model_fields}
+        return set()
+
 
 class DefaultTable(Table):
     """What all actions have in common, where they do not say otherwise."""
@@ -93,3 +282,171 @@ class RecipeTable(Table):
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action with all of its keys; ``line``: of its header in the recipe. Several actions may share a name."""
+
+    name: str
+    table: ActionTable
+    line: int
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix of trials, and not a command."""
+        return self.table.workload is not None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe, with its actions in the order of the file."""
+
+    file: Path
+    workspace: WorkspaceTable
+    actions: tuple[Action, ...]
+
+    @property
+    def root(self) -> Path:
+        """The folder of the recipe, in which commands run."""
+        return self.file.parent
+
+    @property
+    def directories(self) -> Path:
+        """The workspace: the folder of the directories that commands work on, and of the results of trials."""
+        return self.root / self.workspace.path
+
+    @property
+    def index(self) -> Path:
+        """The folder of what is known of the workspace, beside the recipe."""
+        return self.root / ".aorta"
+
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[Action, ...]]:
+        """Name to the actions that share it, in the order of the file."""
+        found: dict[str, tuple[Action, ...]] = {}
+        for action in self.actions:
+            found[action.name] = (*found.get(action.name, ()), action)
+        return found
+
+    def in_order(self) -> list[Action]:
+        """Each action after those that it follows, else in the order of the file."""
+        done: dict[str, None] = {}
+        left = list(self.by_name)
+        while left:
+            name = next(name for name in left if done.keys() >= set(self.by_name[name][0].table.previous_actions))
+            left.remove(name)
+            done[name] = None
+        return [action for name in done for action in self.by_name[name]]
+
+    def matrix_before(self, action: Action) -> Action | None:
+        """The action with a workload whose trials, or cells, an action is run on: the nearest before it."""
+        names = [*action.table.previous_actions]
+        for name in names:
+            before = self.by_name[name][0]
+            if before.is_matrix:
+                return before
+            names += [each for each in before.table.previous_actions if each not in names]
+        return None
+
+    def error(self, action: Action, message: str) -> RecipeError:
+        """An error in an action."""
+        return RecipeError(message, self.file, action.line)
+
+
+def read_recipe(file: Path) -> Recipe:
+    """A recipe file, checked.
+
+    Raises:
+        RecipeError: it cannot be read, is not valid, or its actions do not fit together.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", file) from error
+    return parse_recipe(text, file)
+
+
+def parse_recipe(text: str, file: Path) -> Recipe:
+    """The text of a recipe file, checked, see ``read_recipe``."""
+    table: RecipeTable = parse_tables(RecipeTable, text, file)
+    lines = key_lines(text)
+    if table.default.action.from_ is not None:
+        raise RecipeError("default.action cannot have from", file, line_of(lines, ("default", "action", "from")))
+    actions = []
+    for index, own in enumerate(table.action):
+
+        def error(message: str, *key: str, index: int = index) -> RecipeError:
+            return RecipeError(message, file, line_of(lines, ("action", index, *key)))
+
+        if own.from_ is not None:
+            template = next((other for other in table.action if other.name == own.from_), None)
+            if template is None:
+                known = ", ".join(str(other.name) for other in table.action)
+                raise error(f"from = {own.from_!r} names no action; there are {known}", "from")
+            if template.from_ is not None:
+                message = f"names an action that has from itself ({template.from_!r}); name that one"
+                raise error(f"from = {own.from_!r} {message}", "from")
+            own = completed(own, template)
+        own = completed(own, table.default.action)
+        name = own.name
+        if name is None:
+            raise error("an action has no name")
+        if (own.command is None) == (own.workload is None):
+            have = "neither" if own.command is None else "both"
+            raise error(f"action {own.name!r} has {have} of command and workload; it needs one of them")
+        kind, other_kind = ("command", MatrixTable) if own.workload is None else ("workload", CommandTable)
+        if useless := sorted(own.model_fields_set & set(other_kind.model_fields)):
+            message = f"action {own.name!r} has a {kind}, for which {', '.join(useless)} cannot act"
+            raise error(message, useless[0])
+        if own.command is not None:
+            try:
+                check_command(own.command)
+            except ValueError as problem:
+                raise error(f"action {own.name!r}: {problem}", "command") from None
+        if own.until_decided and "trials" not in own.model_fields_set:
+            own = own.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
+        actions.append(Action(name, own, line_of(lines, ("action", index))))
+    recipe = Recipe(file.absolute(), table.workspace, tuple(actions))
+    _check_actions(recipe)
+    return recipe
+
+
+def parse_tables(table: Any, text: str, file: Path) -> Any:
+    """The content of a TOML file as a type of tables; errors name the file and the line."""
+    from pydantic import TypeAdapter
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"is not valid TOML: {error}", file) from None
+    try:
+        return TypeAdapter(table).validate_python(content)
+    except ValidationError as error:
+        location: Location
+        location, sentence = describe(error, content, table)
+        raise RecipeError(sentence, file, line_of(key_lines(text), location)) from None
+
+
+def _check_actions(recipe: Recipe) -> None:
+    for action in recipe.actions:
+        for name in action.table.previous_actions:
+            if name not in recipe.by_name:
+                known = ", ".join(recipe.by_name)
+                message = f"previous action {name!r} of {action.name!r} does not exist; there are {known}"
+                raise recipe.error(action, message)
+        first = recipe.by_name[action.name][0]
+        for key in ("previous_actions", "products", "each"):
+            if getattr(action.table, key) != getattr(first.table, key):
+                message = f"differs from that of the action of the same name in line {first.line}"
+                raise recipe.error(action, f"{key} of {action.name!r} {message}")
+        if action is not first and (action.is_matrix or first.is_matrix):
+            message = f"is the name of an action with a workload (line {first.line}), which cannot be shared"
+            raise recipe.error(action, f"{action.name!r} {message}")
+    graph = {name: set(same[0].table.previous_actions) for name, same in recipe.by_name.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = list(reversed(error.args[1]))
+        message = f"actions wait for each other: {' -> '.join(circle)}"
+        raise recipe.error(recipe.by_name[circle[-1]][0], message) from None

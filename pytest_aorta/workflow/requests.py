@@ -1,24 +1,149 @@
-"""What a recipe asks of a cell, as a digest; equal for the cell as it is planned and for a record of one of its trials.
+"""What a recipe asks of the trials of an action: as a selection, and as digests that tell stale results.
 
-It is made of what can be known without importing the workload: names, options as they were given, variables, how the
-trials are started. What the fingerprint of a trial has besides (defaults of options, installed packages, the machine)
-is compared when the trial is about to run.
+A digest is equal for a cell as it is planned and for a record of one of its trials. It is made of what can be known
+without importing the workload: names, options as they were given, variables, how the trials are started. What the
+fingerprint of a trial has besides (defaults of options, installed packages, the machine) is compared when the trial is
+about to run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
+import os
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.machinery import PathFinder
 from typing import Any
 
+from pytest_aorta.common.conditions import Json
+from pytest_aorta.plan import PlanError, Selection, trials_of
 from pytest_aorta.probe.guard import plain
+from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, to_plain
+from pytest_aorta.trials.elastic_options import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
+from pytest_aorta.trials.names import identifier
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.workflow.cell_requests import Requests as Requests
+from pytest_aorta.workflow.known import Completion, Request
+from pytest_aorta.workflow.recipe import Action, Recipe
 
-#: Digits of a digest.
-_DIGITS = 16
+#: Trials of a cell that are counted.
+_MOST_TRIALS = 10**7
+
+_STATUSES = ("ok", "workload_failed", "timeout", "infrastructure_failed")
+
+
+@dataclass(frozen=True)
+class CellRequest:
+    """What a recipe asks of a cell.
+
+    Attributes:
+        digest: of the request.
+        value: for JSON pointers; a trial's has ``trial``, its index, in addition.
+        folder: of the cell's files, below the results directory of the action: those of the workload and of the cell.
+    """
+
+    digest: str
+    value: dict[str, Json]
+    folder: tuple[str, str]
+
+
+#: Action to cell to what is asked of it.
+Requests = Mapping[str, Mapping[str, CellRequest]]
+
+
+def unit_of(spec: TrialSpec) -> str:
+    """``CELL/INDEX``."""
+    return f"{spec.cell}/{spec.trial_index}"
+
+
+def cell_value(spec: TrialSpec) -> dict[str, Json]:
+    """What JSON pointers lead into, of a cell: what was asked for, and no defaults of the workload."""
+    return {
+        "workload": spec.workload.name,
+        "environment": spec.environment.name,
+        "mitigations": list(spec.mitigations),
+        "config": to_plain(dict(spec.overrides)),
+    }
+
+
+def trial_value(spec: TrialSpec) -> dict[str, Json]:
+    """The same of a trial."""
+    return {**cell_value(spec), "trial": spec.trial_index}
+
+
+def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
+    """What an action with a workload asks for; what it leaves open is as in ``base``.
+
+    Raises:
+        RecipeError: an option of the agent is not valid.
+    """
+    table = action.table
+    try:
+        elastic = elastic_options(table.distributed.elastic)
+    except ValueError as error:
+        raise recipe.error(action, f"action {action.name!r}, distributed.elastic: {error}") from None
+    return replace(
+        base,
+        workloads=(table.workload or "",),
+        trials=table.trials,
+        environments=table.environments,
+        mitigations=tuple(
+            tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else names
+            for names in table.mitigations
+        ),
+        extra_env=table.extra_env,
+        steps=table.steps,
+        config=table.config,
+        collect=table.collect,
+        results_dir=recipe.directories / action.name,
+        execution=replace(
+            base.execution,
+            isolation=table.isolation,
+            launcher=table.distributed.launcher,
+            nproc=table.distributed.nproc,
+            elastic=elastic,
+            seed=table.seed,
+        ),
+        limits=replace(base.limits, timeout=table.timeout, stall_timeout=table.stall_timeout),
+    )
+
+
+def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
+    """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported.
+
+    Raises:
+        RecipeError: an action asks for what is not there, or cannot be.
+    """
+    found: dict[str, dict[str, CellRequest]] = {}
+    for action in recipe.actions:
+        if action.is_matrix:
+            selection = replace(selection_of(action, recipe, Selection()), trials=1)
+            try:
+                entries = [registry.workload(name) for name in selection.workloads]
+                specs = [spec for (spec,) in trials_of(entries, selection, registry)]
+            except (PlanError, RegistryError) as error:
+                raise recipe.error(action, f"action {action.name!r}: {error}") from None
+            found[action.name] = {
+                spec.cell: CellRequest(
+                    request_digest(spec), cell_value(spec), (identifier(spec.workload.name), identifier(spec.cell))
+                )
+                for spec in specs
+            }
+    return found
+
+
+def asked_of(action: Action, digests: Mapping[str, str]) -> str:
+    """A digest of all that the verdicts on an action depend on, apart from the trials.
+
+    With another cell, another level of significance holds for each of them; so decisions on some are none on more.
+    ``digests``: of the requests of its cells.
+    """
+    return _hash(json.dumps([sorted(digests.items()), action.table.baseline, action.table.margin]))
 
 
 def request_digest(spec: TrialSpec) -> str:
@@ -42,5 +167,67 @@ def _digest(
 ) -> str:
     requested = {name: parts[name] for name in REQUESTED if name in parts}
     given = {"mitigations": mitigations, "config": config, "steps": steps, "nproc": nproc, "seed": seed}
-    text = canonical_json(plain({**requested, **given}))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return _hash(canonical_json(plain({**requested, **given})))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | None:
+    """Unit, outcome and request of a record, as it is in its file; ``None`` where it is no record of a trial."""
+    cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
+    if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
+        return None
+    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=recorded_sources(record))
+
+
+def completion_of(outcome: Any, request: Request) -> Completion:
+    """As ``Known.completed`` has it."""
+    return outcome, request.key
+
+
+def recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the source files that a record names, by absolute path.
+
+    A record has those of the workload's own package relative to its folder. Files that cannot be found, as those in a
+    container, are left out: nothing can be said of them here.
+    """
+    parts, request = record.get("fingerprint_parts"), record.get("request")
+    if not isinstance(parts, Mapping) or not isinstance(request, Mapping):
+        return {}
+    workload = request.get("workload", {})
+    target, cwd = workload.get("target", ""), str(request.get("cwd", ""))
+    root = _source_root(target, cwd, tuple(request.get("sys_path", ())))
+    found = {}
+    for part in ("sources", "imported_later"):
+        for name, digest in parts.get(part, {}).items():
+            path = os.path.join(root, name) if root is not None else name
+            if os.path.isabs(path) and _is_file(path):
+                found[path] = digest
+    return found
+
+
+_is_file = lru_cache(maxsize=2**16)(os.path.isfile)
+
+
+@lru_cache(maxsize=1024)
+def _source_root(target: str, cwd: str, sys_path: tuple[str, ...]) -> str | None:
+    """The folder that ``trials.sources.source_root`` has given, without importing anything."""
+    module = target.rpartition(":")[0]
+    if module.endswith(".py"):
+        return os.path.dirname(os.path.realpath(os.path.join(cwd, module)))
+    places = [cwd, *sys_path, *sys.path]
+    for position, name in enumerate(module.split(".")):
+        try:
+            spec = PathFinder.find_spec(name, places)
+            if spec is None and position == 0:
+                spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        if spec is None:
+            return None
+        if spec.origin is not None:
+            return os.path.dirname(os.path.realpath(spec.origin))
+        places = list(spec.submodule_search_locations or ())  # a namespace package has no file
+    return None

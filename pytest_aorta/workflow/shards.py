@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.settings import RequestError
@@ -17,36 +16,42 @@ _SECONDS = 1.0
 _NUMBERED = re.compile(r"(?P<cell>.*\[.*)-\d+\]", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Part:
-    """What is run by one shard: an item, or several that depend on each other.
+class Durations:
+    """How long the trials of cells are expected to take: ``seconds`` of one trial, by ``cell_of_item``."""
 
-    Attributes:
-        cell: parts of one cell are alike, and are spread equally.
-        milliseconds: that it is expected to take.
+    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
+        self.seconds = dict(seconds or {})
+        self._known = {name: max(1, round(each * 1000)) for name, each in self.seconds.items()}
+        known = self._known.values()
+        self._default = round(sum(known) / len(known)) if known else round(_SECONDS * 1000)
+
+    def of(self, name: str) -> int:
+        """Of an item, in milliseconds; the mean of those that are known where it is not known."""
+        return self._known.get(cell_of_item(name), self._default)
+
+
+def cell_of_item(name: str) -> str:
+    """What all trials of a cell have in common: ``gemm[local-none]`` for the item ``gemm[local-none-3]``."""
+    found = _NUMBERED.fullmatch(name)
+    return f"{found['cell']}]" if found else name
+
+
+def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: int, durations: Durations) -> list[int]:
+    """The shard of each item, from 0; items with a key in common have the same one.
+
+    Args:
+        names: of the items, in the order in which they are collected.
+        keys: of each item.
+        count: of the shards.
+        durations: that are expected.
     """
-
-    cell: Hashable
-    milliseconds: int
-
-
-def divide(parts: Sequence[Part], count: int) -> list[int]:
-    """The shard of each part, from 0.
-
-    Of each cell, all shards get equally many, or one more: a cell that ran on one machine alone could not be told from
-    that machine. What is left of a cell goes to the shards with the least to do, cells with long trials first. So two
-    shards differ by at most the longest part. What decides is the order of the parts and their durations, nothing else.
-    """
-    cells: dict[tuple[Hashable, int], list[int]] = {}
-    for index, part in enumerate(parts):
-        cells.setdefault((part.cell, part.milliseconds), []).append(index)
-    loads = [0] * count
-    found = [0] * len(parts)
-    for (_, milliseconds), indices in sorted(cells.items(), key=lambda cell: -cell[0][1]):  # stable: else as planned
-        order = sorted(range(count), key=lambda shard: loads[shard])
-        for place, index in enumerate(indices):
-            found[index] = order[place % count]
-            loads[order[place % count]] += milliseconds
+    groups = joined(keys)
+    cells = [tuple(cell_of_item(names[index]) for index in group) for group in groups]
+    milliseconds = [sum(durations.of(names[index]) for index in group) for group in groups]
+    found = [0] * len(names)
+    for group, shard in zip(groups, divide(list(zip(cells, milliseconds, strict=True)), count), strict=True):
+        for index in group:
+            found[index] = shard
     return found
 
 
@@ -65,57 +70,28 @@ def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     return sorted(sorted(group) for group in groups if group)
 
 
-def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: int, durations: Durations) -> list[int]:
-    """The shard of each item, from 0; items with a key in common have the same one.
+def divide(parts: Sequence[tuple[Hashable, int]], count: int) -> list[int]:
+    """The shard, from 0, of each part: its cell, and the milliseconds that it is expected to take.
 
-    Args:
-        names: of the items, in the order in which they are collected.
-        keys: of each item.
-        count: of the shards.
-        durations: that are expected.
+    Of each cell, all shards get equally many, or one more: a cell that ran on one machine alone could not be told from
+    that machine. What is left of a cell goes to the shards with the least to do, cells with long trials first. So two
+    shards differ by at most the longest part. What decides is the order of the parts and their durations, nothing else.
     """
-    groups = joined(keys)
-    found = [0] * len(names)
-    parts = [
-        Part(tuple(cell_of_item(names[index]) for index in group), sum(durations.of(names[index]) for index in group))
-        for group in groups
-    ]
-    for group, shard in zip(groups, divide(parts, count), strict=True):
-        for index in group:
-            found[index] = shard
+    cells: dict[tuple[Hashable, int], list[int]] = {}
+    for index, part in enumerate(parts):
+        cells.setdefault(part, []).append(index)
+    loads = [0] * count
+    found = [0] * len(parts)
+    for (_, milliseconds), indices in sorted(cells.items(), key=lambda cell: -cell[0][1]):  # stable: else as planned
+        order = sorted(range(count), key=lambda shard: loads[shard])
+        for place, index in enumerate(indices):
+            found[index] = order[place % count]
+            loads[order[place % count]] += milliseconds
     return found
 
 
-def cell_of_item(name: str) -> str:
-    """What all trials of a cell have in common: ``gemm[local-none]`` for the item ``gemm[local-none-3]``."""
-    found = _NUMBERED.fullmatch(name)
-    return f"{found['cell']}]" if found else name
-
-
-class Durations:
-    """How long the trials of cells are expected to take.
-
-    Args:
-        seconds: of one trial, by ``cell_of_item``.
-    """
-
-    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        self.seconds = dict(seconds or {})
-        self._known = {name: max(1, round(each * 1000)) for name, each in self.seconds.items()}
-        known = self._known.values()
-        self._default = round(sum(known) / len(known)) if known else round(_SECONDS * 1000)
-
-    def of(self, name: str) -> int:
-        """Of an item, in milliseconds; the mean of those that are known where it is not known."""
-        return self._known.get(cell_of_item(name), self._default)
-
-
 def read_durations(file: Path) -> Durations:
-    """The file that ``write_durations`` has written.
-
-    Raises:
-        RequestError: it cannot be read, or is another one.
-    """
+    """The file that ``write_durations`` has written; raises ``RequestError`` where it cannot be read."""
     expected = "a file that pytest-aorta ci-matrix --durations has written"
     try:
         content = json.loads(file.read_bytes())
@@ -130,9 +106,5 @@ def read_durations(file: Path) -> Durations:
 
 
 def write_durations(file: Path, seconds: Mapping[str, float]) -> None:
-    """Write durations of trials, by ``cell_of_item``.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write durations of trials, by ``cell_of_item``; raises ``OSError``."""
     write_json(file, {"version": 1, "seconds": {name: round(each, 3) for name, each in sorted(seconds.items())}})

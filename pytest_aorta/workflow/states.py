@@ -8,15 +8,15 @@ do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Literal
 
-from pytest_aorta.workflow.actions import Action
+from pytest_aorta.workflow.recipe import Action
 
 
 class State(str, Enum):
-    """The state of an action on a unit, in the order of columns; ``_state`` has the order in which they are tried."""
+    """The state of an action on a unit, in the order of columns."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -26,42 +26,9 @@ class State(str, Enum):
     WAITING = "waiting"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far one action is.
-
-    Attributes:
-        units: all of them.
-        completed: those that have ended as expected.
-        failed: those that have ended otherwise.
-        without_result: of the failed ones, those that say nothing of the workload and are run again.
-        stale: those whose result is of another request.
-        submitted: those that a scheduler has.
-    """
-
-    units: Sequence[str]
-    completed: Collection[str] = frozenset()
-    failed: Collection[str] = frozenset()
-    without_result: Collection[str] = frozenset()
-    stale: Collection[str] = frozenset()
-    submitted: Collection[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Open:
-    """The units of an action for which its followers have to wait, counted for each unit that contains them."""
-
-    units: Collection[str] = frozenset()
-    within: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, units: Collection[str]) -> Open:
-        """Of these units."""
-        return cls(units, Counter(outer for unit in units for outer in containing(unit)))
-
-    def touches(self, unit: str) -> bool:
-        """Whether one of them is ``unit``, or lies in it, or contains it."""
-        return bool(self.within.get(unit)) or any(outer in self.units for outer in containing(unit))
+#: How far a unit is by itself. A trial that is ``without_result`` says nothing of the workload, and is run again; one
+#: that is ``not_needed`` is not run, because its cell is decided; ``stale`` has a result of another request.
+Progress = Literal["completed", "failed", "without_result", "stale", "submitted", "not_needed", "open"]
 
 
 def containing(unit: str) -> Iterator[str]:
@@ -72,46 +39,50 @@ def containing(unit: str) -> Iterator[str]:
         yield unit
 
 
-def open_for(follower: Action, action: Action, progress: Progress) -> Open:
+class Blocked:
+    """The units of an action for which a follower has to wait."""
+
+    def __init__(self, units: Iterable[str] = ()) -> None:
+        self.units = frozenset(units)
+        self._within = Counter(outer for unit in self.units for outer in containing(unit))
+
+    def touches(self, unit: str) -> bool:
+        """Whether one of them is ``unit``, or lies in it, or contains it."""
+        return unit in self._within or any(outer in self.units for outer in containing(unit))
+
+
+def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
     """The units of ``action`` that ``follower`` has to wait for.
 
     What works on a cell or a matrix of trials needs results, whatever they say; anything else needs what it follows
     to be completed.
     """
-    done = set(progress.completed)
+    done = {"completed"}
+    if action.is_matrix and (follower.is_matrix or follower.table.each != "trial"):
+        done.add("not_needed")
     if action.is_matrix and follower.table.each in ("cell", "matrix"):
-        done.update(set(progress.failed) - set(progress.without_result))
-    return _seen_from(follower, action, [unit for unit in progress.units if unit not in done])
+        done.add("failed")
+    return [unit for unit, each in progress.items() if each not in done]
 
 
-def failed_for(follower: Action, action: Action, progress: Progress) -> Open:
-    """The units of ``action`` whose failure keeps ``follower`` from being run."""
-    if action.is_matrix and follower.table.each in ("cell", "matrix"):
-        return _seen_from(follower, action, progress.without_result)
-    return _seen_from(follower, action, progress.failed)
+def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Blocked:
+    """Units that were ``waited_for``. For a follower that has units of another kind, ``action`` is one whole."""
+    on_directories = [each.table.each == "directory" and not each.is_matrix for each in (follower, action)]
+    if units and (follower.is_matrix or on_directories[0] != on_directories[1]):
+        return Blocked([""])
+    return Blocked(units)
 
 
-def _seen_from(follower: Action, action: Action, units: Collection[str]) -> Open:
-    """Units of ``action`` for a follower: for one that has units of another kind, it is one whole."""
-    directories = [each.table.each == "directory" and not each.is_matrix for each in (follower, action)]
-    if units and (follower.is_matrix or directories[0] != directories[1]):
-        return Open.of({""})
-    return Open.of(units)
-
-
-def classified(progress: Progress, previous: Sequence[Open]) -> dict[str, State]:
-    """Each unit's state; ``previous``: what the previous actions have left open for this one."""
+def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
+    """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
     waits = [each for each in previous if each.units]
-    return {unit: _state(unit, progress, waits) for unit in progress.units}
-
-
-def _state(unit: str, progress: Progress, waits: Sequence[Open]) -> State:
-    if unit in progress.completed:
-        return State.COMPLETED
-    if unit in progress.submitted:
-        return State.SUBMITTED
-    if unit in progress.failed:
-        return State.FAILED
-    if unit in progress.stale:
-        return State.STALE
-    return State.WAITING if any(each.touches(unit) for each in waits) else State.ELIGIBLE
+    found = {}
+    for unit, each in progress.items():
+        if each == "open":
+            waiting = any(blocked.touches(unit) for blocked in waits)
+            found[unit] = State.WAITING if waiting else State.ELIGIBLE
+        elif each == "without_result":
+            found[unit] = State.FAILED
+        elif each != "not_needed":
+            found[unit] = State(each)
+    return found

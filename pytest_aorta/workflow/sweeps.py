@@ -1,25 +1,34 @@
-"""A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1), as its documentation describes it."""
+"""A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1) as the text of a recipe.
+
+The cells of an action are all environments with all mitigation sets, and have the rest in common. So cells that differ
+in something else, such as options or variables, become actions of their own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.lines import Location, line_of
-from pytest_aorta.workflow.table_errors import describe
-from pytest_aorta.workflow.tables import PositiveNumber, PositiveWhole, Table
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.recipe import PositiveNumber, PositiveWhole, Table
+from pytest_aorta.workflow.toml_errors import Location, describe, line_of
+
+#: AORTA's threshold of the ratio of step times, which is not asked for here.
+_THRESHOLD = 1.15
+
+_ISOLATION = {"process": "spawn", "in_process": "none"}
 
 
 class Confound(Table):
     """When a cell is slower than its baseline, and which that is."""
 
-    threshold: PositiveNumber = 1.15
+    threshold: PositiveNumber = _THRESHOLD
     baseline_cell: str | None = None
 
 
@@ -76,10 +85,9 @@ def read_sweep(file: Path) -> Sweep:
         import yaml
     except ImportError:
         raise RequestError("a sweep recipe is YAML; to read it: pip install 'pytest-aorta[sweeps]'") from None
+    lines: dict[Location, int] = {(): 1}
     try:
-        text = file.read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        lines: dict[Location, int] = {(): 1}
+        node = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
         content = None if node is None else yaml.SafeLoader("").construct_document(node)
         if node is not None:
             _add_lines(node, (), lines, file)
@@ -94,7 +102,23 @@ def read_sweep(file: Path) -> Sweep:
     except ValidationError as error:
         location, sentence = describe(error, content, Sweep)
         raise RecipeError(sentence, file, line_of(lines, location)) from None
-    _check_names(sweep, file, lines)
+    names = [cell.name for cell in sweep.cells]
+    for index, cell in enumerate(sweep.cells):
+        if cell.name in names[:index]:
+            line = line_of(lines, ("cells", index, "name"))
+            raise RecipeError(f"two cells have the name {cell.name!r}", file, line)
+        if isinstance(cell.environment, InlineEnvironment):
+            named = {"version": 1, "environments": {"NAME": {"docker": cell.environment.docker}}}
+            raise RecipeError(
+                f"cells[{index}].environment: an image has a name here: write {json.dumps(named)} into a "
+                "registry file, and NAME here",
+                file,
+                line_of(lines, ("cells", index, "environment")),
+            )
+    wanted = sweep.confound.baseline_cell
+    if wanted is not None and wanted not in names:
+        line = line_of(lines, ("confound", "baseline_cell"))
+        raise RecipeError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(names)}", file, line)
     return sweep
 
 
@@ -114,32 +138,147 @@ def _add_lines(node: Any, location: Location, lines: dict[Location, int], file: 
         for key, value in node.value:
             place = (*location, str(key.value))
             if place in lines:
-                raise RecipeError(f"{_path(place)} is there twice", file, key.start_mark.line + 1)
+                raise RecipeError(f"{'.'.join(map(str, place))} is there twice", file, key.start_mark.line + 1)
             lines[place] = key.start_mark.line + 1
             _add_lines(value, place, lines, file)
 
 
-def _check_names(sweep: Sweep, file: Path, lines: Mapping[Location, int]) -> None:
-    names = [cell.name for cell in sweep.cells]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise RecipeError(f"two cells have the name {name!r}", file, line_of(lines, ("cells", index, "name")))
+@dataclass
+class _Action:
+    """Cells that have all but environment and mitigations in common."""
+
+    keys: Mapping[str, Any]
+    cells: list[SweepCell]
+    environments: list[str]
+    mitigations: list[str]
+
+
+def converted(sweep: Sweep) -> tuple[str, list[str]]:
+    """The text of a recipe, and what of the sweep is not in it.
+
+    Raises:
+        RequestError: an option has a value that TOML does not have.
+    """
+    actions = _actions(sweep)
+    notes = [*_notes(sweep), *_comparisons(sweep, actions)]
+    name = {id(action): "matrix" if len(actions) == 1 else action.cells[0].name for action in actions}
+    lines = [f"# ticket: {_comment(sweep.ticket)}"] if sweep.ticket else []
+    lines += [f"# not converted: {_comment(note)}" for note in notes]
+    for action in actions:
+        lines += ["", *(f"# {cell.name}: {_label(cell)}" for cell in action.cells), "[[action]]"]
+        keys = {"name": name[id(action)], **_table(sweep, action)}
+        lines += [f"{key} = {_toml(value, key)}" for key, value in keys.items()]
+    return "\n".join(lines).lstrip("\n") + "\n", notes
+
+
+def _actions(sweep: Sweep) -> list[_Action]:
+    """Cells by what they have in common, in their order; environments with the same mitigation sets together."""
+    found: list[_Action] = []
+    for cell in sweep.cells:
+        keys = _common(sweep, cell)
+        text = ",".join(cell.mitigations)
+        for action in found:
+            same = action.keys == keys and action.environments == [cell.environment]
+            if same and text not in action.mitigations:
+                action.cells.append(cell)
+                action.mitigations.append(text)
+                break
+        else:
+            found.append(_Action(keys, [cell], [str(cell.environment)], [text]))
+    merged: list[_Action] = []
+    for action in found:
+        for other in merged:
+            same = other.keys == action.keys and other.mitigations == action.mitigations
+            if same and action.environments[0] not in other.environments:
+                other.environments += action.environments
+                other.cells += action.cells
+                break
+        else:
+            merged.append(action)
+    return merged
+
+
+def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
+    """The keys of an action that a cell decides, apart from environment and mitigations."""
+    return {
+        "trials": cell.trials or sweep.trials,
+        "steps": cell.steps or sweep.steps,
+        "config": {**sweep.workload_config, **cell.workload_config},
+        "extra_env": {**sweep.extra_env, **cell.extra_env},
+        "collect": list(sweep.collect if cell.collect is None else cell.collect),
+    }
+
+
+def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
+    keys = {"workload": sweep.workload, "environments": action.environments, "mitigations": action.mitigations}
+    keys |= {name: value for name, value in action.keys.items() if value}
+    if sweep.trial_isolation in _ISOLATION:
+        keys["isolation"] = _ISOLATION[sweep.trial_isolation]
+    baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
+    if baseline is not None and len(action.cells) > 1:
+        keys["baseline"] = _label(baseline) if len(action.environments) > 1 else ",".join(baseline.mitigations)
+    return keys
+
+
+def _baseline(sweep: Sweep) -> SweepCell | None:
+    """The cell that AORTA compares the others with."""
     wanted = sweep.confound.baseline_cell
-    if wanted is not None and wanted not in names:
-        line = line_of(lines, ("confound", "baseline_cell"))
-        raise RecipeError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(names)}", file, line)
-    for index, cell in enumerate(sweep.cells):
-        if isinstance(cell.environment, InlineEnvironment):
-            named = {"version": 1, "environments": {"NAME": {"docker": cell.environment.docker}}}
-            raise RecipeError(
-                f"cells[{index}].environment: an image has a name here: write {json.dumps(named)} into a "
-                "registry file, and NAME here",
-                file,
-                line_of(lines, ("cells", index, "environment")),
+    if wanted is not None:
+        return next(cell for cell in sweep.cells if cell.name == wanted)
+    named = [cell for cell in sweep.cells if cell.name.startswith("baseline-")]
+    plain = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
+    return next(iter([*named, *plain]), None)
+
+
+def _notes(sweep: Sweep) -> Iterator[str]:
+    if sweep.confound.threshold != _THRESHOLD:
+        yield f"confound.threshold = {sweep.confound.threshold}: the table has the ratio of step times with an interval"
+    if sweep.stop_after is not None:
+        yield "stop_after: until_decided = true ends the trials of cells that are decided"
+    collects = [sweep.collect, *(cell.collect for cell in sweep.cells)]
+    if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
+        yield "collect: options of collectors"
+
+
+def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
+    """Which cells are not in one table with what AORTA compares them with."""
+    baseline = _baseline(sweep)
+    home = next((action for action in actions if baseline is not None and baseline in action.cells), None)
+    for action in actions:
+        if home is not None and action is not home and baseline is not None:
+            cells = ", ".join(cell.name for cell in action.cells)
+            yield (
+                f"the comparison of {cells} with {baseline.name}, which has other options: pytest-aorta compare "
+                f"workspace/{home.cells[0].name} workspace/{action.cells[0].name}"
             )
 
 
-def _path(location: Sequence[str | int]) -> str:
-    """As AORTA writes it: ``cells[2].mitigations``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return text.removeprefix(".")
+def _label(cell: SweepCell) -> str:
+    """The name of a cell here."""
+    return f"{cell.environment}-{'+'.join(cell.mitigations)}"
+
+
+def _comment(text: str | None) -> str:
+    return " ".join(json.dumps(text or "", ensure_ascii=True)[1:-1].split())
+
+
+def _toml(value: Any, key: str) -> str:
+    """A value as TOML has it, tables inline; raises ``RequestError`` where TOML has no such value."""
+    import tomlkit
+
+    for name, each in value.items() if isinstance(value, Mapping) else ():
+        _toml(each, f"{key}.{name}")  # to name what is wrong
+    try:
+        if isinstance(value, Mapping):
+            table = tomlkit.inline_table()
+            table.update({str(name): each for name, each in value.items()})
+            text = table.as_string()
+        else:
+            text = tomlkit.item(value).as_string()
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{key} has a text with a lone surrogate, which TOML cannot have") from None
+    except (ValueError, TypeError):
+        expected = "expected a text, a number, true, false or a table"
+        raise RequestError(f"{key} = {value!r}: TOML has no such value; {expected}") from None
+    return text

@@ -9,7 +9,7 @@ import pytest
 from support.slurm import Slurm
 from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
 
-from pytest_aorta.clusters.sbatch_options import quoted
+from pytest_aorta.workflow.scripts import quoted
 
 GOLDEN = sorted((Path(__file__).parents[1] / "clusters/golden").glob("*.sh"))
 

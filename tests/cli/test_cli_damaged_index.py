@@ -24,14 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is damaged"),
-        ('{"version": 1, "sources"', "is damaged"),
-        ('{"version": 7}', "is of version 7, and not 1"),
-        ('{"version": 1, "sources": [], "cells": {}, "commands": {"one": {"dir0": 3}}, "folded": []}', "is damaged"),
+        ("", "is damaged, or of another version"),
+        ('{"version": 7}', "is damaged, or of another version"),
     ],
 )
 def test_a_damaged_index_is_named_once_and_made_again(folder: Path, text: str, why: str) -> None:
-    file = folder / ".aorta" / "index.json"
+    file = folder / ".aorta" / "state.json"
     file.write_text(text)
     result = command("status", "--short")
     assert result.stderr.splitlines() == [
@@ -59,8 +57,8 @@ def test_a_damaged_journal_is_named_once_and_what_it_may_have_said_is_looked_for
 
 
 def test_a_damaged_index_that_cannot_be_written_is_answered_from_the_disk(folder: Path) -> None:
-    (folder / ".aorta" / "index.json").unlink()
-    (folder / ".aorta" / "index.json").mkdir()
+    (folder / ".aorta" / "state.json").unlink()
+    (folder / ".aorta" / "state.json").mkdir()
     for _ in range(2):
         assert "cannot be read: Is a directory" in command("status").stderr
         assert short_status() == EXPECTED

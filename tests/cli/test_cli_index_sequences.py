@@ -16,11 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from support.projects import COMMANDS, command, project
 from support.records import record
 
-from pytest_aorta.workflow.completions import trial_completion
-from pytest_aorta.workspace.index.cache import read_index
-from pytest_aorta.workspace.index.completions import CommandCompletion
-from pytest_aorta.workspace.index.journal import Journal
-from pytest_aorta.workspace.index.merging import Key, completions_of
+from pytest_aorta.workflow.known import Journal, Workspace
+from pytest_aorta.workflow.recipe import read_recipe
+from pytest_aorta.workflow.requests import trial_completion
 
 RECIPE = (
     COMMANDS
@@ -52,7 +50,7 @@ class Workspaces(RuleBasedStateMachine):
         self.folder = project(Path(self.temporary.name) / "p", RECIPE, 4)
         self.before = Path.cwd()
         os.chdir(self.folder)
-        self.journals = [Journal(self.folder / ".aorta" / "staged") for _ in range(2)]
+        self.journals = [Journal(self.folder / ".aorta") for _ in range(2)]
         self.failed: set[tuple[str, str]] = set()
 
     def teardown(self) -> None:
@@ -69,7 +67,7 @@ class Workspaces(RuleBasedStateMachine):
             return  # what is complete is not run
         if works:
             product.touch()
-        self.journals[writer].add(CommandCompletion(action, name, "completed" if works else "failed"))
+        self.journals[writer].add(action, name, "completed" if works else "failed")
         (self.failed.discard if works else self.failed.add)((action, name))
 
     @rule(cell=CELLS, trial=st.integers(0, 4), status=STATUSES, request=st.sampled_from("ab"))
@@ -79,20 +77,20 @@ class Workspaces(RuleBasedStateMachine):
         file = self.folder / "workspace" / "matrix" / "gemm" / cell / f"trial_{trial}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(written))
-        completion = trial_completion("matrix", written)
+        completion = trial_completion(written)
         assert completion is not None
-        self.journals[0].add(completion)
+        self.journals[0].add("matrix", *completion)
 
     @rule(writer=st.integers(0, 1))
     def end_a_run(self, writer: int) -> None:
         """Or kill it: the kernel drops its lock, all lines are there."""
         self.journals[writer].close()
-        self.journals[writer] = Journal(self.folder / ".aorta" / "staged")
+        self.journals[writer] = Journal(self.folder / ".aorta")
 
     @rule()
     def kill_a_run_that_writes(self) -> None:
         """Its last line is torn; what it was about is on disk, and found by the scan that follows."""
-        self.journals[1].add(CommandCompletion("one", "dir0", None))
+        self.journals[1].add("one", "dir0", None)
         assert self.journals[1]._fd is not None
         os.ftruncate(self.journals[1]._fd, os.fstat(self.journals[1]._fd).st_size - 5)
         self.end_a_run(1)
@@ -115,7 +113,7 @@ class Workspaces(RuleBasedStateMachine):
 
         with mock.patch.object(Path, "unlink", unlink):
             try:
-                read_index(self.folder / ".aorta")
+                self.workspace()
             except Killed:
                 pass
 
@@ -138,36 +136,37 @@ class Workspaces(RuleBasedStateMachine):
         """Its status is made again, but for failed commands."""
         for journal in (0, 1):
             self.end_a_run(journal)
-        read_index(self.folder / ".aorta")
-        if (self.folder / ".aorta" / "index.json").exists():
-            (self.folder / ".aorta" / "index.json").write_bytes(b"\x00")
+        self.workspace()
+        if (self.folder / ".aorta" / "state.json").exists():
+            (self.folder / ".aorta" / "state.json").write_bytes(b"\x00")
             assert "is damaged" in command("status").stderr
             self.failed.clear()
+
+    def workspace(self) -> Workspace:
+        """As the next process reads it."""
+        return Workspace.from_cache(read_recipe(self.folder / "aorta.toml"))
 
     @invariant()
     def the_index_is_what_a_scan_finds(self) -> None:
         """And the failed commands, which leave nothing on disk."""
-        found = completions_of(read_index(self.folder / ".aorta"))
-        failed = {(key[0], str(key[1])) for key, each in found.items() if _has_failed(each)}
+        known = self.workspace().known.completed
+        found = {(action, unit): each for action, units in known.items() for unit, each in units.items()}
+        failed = {key for key, each in found.items() if each is not None and each[0] == "failed"}
         assert failed == self.failed
-        assert {key: each for key, each in found.items() if not _has_failed(each)} == self.on_disk()
+        assert {key: each for key, each in found.items() if key not in failed} == self.on_disk()
 
-    def on_disk(self) -> dict[Key, object]:
+    def on_disk(self) -> dict[tuple[str, str], object]:
         """By looking at every file, without the code under test."""
         workspace = self.folder / "workspace"
-        expected: dict[Key, object] = {}
+        expected: dict[tuple[str, str], object] = {}
         for action in ("one", "two", "three"):
             for file in workspace.glob(f"dir*/{action}"):
-                expected[action, file.parent.name] = CommandCompletion(action, file.parent.name, "completed")
+                expected[action, file.parent.name] = ("completed", "")
         for file in workspace.glob("matrix/gemm/*/trial_*.json"):
-            completion = trial_completion("matrix", json.loads(file.read_text()))
+            completion = trial_completion(json.loads(file.read_text()))
             assert completion is not None
-            expected["matrix", completion.cell, completion.trial] = completion
+            expected["matrix", completion[0]] = (completion[1], completion[2].key)
         return expected
-
-
-def _has_failed(completion: object) -> bool:
-    return isinstance(completion, CommandCompletion) and completion.outcome == "failed"
 
 
 @pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"])

@@ -9,8 +9,8 @@ import pytest
 from support.projects import COMMANDS, MATRIX, command, complete, project, short_status
 from support.stage import Stage
 
-from pytest_aorta.workspace.index.completions import CommandCompletion
-from pytest_aorta.workspace.index.journal import Journal
+from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.known import Journal
 
 
 @pytest.fixture
@@ -69,14 +69,16 @@ def test_clean_forgets_the_index_and_nothing_else(folder: Path) -> None:
     command("clean", "--completed")
     assert short_status()["one"] == [0, 0, 0, 0, 10, 0]
     command("clean")
-    assert list((folder / ".aorta").iterdir()) == []
+    assert [path for path in (folder / ".aorta").rglob("*") if path.is_file()] == []
     assert (folder / "workspace" / "dir3" / "one").exists()
 
 
 def test_clean_spares_jobs_and_running_actions(folder: Path) -> None:
-    submitted = folder / ".aorta" / "submitted.json"
-    submitted.parent.mkdir()
-    submitted.write_text('{"one": {"dir0": "delta/71", "dir1": "delta/72"}}')
+    tasks = [Task(units=("dir0",)), Task(units=("dir1",))]
+    recipe = str(folder / "aorta.toml")
+    job = Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71")
+    job.save()
+    submitted = job.folder / "job.json"
     for words in (["clean"], ["clean", "--submitted"]):
         result = command(*words)
         assert (result.exit_code, result.stderr.partition(" would")[0]) == (2, "Error: 2 submitted jobs")
@@ -84,8 +86,8 @@ def test_clean_spares_jobs_and_running_actions(folder: Path) -> None:
     assert submitted.exists()
     assert command("clean", "--force").exit_code == 0
     assert not submitted.exists()
-    with Journal(folder / ".aorta" / "staged") as journal:
-        journal.add(CommandCompletion("one", "dir0", "completed"))
+    with Journal(folder / ".aorta") as journal:
+        journal.add("one", "dir0", "completed")
         assert command("clean").stderr == "Error: actions of this recipe run now; wait for their end, or --force\n"
 
 

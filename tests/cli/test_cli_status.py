@@ -11,8 +11,8 @@ from support.fake_distributions import install
 from support.projects import COMMANDS, MATRIX, command, complete, project, short_status
 from support.stage import Stage
 
-from pytest_aorta.workspace.index.completions import CommandCompletion
-from pytest_aorta.workspace.index.journal import Journal
+from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.known import Journal, Outcome
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def note(folder: Path, action: str, outcome: str, *directories: str) -> None:
+def note(folder: Path, action: str, outcome: Outcome, *directories: str) -> None:
     """What a run of a command journals."""
-    with Journal(folder / ".aorta" / "staged") as journal:
+    with Journal(folder / ".aorta") as journal:
         for directory in directories:
-            journal.add(CommandCompletion(action, directory, outcome))  # type: ignore[arg-type]
+            journal.add(action, directory, outcome)
 
 
 def test_without_a_recipe_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +138,16 @@ def test_a_value_that_cannot_be_read_is_named(folder: Path) -> None:
 
 
 def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
-    (folder / ".aorta").mkdir()
-    (folder / ".aorta" / "submitted.json").write_text('{"one": {"dir0": "delta/71", "dir1": "delta/71"}}')
+    job = Job(
+        name="j",
+        cluster="delta",
+        scheduler="slurm",
+        action="one",
+        recipe=str(folder / "aorta.toml"),
+        tasks=[Task(units=("dir0", "dir1"))],
+        number="71",
+    )
+    job.save()
     assert short_status("-a", "one") == {"one": [0, 0, 0, 2, 8, 0]}
     shown = command("show", "directories", "-a", "one", "--submitted").stdout.splitlines()
     assert [line.split() for line in shown[1:]] == [[f"dir{n}", "submitted", "delta/71"] for n in (0, 1)]

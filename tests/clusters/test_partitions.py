@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.clusters.partitions import choose_partition
-from pytest_aorta.clusters.tables import Cluster, megabytes
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.resources import Resources
+from pytest_aorta.workflow.clusters import Cluster
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.recipe import Resources
 
 
 def chosen(partitions: list[dict[str, Any]], name: str | None = None, directories: int = 1, **resources: Any) -> str:
@@ -17,9 +16,10 @@ def chosen(partitions: list[dict[str, Any]], name: str | None = None, directorie
     cluster = Cluster.model_validate(
         {"name": "c", "identify": {"always": True}, "scheduler": "slurm", "partition": partitions}
     )
-    choice = choose_partition(cluster, name, Resources.model_validate(resources), directories)
-    assert choice.partition is not None
-    return "; ".join([choice.partition.name, *choice.warnings])
+    asked = Resources.model_validate(resources)
+    partition = cluster.choose_partition(name, asked, directories)
+    assert partition is not None
+    return "; ".join([partition.name, *partition.warnings(asked, directories)])
 
 
 def of(name: str, **limits: Any) -> dict[str, Any]:
@@ -98,7 +98,3 @@ def test_an_unknown_name_is_refused_unless_the_cluster_names_no_partitions() -> 
     with pytest.raises(RecipeError, match="cluster 'c' has no partition 'any2'; there are any"):
         chosen([ANY], "any2")
     assert chosen([], "anything") == "anything"
-
-
-def test_sizes_are_in_mb_of_slurm() -> None:
-    assert [megabytes(text) for text in ("1970M", "5G", "100", "1T", "2048K")] == [1970, 5120, 100, 1048576, 2]

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.recipes import recipe_of
 
-from pytest_aorta.clusters.configuration import Configuration
-from pytest_aorta.clusters.scripts import JobScript
-from pytest_aorta.clusters.submission import Target, command_lines, plan_jobs, pytest_line
+from pytest_aorta.common.conditions import Json
+from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.commands import shell_commands
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.values import Json
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.jobs import Target, command_lines, plan_jobs, pytest_line
+from pytest_aorta.workflow.scripts import JobScript
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -99,7 +99,7 @@ def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster:
         return command_lines(where, action, lines, len(units))
 
     jobs = plan_jobs(where, action, groups, commands)
-    return [job.script.replace(job.plan.name, "act-NAME").replace(sys.executable, "/bin/python") for job in jobs]
+    return [job.script.replace(job.job.name, "act-NAME").replace(sys.executable, "/bin/python") for job in jobs]
 
 
 @pytest.mark.parametrize("name", [*CASES, "trials", "trials_on_two_nodes"])
@@ -178,7 +178,7 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     root = tmp_path / folder.replace("/", "_") if folder not in (".", "..") else tmp_path / "dots"
     job = root / ".aorta/jobs/j"
     job.mkdir(parents=True, exist_ok=True)
-    (job / "plan.json").touch()
+    (job / "job.json").touch()
     stub, out, noted = tmp_path / "stub", tmp_path / "out", tmp_path / "noted"
     stub.write_text(STUB)
     stub.chmod(0o755)
@@ -217,7 +217,7 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     """In Row it does."""
     folder = tmp_path / ".aorta/jobs/j"
     folder.mkdir(parents=True)
-    (folder / "plan.json").touch()
+    (folder / "job.json").touch()
     (tmp_path / "x").mkdir()
     lines = [command.replace("x-$$", shlex.quote(str(tmp_path / "x/1"))), f"pwd > {shlex.quote(str(tmp_path / 'ran'))}"]
     script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [lines], ["true"])
@@ -227,12 +227,12 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     assert [line.split()[1] == "0" for line in (folder / "status-0").read_text().splitlines()] == [False, True]
 
 
-@pytest.mark.parametrize("missing", ["plan.json", None])
+@pytest.mark.parametrize("missing", ["job.json", None])
 def test_a_job_that_was_forgotten_or_is_over_does_nothing(missing: str | None, tmp_path: Path) -> None:
     folder = tmp_path / ".aorta/jobs/j"
     folder.mkdir(parents=True)
     if missing is None:
-        (folder / "plan.json").touch()
+        (folder / "job.json").touch()
         (folder / "over-0").touch()
     script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [["touch ran"]], ["true"])
     assert subprocess.run(["bash"], input=script.text(), text=True).returncode == 0
@@ -242,7 +242,7 @@ def test_a_job_that_was_forgotten_or_is_over_does_nothing(missing: str | None, t
 def test_a_setup_that_fails_ends_the_job_before_its_commands(tmp_path: Path) -> None:
     folder = tmp_path / ".aorta/jobs/j"
     folder.mkdir(parents=True)
-    (folder / "plan.json").touch()
+    (folder / "job.json").touch()
     script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, "false", [["touch ran"]], ["true"])
     done = subprocess.run(["bash"], input=script.text(), text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (1, "the setup has failed\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.workflow.actions import Recipe
-from pytest_aorta.workflow.reading import parse_recipe
+from pytest_aorta.workflow.known import Workspace
+from pytest_aorta.workflow.recipe import Recipe, parse_recipe
 
 ONE = """
 [[action]]
@@ -17,3 +17,11 @@ command = "echo {directory}"
 def recipe_of(text: str, file: str = "/project/aorta.toml") -> Recipe:
     """The recipe in a text."""
     return parse_recipe(text, Path(file))
+
+
+def noted(folder: Path) -> dict[str, dict[str, str]]:
+    """Action to unit to its outcome, as the index of a project has it."""
+    workspace = Workspace.from_cache(parse_recipe("", folder / "aorta.toml"))
+    assert not workspace.damaged
+    completed = workspace.known.completed
+    return {name: {unit: each[0] for unit, each in units.items() if each} for name, units in completed.items()}

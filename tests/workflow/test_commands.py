@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import check_command, shell_commands
-from pytest_aorta.workflow.environment import action_variables
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.resources import Cost, Resources
+from pytest_aorta.workflow.groups import action_variables
+from pytest_aorta.workflow.recipe import Cost, Resources
 
 WORKSPACE = Path("/w s")
 
@@ -30,12 +30,13 @@ def test_one_command_for_all_directories() -> None:
 
 
 def test_braces_of_the_shell_stay() -> None:
-    command = check_command("for x in {1..3}; do echo ${x} {directory}; done")
+    command = "for x in {1..3}; do echo ${x} {directory}; done"
+    check_command(command)
     assert shell_commands(command, ["d"], [None], WORKSPACE) == ["for x in {1..3}; do echo ${x} d; done"]
 
 
 def test_an_element_that_is_missing_names_its_directory() -> None:
-    with pytest.raises(RecipeError, match="directory 'd' has no element '/k'"):
+    with pytest.raises(RequestError, match="directory 'd' has no element '/k'"):
         shell_commands("run {directory} {/k}", ["d"], [{}], WORKSPACE)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common.conditions import parse_condition, selected
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.conditions import parse_condition, selected
 
 TRIALS = [
     {"environment": environment, "mitigations": ["none"], "config": {"lr": lr, "a/b": {"c~d": 1}}, "trial": trial}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.groups import Group, check_whole, grouped, included
-from pytest_aorta.workflow.selectors import Selector
-from pytest_aorta.workflow.values import Json, compared
+from pytest_aorta.common.conditions import Json, compared
+from pytest_aorta.settings import RequestError
+from pytest_aorta.workflow.groups import check_whole, grouped, included
+from pytest_aorta.workflow.recipe import Action, ActionTable, Group, Selector
 
 VALUES: Mapping[str, Json] = {
     f"dir{i}": {"i": i, "half": i // 2, "name": "even" if i % 2 == 0 else "odd"} for i in range(8)
@@ -79,7 +79,7 @@ def test_no_directories_are_no_groups() -> None:
 def test_selectors_are_alternatives(include: object, expected: list[int] | None) -> None:
     group = Group.model_validate({"include": include})
     if expected is None:
-        with pytest.raises(RecipeError, match="cannot be compared"):
+        with pytest.raises(RequestError, match="cannot be compared"):
             included(group, NAMES, value_of)
     else:
         assert included(group, NAMES, value_of) == [f"dir{i}" for i in expected]
@@ -88,10 +88,10 @@ def test_selectors_are_alternatives(include: object, expected: list[int] | None)
 def test_a_missing_element_is_an_error_that_names_directory_and_keys() -> None:
     group = Group.model_validate({"include": [{"condition": ["/j", "<", 2]}]})
     with pytest.raises(
-        RecipeError, match=r"directory 'dir0' has no element '/j' in its value; its keys are half, i, name"
+        RequestError, match=r"directory 'dir0' has no element '/j' in its value; its keys are half, i, name"
     ):
         included(group, NAMES, value_of)
-    with pytest.raises(RecipeError, match="no element '/j'"):
+    with pytest.raises(RequestError, match="no element '/j'"):
         groups(sort_by=["/j"])
 
 
@@ -102,16 +102,18 @@ def test_a_selector_looks_no_further_once_it_has_decided() -> None:
 
 def test_mixed_types_have_no_order() -> None:
     values: dict[str, Json] = {"a": {"k": 1}, "b": {"k": "one"}}
-    with pytest.raises(RecipeError, match=r"directories '.' and '.' cannot be sorted"):
+    with pytest.raises(RequestError, match=r"directories '.' and '.' cannot be sorted"):
         grouped(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
 
 
 def test_a_part_of_a_whole_group_is_refused() -> None:
-    group = Group(maximum_size=4, submit_whole=True)
-    check_whole(group, "act", [NAMES[:4]], NAMES, value_of)
-    with pytest.raises(RecipeError, match=r"action 'act' has submit_whole, and the group of 'dir1' with 3 directories"):
-        check_whole(group, "act", [NAMES[1:4]], NAMES, value_of)
-    check_whole(Group(maximum_size=4), "act", [NAMES[1:4]], NAMES, value_of)
+    whole = Action("act", ActionTable(group=Group(maximum_size=4, submit_whole=True)), 1)
+    check_whole(whole, [NAMES[:4]], NAMES, value_of)
+    with pytest.raises(
+        RequestError, match=r"action 'act' has submit_whole, and the group of 'dir1' with 3 directories"
+    ):
+        check_whole(whole, [NAMES[1:4]], NAMES, value_of)
+    check_whole(Action("act", ActionTable(group=Group(maximum_size=4)), 1), [NAMES[1:4]], NAMES, value_of)
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3, allow_nan=False) | st.text("ab", max_size=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_aorta.workflow.lines import key_lines, line_of
+from pytest_aorta.workflow.toml_errors import key_lines, line_of
 
 TEXT = '''[workspace]
 path = "w"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.recipes import ONE, recipe_of
 
-from pytest_aorta.workflow.errors import RecipeError
-from pytest_aorta.workflow.reading import find_recipe, read_recipe
+from pytest_aorta.workflow.finding import RecipeError, find_recipe
+from pytest_aorta.workflow.recipe import read_recipe
 
 
 def test_an_empty_recipe_has_no_actions_and_rows_workspace() -> None:

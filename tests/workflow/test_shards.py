@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.shards import (
     Durations,
-    Part,
     cell_of_item,
     divide,
     joined,
@@ -23,38 +22,37 @@ from pytest_aorta.workflow.shards import (
 )
 
 PLANS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 90_000)), min_size=1, max_size=6).map(
-    lambda cells: [Part(f"cell{number}", ms) for number, (trials, ms) in enumerate(cells) for _ in range(trials)]
+    lambda cells: [(f"cell{number}", ms) for number, (trials, ms) in enumerate(cells) for _ in range(trials)]
 )
 
 
 @given(PLANS, st.integers(1, 9), st.randoms(use_true_random=False))
-def test_every_part_has_one_shard_and_shards_differ_by_one_part_at_most(parts: list[Part], count: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_every_part_has_one_shard_and_shards_differ_by_one_part_at_most(
+    parts: list[tuple[str, int]], count: int, random
+) -> None:  # type: ignore[no-untyped-def]
     random.shuffle(parts)  # interleaved, grouped, random: any order
     shards = divide(parts, count)
     assert len(shards) == len(parts)
     assert set(shards) <= set(range(count))
-    loads = [
-        sum(part.milliseconds for part, own in zip(parts, shards, strict=True) if own == shard)
-        for shard in range(count)
-    ]
-    assert max(loads) - min(loads) <= max(part.milliseconds for part in parts)
+    loads = [sum(part[1] for part, own in zip(parts, shards, strict=True) if own == shard) for shard in range(count)]
+    assert max(loads) - min(loads) <= max(part[1] for part in parts)
     sizes = Counter(shards)
-    for cell in {part.cell for part in parts}:
-        own = Counter(shard for part, shard in zip(parts, shards, strict=True) if part.cell == cell)
+    for cell in {part[0] for part in parts}:
+        own = Counter(shard for part, shard in zip(parts, shards, strict=True) if part[0] == cell)
         assert max(own.values()) - min(own[shard] for shard in range(count)) <= 1
     assert sum(sizes.values()) == len(parts)
 
 
 def test_without_durations_shards_have_equally_many() -> None:
-    parts = [Part(f"cell{number % 5}", 1000) for number in range(35)]
+    parts = [(f"cell{number % 5}", 1000) for number in range(35)]
     assert sorted(Counter(divide(parts, 4)).values()) == [8, 9, 9, 9]
 
 
 def test_another_process_divides_alike() -> None:
     """Whatever its hash seed is."""
     code = (
-        "from pytest_aorta.workflow.shards import Part, divide\n"
-        "print(divide([Part(f'cell{n % 3}', 700 + 100 * (n % 3)) for n in range(20)], 3))"
+        "from pytest_aorta.workflow.shards import divide\n"
+        "print(divide([(f'cell{n % 3}', 700 + 100 * (n % 3)) for n in range(20)], 3))"
     )
     found = {
         subprocess.run(

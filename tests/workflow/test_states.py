@@ -1,76 +1,193 @@
-"""States of actions on their units, and what their followers wait for."""
+"""States of actions on their units, what their followers wait for, and the cost of what is left."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.recipes import recipe_of
 
-from pytest_aorta.workflow.actions import Action
-from pytest_aorta.workflow.recipe import ActionTable
-from pytest_aorta.workflow.states import Open, Progress, State, classified, containing, failed_for, open_for
+from pytest_aorta.workflow.known import Request
+from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.recipe import Action, ActionTable
+from pytest_aorta.workflow.requests import CellRequest
+from pytest_aorta.workflow.states import Blocked, Progress, State, blocked_for, containing, states_of, waited_for
 
+RECIPE = recipe_of(
+    """
+    [[action]]
+    name = "first"
+    workload = "gemm"
+    trials = 3
+    mitigations = ["none", "tf32_off"]
+
+    [[action]]
+    name = "second"
+    workload = "gemm"
+    trials = 2
+    expect = "fail"
+    previous_actions = ["first"]
+
+    [[action]]
+    name = "cells"
+    command = "x {directory}"
+    products = ["y"]
+    each = "cell"
+    previous_actions = ["first"]
+
+    [[action]]
+    name = "all"
+    command = "x {directory}"
+    each = "matrix"
+    previous_actions = ["cells", "second"]
+
+    [[action]]
+    name = "trials"
+    command = "x {directory}"
+    products = ["y"]
+    each = "trial"
+    previous_actions = ["first"]
+
+    [[action]]
+    name = "plain"
+    command = "x {directory}"
+    products = ["y"]
+    """
+)
+REQUESTS = {
+    "first": {cell: CellRequest(f"now {cell}", {"cell": cell}, ("gemm", cell)) for cell in ("a", "b")},
+    "second": {"a": CellRequest("now a", {"cell": "a"}, ("gemm", "a"))},
+}
 MATRIX = Action("matrix", ActionTable(workload="gemm"), 1)
 
+#: Action, unit, and how it has ended with which request.
+TRIALS = st.tuples(
+    st.sampled_from(["first", "second"]),
+    st.sampled_from([f"{cell}/{index}" for cell in ("a", "b", "gone") for index in range(4)]),
+    st.sampled_from(["ok", "workload_failed", "timeout", "infrastructure_failed"]),
+    st.sampled_from(["now a", "now b", "earlier"]),
+)
 
-def follower(each: str | None = None) -> Action:
-    """A command on units of this kind, or else another matrix."""
-    keys = {"workload": "gemm"} if each is None else {"command": "x {directory}", "each": each}
-    return Action("after", ActionTable.model_validate(keys), 1)
+
+def project(completed: Mapping[str, Mapping[str, tuple[str, str]]] = {}) -> Project:
+    """With completions, of which a trial's has the digest of its request."""
+    found = Project(RECIPE, fresh=True)
+    found.requests = REQUESTS
+    found.workspace._names = ["d0", "d1"]
+    for action, units in completed.items():
+        for unit, (outcome, digest) in units.items():
+            request = Request(digest=digest)
+            found.workspace.known.requests[request.key] = request
+            key = request.key if digest else ""
+            found.workspace.known.completed.setdefault(action, {})[unit] = (outcome, key)  # type: ignore[assignment]
+    return found
+
+
+def action(name: str) -> Action:
+    """An action of the recipe."""
+    return RECIPE.by_name[name][0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TRIALS, max_size=25))
+def test_a_trial_is_what_its_record_says_unless_something_else_is_asked_for(records: list[Any]) -> None:
+    completed: dict[str, dict[str, tuple[str, str]]] = {"first": {}, "second": {}}
+    for name, unit, status, digest in records:
+        completed[name][unit] = (status, digest)
+    found = project(completed)
+    for name, expected in (("first", ["ok"]), ("second", ["workload_failed", "timeout"])):
+        states = found.states(action(name))
+        assert found.summary(action(name)).counts == {**dict.fromkeys(State, 0), **Counter(states.values())}
+        for unit, state in states.items():
+            record = completed[name].get(unit)
+            if record is None:
+                assert state in (State.ELIGIBLE, State.WAITING)
+            elif record[1] != f"now {unit[0]}":
+                assert state is State.STALE
+            else:
+                assert state is (State.COMPLETED if record[0] in expected else State.FAILED)
 
 
 def test_the_first_state_that_holds_counts() -> None:
-    progress = Progress(["a", "b", "c", "d", "e", "f"], {"a"}, {"a", "b"}, set(), {"b", "c"}, {"c", "d"})
-    states = classified(progress, [Open.of({"e"})])
-    assert [states[unit] for unit in "abcdef"] == [
-        State.COMPLETED,
-        State.FAILED,
-        State.SUBMITTED,
-        State.SUBMITTED,
-        State.WAITING,
-        State.ELIGIBLE,
-    ]
+    progress: dict[str, Progress] = {
+        "a": "completed",
+        "b": "failed",
+        "c": "without_result",
+        "d": "submitted",
+        "e": "open",
+        "f": "open",
+        "g": "not_needed",
+    }
+    assert states_of(progress, [Blocked(["e"])]) == {
+        "a": State.COMPLETED,
+        "b": State.FAILED,
+        "c": State.FAILED,
+        "d": State.SUBMITTED,
+        "e": State.WAITING,
+        "f": State.ELIGIBLE,
+    }
 
 
 def test_units_contain_each_other_as_paths_do() -> None:
     assert list(containing("a-b/3")) == ["a-b/3", "a-b", ""]
     assert list(containing("")) == [""]
-    cells = Open.of({"a/0", "b/1"})
-    assert [cells.touches(unit) for unit in ["", "a", "a/0", "a/1", "ab", "b", "c"]] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
-    assert Open.of({""}).touches("a/0")
-    assert not Open.of(set()).touches("")
+    cells = Blocked(["a/0", "b/1"])
+    touched = {"": True, "a": True, "a/0": True, "a/1": False, "ab": False, "b": True, "c": False}
+    assert {unit: cells.touches(unit) for unit in touched} == touched
+    assert Blocked([""]).touches("a/0")
+    assert not Blocked().touches("")
 
 
 @pytest.mark.parametrize(
-    ("each", "unit", "trials", "waits"),
+    ("each", "unit", "progress", "waits"),
     [
         # A comparison of a cell needs the results of that cell, failures among them.
-        ("cell", "a", {"completed": ["a/0"], "failed": ["a/1"]}, False),
-        ("cell", "b", {"completed": ["a/0"], "failed": ["a/1"]}, True),
-        ("cell", "a", {"completed": ["a/0"], "failed": ["a/1"], "without_result": ["a/1"]}, True),
-        ("matrix", "", {"completed": ["a/0", "b/0", "b/1"], "failed": ["a/1"]}, False),
-        ("matrix", "", {"completed": ["a/0", "b/0"], "failed": ["a/1"]}, True),
+        ("cell", "a", {"a/0": "completed", "a/1": "failed"}, False),
+        ("cell", "b", {"a/0": "completed", "b/1": "open"}, True),
+        ("cell", "a", {"a/0": "completed", "a/1": "without_result"}, True),
+        ("cell", "a", {"a/0": "completed", "a/1": "not_needed"}, False),
+        ("matrix", "", {"a/0": "completed", "b/0": "failed"}, False),
+        ("matrix", "", {"a/0": "completed", "b/0": "stale"}, True),
         # What follows single trials, and a matrix after a matrix, need them to be as expected.
-        ("trial", "a/0", {"completed": ["a/0"]}, False),
-        ("trial", "a/1", {"completed": ["a/0"], "failed": ["a/1"]}, True),
-        (None, "x/0", {"completed": ["a/0", "a/1", "b/0"], "failed": ["b/1"]}, True),
-        (None, "x/0", {"completed": ["a/0", "a/1", "b/0", "b/1"]}, False),
+        ("trial", "a/0", {"a/0": "completed", "a/1": "open"}, False),
+        ("trial", "a/1", {"a/0": "completed", "a/1": "failed"}, True),
+        (None, "x/0", {"a/0": "completed", "b/1": "failed"}, True),
+        (None, "x/0", {"a/0": "completed", "b/1": "completed"}, False),
     ],
 )
-def test_followers_of_a_matrix(each: str | None, unit: str, trials: dict[str, list[str]], waits: bool) -> None:
-    progress = Progress(["a/0", "a/1", "b/0", "b/1"], **trials)
-    left = open_for(follower(each), MATRIX, progress)
-    assert left.touches(unit) == waits
+def test_followers_of_a_matrix(each: str | None, unit: str, progress: dict[str, Progress], waits: bool) -> None:
+    keys = {"workload": "gemm"} if each is None else {"command": "x {directory}", "each": each}
+    follower = Action("after", ActionTable.model_validate(keys), 1)
+    blocked = blocked_for(follower, MATRIX, waited_for(follower, MATRIX, progress))
+    assert blocked.touches(unit) == waits
 
 
-def test_what_has_failed_is_known_to_its_followers() -> None:
-    progress = Progress(["a/0", "b/0"], failed={"a/0"})
-    assert failed_for(follower("trial"), MATRIX, progress).touches("a/0")
-    assert not failed_for(follower("cell"), MATRIX, progress).touches("a")
-    assert failed_for(follower("cell"), MATRIX, Progress(["a/0"], failed={"a/0"}, without_result={"a/0"})).touches("a")
+def test_units_of_a_command_are_those_of_the_nearest_matrix_before_it() -> None:
+    found = project()
+    assert RECIPE.matrix_before(action("all")) is action("second")
+    assert list(found.units(action("cells"))) == ["a", "b"]
+    assert list(found.units(action("all"))) == [""]
+    assert list(found.units(action("trials"))) == [f"{cell}/{n}" for cell in "ab" for n in range(3)]
+    assert found.units(action("plain")) == ["d0", "d1"]
+    assert found.value_of(action("first"))("b/2") == {"cell": "b", "trial": 2}
+    assert found.value_of(action("cells"))("b") == {"cell": "b"}
+    assert found.value_of(action("all"))("") == {"workload": "gemm", "config": {}}
+
+
+def test_a_trial_that_says_nothing_of_the_workload_still_costs_and_one_that_failed_does_not() -> None:
+    statuses = ["ok", "workload_failed", "infrastructure_failed"]
+    found = project({"first": {f"a/{number}": (status, "now a") for number, status in enumerate(statuses)}})
+    assert found.summary(action("first")).remaining.cpu_hours == 4
+    assert found.summary(action("first"), {"a"}).remaining.cpu_hours == 1
+
+
+def test_what_the_next_submission_runs() -> None:
+    found = project({"first": {"a/0": ("ok", "now a"), "a/1": ("timeout", "now a"), "a/2": ("ok", "earlier")}})
+    units, others = found.runnable(action("first"))
+    assert units == ["a/2", "b/0", "b/1", "b/2"]
+    assert others == {"completed": 1, "failed": 1}
+    assert found.runnable(action("second")) == ([], {"waiting": 2})

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from support.recipes import ONE, recipe_of
 
-from pytest_aorta.workflow.errors import RecipeError
+from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable
 
 MATRIX = "[[action]]\nname = 'matrix'\nworkload = 'gemm'\n"
@@ -67,13 +67,16 @@ def test_a_slip_in_any_key_finds_the_key_that_was_meant(key: str) -> None:
         ),
         (
             MATRIX + "mitigations = [['none', 1]]\n",
-            "mitigations[0] = ['none', 1]: expected a string or an array in which each is a string",
+            "mitigations[0] = ['none', 1]: expected a string",
         ),
         (MATRIX + "resources.memory = 3\n", "resources.memory = 3: expected a table with per_cpu_mb, per_gpu_mb"),
-        (ONE + "group.include = [{condition = ['/a']}]\n", "condition = ['/a']: expected 3 elements"),
-        (ONE + "group.include = [{condition = ['/a', '<', 1, 2]}]\n", "condition = ['/a', '<', 1, 2]: expected 3 "),
+        (ONE + "group.include = [{condition = ['/a']}]\n", "condition = ['/a']: expected more elements"),
+        (
+            ONE + "group.include = [{condition = ['/a', '<', 1, 2]}]\n",
+            "condition = ['/a', '<', 1, 2]: expected an array of at most 3 elements",
+        ),
         (ONE + "resources.processes = {}\n", "5: action 'one': resources.processes: set exactly one of per_submission"),
-        ("[action]\nname = 'a'\n", "1: action is a table: expected an array of tables, with a header in [[ ]]"),
+        ("[action]\nname = 'a'\n", "1: action is a table: expected an array"),
         ("action = [1]\n", "1: action number 1 = 1: expected a table"),
         (MATRIX.replace("'matrix'", "3"), "2: action number 1: name = 3: expected a string"),
     ],

@@ -283,7 +283,7 @@ def _trials_of(run: Run, ids: Sequence[str]) -> dict[str, tuple[Run, TrialSpec, 
             for plan in plans_of(run, base):
                 found |= {f"{base}::{spec.item_name}": (run, spec, plan.paths(spec)) for spec in plan.trials}
     for action in {nodeid.partition("[")[0] for nodeid in ids if ".toml::" in nodeid}:
-        from pytest_aorta.plugin.recipes.action_runs import action_run_of_item
+        from pytest_aorta.plugin.recipes.runs import action_run_of_item
 
         action_run = action_run_of_item(run.config, f"{action}[]")
         if action_run is not None and action_run.recipe_trials is not None:

@@ -16,7 +16,7 @@ cd -- /project || exit 1
 job=.aorta/jobs/act-NAME
 task=0
 # A job that was forgotten, or is known to have ended, does nothing when it begins after all.
-if [ ! -e "$job/plan.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi
+if [ ! -e "$job/job.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 10 ]; then
     echo "restarted $SLURM_RESTART_COUNT times: not started again" >&2
     exit 3

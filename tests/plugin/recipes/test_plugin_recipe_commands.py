@@ -8,9 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.recipes import noted
 from support.stage import Stage
-
-from pytest_aorta.workspace.index.cache import read_index
 
 #: Greets each directory, and then takes leave of those that were greeted.
 GREETINGS = """
@@ -63,7 +62,7 @@ def test_where_a_previous_action_has_failed_the_next_one_is_skipped_with_the_rea
     result.stdout.fnmatch_lines(
         ["*the command ended with exit status 1; no greeting in bad*", "SKIPPED*greet?bad? failed"]
     )
-    assert read_index(stage.path / ".aorta").commands["greet"] == {"a": "completed", "bad": "failed"}
+    assert noted(stage.path)["greet"] == {"a": "completed", "bad": "failed"}
 
 
 def test_what_is_not_selected_is_no_reason_to_run_it(stage: Stage) -> None:
@@ -211,7 +210,7 @@ def test_under_xdist_an_item_waits_for_those_of_other_workers(stage: Stage) -> N
     result = stage.run("-n", "2", "--dist", "load", "-rs", "aorta.toml")
     result.assert_outcomes(passed=4, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*greet?bad? failed"])
-    outcomes = read_index(stage.path / ".aorta").commands["greet"]
+    outcomes = noted(stage.path)["greet"]
     assert outcomes == {"a": "completed", "b": "completed", "bad": "failed"}
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.projects import complete, project, short_status
+from support.recipes import noted
 from support.stage import Stage
-
-from pytest_aorta.workspace.index.cache import read_index
 
 GREET = """
 [[action]]
@@ -41,7 +40,7 @@ def test_directories_may_have_any_name(stage: Stage, monkeypatch: pytest.MonkeyP
         os.makedirs(os.path.join(os.fsencode(stage.path / "workspace"), name))
     stage.run_here("aorta.toml").assert_outcomes(passed=2 * len(NAMES))
     monkeypatch.chdir(stage.path)
-    assert sorted(map(os.fsencode, read_index(stage.path / ".aorta").commands["two"])) == sorted(NAMES)
+    assert sorted(map(os.fsencode, noted(stage.path)["two"])) == sorted(NAMES)
     expected = {name: [len(NAMES), 0, 0, 0, 0, 0] for name in ("one", "two")}
     assert short_status() == expected
     stage.run_here("aorta.toml", "-q").stdout.fnmatch_lines(["k" * 2 * len(NAMES) + "*"])
@@ -81,10 +80,9 @@ def test_a_recipe_above_pytests_root_is_run_as_well(stage: Stage) -> None:
 
 def all_noted_is_there(folder: Path) -> bool:
     """Whether the index names completed directories only, with their products."""
-    found = read_index(folder / ".aorta")
-    return not found.damaged and all(
+    return all(
         outcome == "completed" and (folder / "workspace" / directory / action).exists()
-        for action, outcomes in found.commands.items()
+        for action, outcomes in noted(folder).items()
         for directory, outcome in outcomes.items()
     )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.recipes import noted
 from support.stage import Stage
 from support.workloads import SHAKY
-
-from pytest_aorta.workspace.index.cache import read_index
 
 RECIPE = """
 [[action]]
@@ -63,10 +62,9 @@ def test_each_action_has_its_results_and_commands_see_them(stage: Stage) -> None
     ]
     assert "trial_1.json" in (stage.path / "workspace/matrix/shaky/local-fix/listing").read_text()
     assert (stage.path / "log").read_text().splitlines() == ['local ["fix"] {}', 'local ["none"] {}']
-    index = read_index(stage.path / ".aorta")
-    assert {cell: bytes(each[0].letters) for cell, each in index.cells["matrix"].items()} == {
-        "local-none": b"ff",
-        "local-fix": b"oo",
+    assert noted(stage.path)["matrix"] == {
+        **{f"local-none/{index}": "workload_failed" for index in range(2)},
+        **{f"local-fix/{index}": "ok" for index in range(2)},
     }
 
 
@@ -126,7 +124,7 @@ def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) ->
 def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_cells(stage: Stage) -> None:
     result = stage.run("-n", "2", "--dist", "load", "aorta.toml")
     result.assert_outcomes(passed=5, failed=2)
-    assert read_index(stage.path / ".aorta").commands["compare"] == {
+    assert noted(stage.path)["compare"] == {
         "local-none": "completed",
         "local-fix": "completed",
     }

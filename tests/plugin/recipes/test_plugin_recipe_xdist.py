@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.projects import project
+from support.recipes import noted
 from support.stage import Stage, counts
-
-from pytest_aorta.workspace.index.cache import read_index
 
 #: Each command writes a line when it begins, and one when it ends; ``two`` fails where ``one`` has not ended.
 CHAIN = """
@@ -74,7 +73,7 @@ def test_a_worker_that_is_killed_loses_one_directory_which_runs_the_next_time(st
     assert set(counts(result)) == {"passed", "failed", "skipped"}
     result.stdout.fnmatch_lines(["SKIPPED*one?dir2? ended with its process"])
     stage.wait_until_alone()
-    done = read_index(stage.path / ".aorta").commands
+    done = noted(stage.path)
     assert sorted(done["one"]) == [f"dir{n}" for n in (0, 1, 3, 4, 5)]
     assert set(done["two"]) <= set(done["one"])
     stage.run("-n", "2", "aorta.toml").assert_outcomes(passed=12)

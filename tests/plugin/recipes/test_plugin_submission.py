@@ -1,4 +1,4 @@
-"""``--aorta-submit`` without a scheduler, and with a stand-in for faults that a real one cannot be made to show."""
+"""``pytest-aorta submit`` with a stand-in for a scheduler, for faults that a real one cannot be made to show."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import os
 import pty
 import signal
 import subprocess
-from collections.abc import Collection
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from support.processes import wait_until
-from support.stage import PYTEST, Stage
+from support.stage import Stage
 from support.stand_in_scheduler import StandInScheduler
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.clusters import slurm
-from pytest_aorta.clusters.jobs import TaskState
+from pytest_aorta.workflow import slurm
+from pytest_aorta.workflow.slurm import TaskState
 
 RECIPE = """
 [[action]]
@@ -58,8 +60,31 @@ def scheduler(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-def submit(stage: Stage, *options: str) -> pytest.RunResult:
-    return stage.run_here("aorta.toml", "--aorta-submit", *options)
+def submit(*options: str) -> list[str]:
+    """The lines that it writes."""
+    result = CliRunner().invoke(main, ["submit", *options])
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
+def refused(*options: str) -> str:
+    """What it says when it cannot."""
+    result = CliRunner().invoke(main, ["submit", *options])
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def matches(lines: list[str], *patterns: str) -> bool:
+    """Whether there are lines like these, in this order."""
+    left = iter(lines)
+    return all(any(fnmatchcase(line, pattern) for line in left) for pattern in patterns)
+
+
+def start(stage: Stage) -> subprocess.Popen[bytes]:
+    """In a process group of its own, as a shell does."""
+    command = [sys.executable, "-m", "pytest_aorta", "submit"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=stage.path, env=stage.environ(), start_new_session=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -76,49 +101,53 @@ def jobs(*options: str) -> list[list[str]]:
 
 
 def test_a_dry_run_shows_the_scripts_and_leaves_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
-    result = submit(stage, "--aorta-dry-run")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "one: 2 jobs (4 directories) on one-by-one, up to 4 CPU-hours",
-            "two: no job, 4 waiting",
-            "# script 1 of 2: one-a+1.*",
-            "#!/bin/bash",
-            "#SBATCH --ntasks=1",
-            "    run 0 'touch workspace/a/one; echo ran a >> log'",
-            "# script 2 of 2: one-c+1.*",
-        ]
+    assert matches(
+        submit("--dry-run"),
+        "one: 2 jobs (4 directories) on one-by-one, up to 4 CPU-hours",
+        "two: no job, 4 waiting",
+        "# script 1 of 2: one-a+1.*",
+        "#!/bin/bash",
+        "#SBATCH --ntasks=1",
+        "    run 0 'touch workspace/a/one; echo ran a >> log'",
+        "# script 2 of 2: one-c+1.*",
     )
     assert not (stage.path / ".aorta").exists()
     assert scheduler.jobs == []
 
 
 def test_what_was_submitted_is_not_submitted_again(stage: Stage, scheduler: StandInScheduler) -> None:
-    result = submit(stage, "--aorta-max-jobs", "1")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "one: 1 job (2 directories) on one-by-one*2 left for another time",
-            "one-by-one/100  one-a+1.*",
-            "*2 submitted*",
-        ]
+    lines = submit("-n", "1")
+    assert matches(
+        lines, "one: 1 job (2 directories) on one-by-one*2 left for another time", "one-by-one/100  one-a+1.*"
     )
     assert status()["one"]["submitted"] == 2
-    submit(stage).stdout.fnmatch_lines(["one: 1 job (2 directories) on one-by-one*2 submitted already"])
-    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already", "*no tests ran*"])
+    assert matches(submit(), "one: 1 job (2 directories) on one-by-one*2 submitted already")
+    assert matches(submit(), "one: no job, 4 submitted already")
     assert [job[0] for job in scheduler.jobs] == ["100", "101"]
     [first, _] = sorted((stage.path / ".aorta/jobs").iterdir())
-    assert {path.name for path in first.iterdir()} == {"plan.json", "script.sh", "state.json"}
+    assert {path.name for path in first.iterdir()} == {"job.json", "script.sh"}
 
 
-def test_what_is_chosen_is_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
-    result = stage.run_here("aorta.toml::one[a]", "aorta.toml::one[d]", "--aorta-submit")
-    result.stdout.fnmatch_lines(["one: 1 job (2 directories)*"])
-    assert [job[1].partition(".")[0] for job in scheduler.jobs] == ["one-a+1"]
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [(["a", "d", "-a", "one"], "one-a+1"), (["-a", "o*", "c"], "one-c"), (["--where", "/v>1"], "one-c+1")],
+)
+def test_what_is_chosen_is_submitted(stage: Stage, scheduler: StandInScheduler, options: list[str], name: str) -> None:
+    stage.write_file("aorta.toml", '[workspace]\nvalue_file = "v.json"\n' + RECIPE)
+    for number, directory in enumerate("abcd"):
+        stage.write_file(f"workspace/{directory}/v.json", json.dumps({"v": number}))
+    submit(*options)
+    assert [job[1].partition(".")[0] for job in scheduler.jobs] == [name]
+
+
+def test_what_is_on_disk_already_is_not_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
+    """The index does not know it: a run was killed between the product and the note, or it was copied."""
+    stage.write_file("workspace/b/one", "")
+    assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
 
 
 def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: StandInScheduler) -> None:
-    submit(stage)
+    submit()
     [first, second] = scheduler.jobs
     scheduler.set_jobs([*first[:2], "RUNNING", "None"], [*second[:2], "PENDING", "Priority"])
     assert jobs() == [["RUNNING", ""], ["PENDING", "Priority"]]
@@ -128,17 +157,17 @@ def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: S
     assert jobs() == [["OUT_OF_MEMORY", "OutOfMemory"], ["CANCELLED", ""]]
     assert (status()["one"]["completed"], status()["one"]["failed"], status()["one"]["submitted"]) == (1, 3, 0)
     assert jobs() == []
-    submit(stage).stdout.fnmatch_lines(["one: 2 jobs (3 directories)*, 1 completed"])
+    assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
 
 
 def test_the_queue_is_asked_before_the_index_is_read(
     stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that completes its directories and leaves the queue in between is not eligible again, as in Row."""
-    submit(stage, "--aorta-max-jobs", "1")
+    submit("-n", "1")
     asked = slurm.squeue
 
-    def ends_meanwhile(numbers: Collection[str]) -> dict[str, TaskState]:
+    def ends_meanwhile(numbers: Sequence[str]) -> dict[str, TaskState]:
         scheduler.set_jobs()
         states = asked(numbers)
         for name in "ab":
@@ -150,7 +179,7 @@ def test_the_queue_is_asked_before_the_index_is_read(
 
 
 def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, scheduler: StandInScheduler) -> None:
-    submit(stage)
+    submit()
     scheduler.set_jobs()
     (scheduler.folder / "accounting").write_text("100|NODE_FAIL|1:0\n101|CANCELLED by 0|0:0\n")
     assert jobs() == [["NODE_FAIL", "exit code 1:0"], ["CANCELLED", ""]]
@@ -162,7 +191,7 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
 def test_what_no_scheduler_knows_has_ended_and_does_nothing_if_it_begins(
     stage: Stage, scheduler: StandInScheduler
 ) -> None:
-    submit(stage, "--aorta-max-jobs", "1")
+    submit("-n", "1")
     scheduler.set_jobs()
     assert jobs() == [["UNKNOWN", "no scheduler knows it any more"]]
     [folder] = (stage.path / ".aorta/jobs").iterdir()
@@ -171,16 +200,15 @@ def test_what_no_scheduler_knows_has_ended_and_does_nothing_if_it_begins(
 
 
 def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
-    submit(stage)
+    submit()
     scheduler.is_down(True)
     result = CliRunner().invoke(main, ["status", "--json"])
     assert "Unable to contact slurm controller; the states of 2 submitted jobs are those that" in result.stderr
     assert json.loads(result.stdout)["actions"][0]["submitted"] == 4
-    submit(stage).stdout.fnmatch_lines(
-        [
-            "warning: squeue: *Unable to contact slurm controller; the states of 2 submitted jobs are those that*",
-            "one: no job, 4 submitted already",
-        ]
+    assert matches(
+        submit(),
+        "warning: squeue: *Unable to contact slurm controller; the states of 2 submitted jobs are those that*",
+        "one: no job, 4 submitted already",
     )
     scheduler.is_down(False)
     assert jobs() == [["PENDING", "Resources"]] * 2
@@ -189,11 +217,9 @@ def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInSc
 
 def test_a_lost_answer_is_looked_up_by_the_name_of_the_job(stage: Stage, scheduler: StandInScheduler) -> None:
     scheduler.does("lost")
-    result = submit(stage)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["one-by-one/100 *", "one-by-one/101 *"])
+    assert matches(submit(), "one-by-one/100 *", "one-by-one/101 *")
     assert status()["one"]["submitted"] == 4
-    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already"])
+    assert matches(submit(), "one: no job, 4 submitted already")
     assert len(scheduler.jobs) == 2
 
 
@@ -203,25 +229,23 @@ def test_where_it_cannot_be_looked_up_nothing_is_submitted_until_it_can(
 ) -> None:
     scheduler.does("lost")
     scheduler.is_down(True)
-    result = submit(stage)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*timed out*Whether it has job one-a+1.* is looked up*0 of 2 were submitted before*"])
-    submit(stage, "--aorta-max-jobs", "1").stdout.fnmatch_lines(["one: 1 job (2 *, 2 submitted already"])
+    assert fnmatchcase(refused(), "*timed out*Whether it has job one-a+1.* is looked up*0 of 2 were submitted before*")
+    assert matches(submit("-n", "1"), "one: 1 job (2 *, 2 submitted already")
     # It is down for the second job as well; the first one is still not submitted again.
     assert [job[1].partition(".")[0] for job in scheduler.jobs] == ["one-a+1", "one-c+1"]
     scheduler.is_down(False)
-    submit(stage).stdout.fnmatch_lines(["one: no job, 4 submitted already"])
+    assert matches(submit(), "one: no job, 4 submitted already")
     assert jobs() == [["PENDING", "Resources"]] * 2
     assert len(scheduler.jobs) == 2
 
 
 def test_a_job_that_the_scheduler_does_not_have_is_submitted_again(stage: Stage, scheduler: StandInScheduler) -> None:
     scheduler.does("nothing")
-    assert submit(stage).ret == pytest.ExitCode.USAGE_ERROR
+    refused()
     [folder] = (stage.path / ".aorta/jobs").iterdir()
     assert jobs() == [["UNCONFIRMED", ""]]  # sbatch may have accepted it, and its answer be lost
     scheduler.does("ok")
-    submit(stage).stdout.fnmatch_lines(["one: 2 jobs (4 directories)*"])
+    assert matches(submit(), "one: 2 jobs (4 directories)*")
     assert len(scheduler.jobs) == 2
     assert subprocess.run(["bash", folder / "script.sh"]).returncode == 0  # should it come after all
     assert not (stage.path / "log").exists()
@@ -229,22 +253,20 @@ def test_a_job_that_the_scheduler_does_not_have_is_submitted_again(stage: Stage,
 
 def test_a_refusal_is_an_error_and_the_directories_stay_eligible(stage: Stage, scheduler: StandInScheduler) -> None:
     scheduler.does("refuse")
-    result = submit(stage)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*Invalid account; 0 of 2 were submitted before, the rest was not"])
+    assert fnmatchcase(refused(), "*Invalid account; 0 of 2 were submitted before, the rest was not\n")
     assert (status()["one"]["eligible"], status()["one"]["submitted"]) == (4, 0)
     assert jobs("--all")[0][0] == "REFUSED"
 
 
 def test_ctrl_c_lets_the_job_that_is_being_submitted_be_recorded(stage: Stage, scheduler: StandInScheduler) -> None:
     scheduler.does("slow")
-    pytest_run = stage.start("aorta.toml", "--aorta-submit")
+    process = start(stage)
     wait_until((scheduler.folder / "sbatch-began").exists)
-    os.killpg(pytest_run.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     (scheduler.folder / "go").touch()
-    result = stage.finish(pytest_run)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["interrupted: 1 of 2 submitted, which are recorded; the rest is not"])
+    output, _ = process.communicate()
+    assert process.returncode == 130
+    assert b"interrupted: 1 of 2 submitted, which are recorded; the rest is not" in output
     assert (status()["one"]["submitted"], status()["one"]["eligible"]) == (2, 2)
 
 
@@ -253,21 +275,22 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_job_is_looked_up_later(
     stage: Stage, scheduler: StandInScheduler
 ) -> None:
     scheduler.does("slow")
-    pytest_run = stage.start("aorta.toml", "--aorta-submit")
+    process = start(stage)
     wait_until((scheduler.folder / "sbatch-began").exists)
-    os.killpg(pytest_run.pid, signal.SIGINT)
-    assert pytest_run.stderr is not None
-    assert b"Ctrl-C once more" in pytest_run.stderr.readline()
-    os.killpg(pytest_run.pid, signal.SIGINT)
-    assert stage.finish(pytest_run).ret == pytest.ExitCode.INTERRUPTED
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    assert b"Ctrl-C once more" in process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate()
+    assert process.returncode != 0
     assert status()["one"]["submitted"] == 2  # perhaps: it is not known
     scheduler.does("ok")
-    submit(stage)
+    submit()
     assert status()["one"]["submitted"] == 4
 
 
 def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandInScheduler) -> None:
-    submit(stage)
+    submit()
     assert CliRunner().invoke(main, ["cancel", "101"]).output == "1 job cancelled.\n"
     assert CliRunner().invoke(main, ["cancel", "-a", "o*"]).output == "2 jobs cancelled.\n"
     assert (scheduler.folder / "cancelled").read_text() == "101\n100 101\n"
@@ -278,60 +301,32 @@ def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandIn
 
 @pytest.mark.slow
 def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInScheduler) -> None:
-    assert submit(stage, "-p", "no:cacheprovider").ret == 0
+    submit()
     scheduler.set_jobs()
     jobs()
-    result = stage.run("aorta.toml", "--aorta-submit=none")
-    assert result.ret == 0
+    submit("--cluster", "none")
     assert (stage.path / "log").read_text().splitlines() == [f"ran {name}" for name in "abcd"]
     assert (status()["one"]["completed"], status()["two"]["eligible"]) == (4, 4)
     assert jobs("--all")[-1] == ["COMPLETED", ""]
 
 
-def test_with_xdist_only_the_controller_submits(stage: Stage, scheduler: StandInScheduler) -> None:
-    submit(stage, "-n", "2").stdout.fnmatch_lines(["*4 submitted in*"])
-    assert len(scheduler.jobs) == 2
-
-
-def test_a_job_of_ours_submits_nothing(
-    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AORTA_JOB", str(stage.path))
-    submit(stage, "-k", "one").assert_outcomes(passed=4, deselected=4)
-    assert scheduler.jobs == []
-
-
-def test_only_items_of_recipes_can_be_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
-    stage.write(test_it="def test_it(): pass")
-    result = stage.run_here("aorta.toml", "test_it.py", "--aorta-submit")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_it.py::test_it is of no recipe; only items of aorta.toml*"])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--aorta-submit", "aorta.toml"],
-            "*--aorta-submit: 'aorta.toml' is not valid; expected the name of a cluster: *",
-        ),
-        (["aorta.toml", "--aorta-submit=else"], "*no cluster is called 'else'; there are one-by-one, *"),
-        (["aorta.toml", "--aorta-submit", "--aorta-max-jobs=0"], "*--aorta-max-jobs: '0' is not valid*"),
+        (["--cluster", "else"], "no cluster is called 'else'; there are one-by-one, "),
+        (["--max-jobs", "0"], "Invalid value for '-n' / '--max-jobs': 0 is not in the range x>=1"),
+        (["-a", "three"], "no action matches 'three'; there are one, two"),
     ],
 )
-def test_a_wrong_value_ends_the_run(
-    stage: Stage, scheduler: StandInScheduler, options: list[str], message: str
-) -> None:
-    result = stage.run_here(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([message])
+def test_a_wrong_value_is_refused(scheduler: StandInScheduler, options: list[str], message: str) -> None:
+    assert message in refused(*options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "count"), [("\n", 2), ("n\n", 0)])
 def test_on_a_terminal_it_asks(stage: Stage, scheduler: StandInScheduler, answer: str, count: int) -> None:
     ours, theirs = pty.openpty()
-    command = [*PYTEST, "aorta.toml", "--aorta-submit"]
+    command = [sys.executable, "-m", "pytest_aorta", "submit"]
     process = subprocess.Popen(
         command, cwd=stage.path, env=stage.environ(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.recipes.in_job import MAXIMUM_STARTS, StartedTrials
+from pytest_aorta.plugin.recipes.runs import MAXIMUM_STARTS, StartedTrials
 
 UNIT = "local-none/3"
 

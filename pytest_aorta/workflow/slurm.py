@@ -6,10 +6,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from pytest_aorta.clusters.jobs import TaskState
+from pydantic import BaseModel, ConfigDict
+
 from pytest_aorta.settings import RequestError
 
 #: Seconds that an answer may take.
@@ -20,28 +22,34 @@ _PATIENCE = 120.0
 _KEPT_VARIABLES = ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS")
 
 #: States in which a job has ended, see ``man squeue``, JOB STATE CODES.
-ENDED = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "LAUNCH_FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "RECONFIG_FAIL",
-        "REVOKED",
-        "SPECIAL_EXIT",
-        "TIMEOUT",
-    ]
-)
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "RECONFIG_FAIL", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+}
 
 #: What sbatch says when it cannot say whether the job is there.
 _LOST = re.compile(r"timed out|Unable to contact|communication|connection|Zero Bytes", re.IGNORECASE)
 
 _TASK = re.compile(r"(\d+)(?:_(\d+))?")
+
+
+class TaskState(BaseModel):
+    """What a scheduler says of a job, or of a task of an array.
+
+    Attributes:
+        state: ``PENDING``, ``RUNNING``, ``TIMEOUT``, ... as SLURM has them.
+        reason: why it waits, or has ended so.
+        over: whether it has ended and will not be started again.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    state: str
+    reason: str = ""
+    over: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
 class SchedulerError(RequestError):
@@ -52,8 +60,8 @@ class LostAnswer(SchedulerError):
     """Whether the scheduler has the job is not known."""
 
 
-def sbatch(script: Path, folder: Path, has_account: bool, *, is_test: bool = False) -> str:
-    """Submit a script from a folder; the number of the job.
+def sbatch(script: Path, folder: Path, has_account: bool) -> str:
+    """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
 
     The process is out of reach of Ctrl-C. It is ended when an exception ends the wait.
 
@@ -67,10 +75,7 @@ def sbatch(script: Path, folder: Path, has_account: bool, *, is_test: bool = Fal
         if not name.startswith("SBATCH_")
         or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
     }
-    command = ["sbatch", *(["--test-only"] if is_test else ["--parsable"]), str(script)]
-    done = _answer(command, folder, environ)
-    if done.returncode == 0 and is_test:
-        return ""
+    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):
@@ -82,37 +87,40 @@ def sbatch(script: Path, folder: Path, has_account: bool, *, is_test: bool = Fal
     raise (LostAnswer if lost else SchedulerError)(said if said.startswith("sbatch") else f"sbatch: {said}")
 
 
-def squeue(numbers: Collection[str]) -> dict[str, TaskState]:
-    """The states of these jobs, by ``NUMBER`` or ``NUMBER_TASK``, also of those that have ended a short while ago.
+def states(numbers: Sequence[str]) -> dict[str, TaskState]:
+    """The states of jobs, by ``NUMBER`` or ``NUMBER_TASK``.
+
+    The queue knows those that have ended a short while ago as well; what it has forgotten, the accounting is asked.
 
     Raises:
         SchedulerError: the scheduler does not answer.
     """
-    # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
-    asked = [*numbers, "1"] if len(numbers) == 1 else [*numbers]
-    return _states(["squeue", f"--jobs={','.join(asked)}"])
-
-
-def squeue_names(names: Collection[str]) -> dict[str, str]:
-    """Which of these names jobs have, with the numbers of the jobs.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
-    """
-    command = ["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"]
-    found = (line.split("|", 1) for line in _output(command).splitlines() if "|" in line)
-    return {name.strip(): number.strip() for number, name in found if name.strip() in names}
-
-
-def sacct(numbers: Collection[str]) -> dict[str, TaskState]:
-    """The same as ``squeue`` from the accounting, which knows jobs for a long time; empty where there is none."""
-    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(numbers)}"]
-    try:
-        lines = _output([*command, "--format=JobID,State,ExitCode"]).splitlines()
-    except SchedulerError:
+    if not numbers:
         return {}
+    found = squeue(numbers)
+    known = {identity.partition("_")[0] for identity in found}
+    missing = [number for number in numbers if number not in known]
+    return {**_sacct(missing), **found} if missing else found
+
+
+def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
+    """What the queue says of jobs, see ``states``."""
+    # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
+    asked = [*numbers, "1"] if len(numbers) == 1 else numbers
+    command = ["squeue", f"--jobs={','.join(asked)}", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]
     found = {}
-    for line in lines:
+    for line in _output(command).splitlines():
+        fields = [field.strip() for field in line.split("|", 2)]
+        if len(fields) == 3 and _TASK.fullmatch(fields[0]):
+            reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
+            found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
+    return found
+
+
+def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
+    """What the accounting says of jobs, which it knows for a long time; nothing where there is none."""
+    found = {}
+    for line in _accounted(f"--jobs={','.join(numbers)}", "--format=JobID,State,ExitCode"):
         fields = line.split("|")
         if len(fields) == 3 and fields[1].strip():
             state = fields[1].split()[0].rstrip("+")
@@ -121,42 +129,32 @@ def sacct(numbers: Collection[str]) -> dict[str, TaskState]:
     return found
 
 
-def sacct_names(names: Collection[str]) -> dict[str, str]:
-    """The same as ``squeue_names`` from the accounting; empty where there is none."""
-    command = [
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--allocations",
-        f"--name={','.join(names)}",
-        "--starttime=now-30days",
-    ]
+def numbers_of(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+    """Which of these names jobs have, with the numbers of the jobs, by queue and accounting.
+
+    Raises:
+        SchedulerError: the scheduler does not answer.
+    """
+    lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
+    pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
+    found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
+    if in_accounting and (missing := names - found.keys()):
+        options = [f"--name={','.join(missing)}", "--starttime=now-30days", "--format=JobID,JobName%200"]
+        pairs = [line.split("|", 1) for line in _accounted(*options) if "|" in line]
+        found |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
+    return found
+
+
+def _accounted(*options: str) -> list[str]:
     try:
-        lines = _output([*command, "--format=JobID,JobName%200"]).splitlines()
+        return _output(["sacct", "--noheader", "--parsable2", "--allocations", *options]).splitlines()
     except SchedulerError:
-        return {}
-    found = (line.split("|", 1) for line in lines if "|" in line)
-    return {name: number.partition("_")[0] for number, name in found if name in names}
+        return []
 
 
 def scancel(numbers: Sequence[str]) -> None:
-    """End jobs, or tasks of arrays.
-
-    Raises:
-        SchedulerError: the scheduler has refused.
-    """
+    """End jobs, or tasks of arrays; raises ``SchedulerError`` where the scheduler refuses."""
     _output(["scancel", *numbers])
-
-
-def _states(command: Sequence[str]) -> dict[str, TaskState]:
-    found = {}
-    lines = _output([*command, "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]).splitlines()
-    for line in lines:
-        fields = [field.strip() for field in line.split("|", 2)]
-        if len(fields) == 3 and _TASK.fullmatch(fields[0]):
-            reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
-            found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
-    return found
 
 
 def _output(command: Sequence[str]) -> str:

@@ -1,0 +1,299 @@
+"""A recipe as a test file: its collector, and the items of its commands and trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.common.bounded_waits import wait_bounded
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plugin.failures import TrialFailed
+from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, action_run, asked_of_plan, recipe_run
+from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.stopping import NotNeeded, cell_of
+from pytest_aorta.plugin.trial_item import TrialItem, item_of
+from pytest_aorta.runtime import process_tree as process_tags
+from pytest_aorta.runtime.process_tree import Family, die_with_parent, end_all
+from pytest_aorta.settings import RequestError
+from pytest_aorta.trials.outcome import signal_name
+from pytest_aorta.workflow.commands import shell_commands
+from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
+from pytest_aorta.workflow.recipe import Action
+from pytest_aorta.workflow.requests import recorded_digest, request_digest, unit_of
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workflow.states import Progress
+
+#: Bytes of the end of a command's output that its report has.
+_SHOWN = 65_536
+
+#: Statuses of trials that have failed, which an action may expect.
+_FAILED = ("workload_failed", "timeout")
+
+
+class RecipeFile(pytest.File):
+    """A recipe. Its items are its actions on their directories, each after those that it follows."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """All of them, complete ones included: those are shown as they are."""
+        try:
+            run = recipe_run(self.config, self.path)
+            return [item for action in run.recipe.in_order() for item in self._items(run, action)]
+        except RequestError as error:
+            raise self.CollectError(str(error)) from None
+
+    def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
+        if action.is_matrix:
+            yield from _trial_items(self, run, action)
+            return
+        if action.table.launchers:
+            run.prefix(action, 1)  # refused now, and not when it is about to run
+        matrix, each = run.recipe.matrix_before(action), action.table.each
+        if (each == "directory") != (matrix is None):
+            why = "follows no action with a workload" if matrix is None else f"follows the workload of {matrix.name!r}"
+            expected = "directory" if matrix is None else "trial, cell or matrix"
+            message = f"action {action.name!r} {why}; each = {each!r} cannot be, expected {expected}"
+            raise run.recipe.error(action, message)
+        project = run.project
+        for unit in command_units(run.recipe, action, project.units(action), project.value_of(action)):
+            item: CommandItem = CommandItem.from_parent(self, name=unit.name)
+            item.unit, item.run = unit, run
+            item.extra_keyword_matches.update([action.name, *unit.units])
+            run.declare(action.name, unit.units, item.nodeid)
+            yield item
+
+
+class CommandItem(pytest.Item):
+    """A command on its directories. What is complete is not run; neither is what has to wait for others."""
+
+    unit: CommandUnit
+    run: RecipeRun
+
+    def runtest(self) -> None:
+        """Run the command on the directories that need it.
+
+        Raises:
+            NotNeeded: a previous action is not complete.
+            TrialFailed: the command has failed, or has not made its products.
+        """
+        __tracebackhide__ = True
+        action = self.unit.action
+        left = [name for name in self.unit.units if not self.run.project.has_products(action, name)]
+        for name in set(self.unit.units).difference(left):
+            self.run.note_kept(action.name, name)
+        if not left:
+            self.user_properties.append(("aorta_state", "kept"))
+            return
+        obstacles = {name: self.run.obstacle(action, name) for name in left}
+        eligible = [name for name in left if obstacles[name] is None]
+        if not eligible:
+            raise NotNeeded(printable(next(reason for reason in obstacles.values() if reason is not None)))
+        try:
+            self._run(eligible)
+        except RequestError as error:
+            raise TrialFailed(printable(str(error))) from None
+
+    def _run(self, units: Sequence[str]) -> None:
+        action, run, project = self.unit.action, self.run, self.run.project
+        value_of = project.value_of(action)
+        if len(units) < len(self.unit.units):  # else they are a whole group already
+            check_whole(action, [units], project.units(action), value_of)
+        for unit in units:
+            project.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
+        paths, workspace = [run.path_of(action, unit) for unit in units], run.recipe.workspace.path
+        (line,) = shell_commands(action.table.command or "", paths, [value_of(unit) for unit in units], workspace)
+        variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
+        line = run.prefix(action, len(units)) + line
+        status = self._execute(line, run.recipe.root, variables)
+        missing = {unit: project.missing_products(action, unit) for unit in units}
+        for unit in units:
+            done = status == 0 and not missing[unit]
+            run.note(action.name, unit, "failed" if not done else "completed" if action.table.products else None)
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
+        wrong = [f"the command ended with {how}"] if status else []
+        wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
+        if wrong:
+            raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {run.recipe.root}"))
+
+    def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
+        """The exit status; the output goes to the item's report, or with ``-s`` to the terminal."""
+        end_in_order_when_terminated(self.config)
+        grace = run_of(self.config).selection.limits.grace
+        if self.config.getoption("capture", "fd") == "no":
+            sys.stdout.flush()
+            return _run_shell(line, folder, variables, None, grace)
+        with tempfile.TemporaryFile() as output:
+            try:
+                return _run_shell(line, folder, variables, output, grace)
+            finally:
+                output.seek(max(0, output.seek(0, 2) - _SHOWN))
+                text = printable(output.read().decode(errors="replace"))
+                if text:
+                    self.add_report_section("call", "output", text)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The recipe, the line of the action, and the name."""
+        return self.path, self.unit.action.line - 1, self.name
+
+
+def _run_shell(script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float) -> int:
+    """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
+
+    What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C, it
+    and all its descendants, daemons too, get SIGTERM and, ``grace`` seconds later, SIGKILL.
+    """
+    parent, tag = os.getpid(), process_tags.new_tag()
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, **variables, process_tags.VARIABLE: tag},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
+        preexec_fn=lambda: die_with_parent(parent),
+    )
+    family = Family(lambda: [process.pid])
+    ended = os.pidfd_open(process.pid)
+
+    def wait(seconds: float) -> bool:
+        if select.select([ended], [], [], seconds)[0]:
+            return True
+        family.members()  # to know those whose parents will have ended
+        return False
+
+    def members() -> list[int]:
+        return list({*family.members(), *process_tags.tagged_processes(tag)})
+
+    try:
+        wait_bounded(wait)
+        os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
+        return process.wait()
+    except BaseException:
+        end_all(members, process.poll, grace)
+        process.wait()
+        raise
+    finally:
+        os.close(ended)
+
+
+class RecipeTrialItem(TrialItem):
+    """A trial of an action: with what it follows, and with what is expected of it."""
+
+    action_run: Run
+    recipe: RecipeRun
+    action: Action
+    reproduced: bool
+
+    @property
+    def trial_run(self) -> Run:
+        """The run of the action."""
+        return self.action_run
+
+    def setup(self) -> None:
+        """As of any trial, when all that the action follows is complete.
+
+        Raises:
+            NotNeeded: it is not.
+        """
+        self.reproduced = False
+        unit = unit_of(self.spec)
+        obstacle = self.recipe.obstacle(self.action, unit)
+        if obstacle is None and self.recipe.trial_states[self.action.name](unit) == "open":
+            obstacle = self.recipe.started.has_too_many(self.action.name, unit)
+        if obstacle is not None:
+            raise NotNeeded(printable(obstacle))
+        self.recipe.started.note(unit)
+        super().setup()
+
+    def runtest(self) -> None:
+        """Wait for the end of ``run()``, and hold it against what is expected.
+
+        Raises:
+            TrialFailed: the trial has failed, or was expected to.
+        """
+        if self.running is not None and self.running.resumed:
+            self.user_properties.append(("aorta_state", "kept"))
+        if not self.reproduced:
+            super().runtest()
+        if self.action.table.expect == "fail" and not self.reproduced:
+            running = self.running
+            if running is not None and running.finish().exit_status == "ok":
+                raise TrialFailed('the trial is ok, and expected to fail (expect = "fail")')
+        if self.reproduced:
+            self.user_properties.append(("aorta_state", "reproduced"))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The recipe, the line of the action, and the name."""
+        return self.path, self.action.line - 1, self.name
+
+    def _wait(self, phase: str) -> None:
+        try:
+            super()._wait(phase)
+        except TrialFailed:
+            if self.action.table.expect != "fail" or self.stash[PAYLOAD].exit_status not in _FAILED:
+                raise
+            self.reproduced = True
+
+
+def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
+    """The trials of an action, in the order of its plan."""
+    run = action_run(parent.config, recipe, action)
+    recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
+    sibling: RecipeTrialItem | None = None
+    for spec in run.plan.trials:
+        name = run.shown_name(spec)
+        sibling = item_of(RecipeTrialItem, parent, name, spec, run.plan.paths, sibling)
+        sibling.action_run, sibling.recipe, sibling.action, sibling.reproduced = run, recipe, action, False
+        sibling.extra_keyword_matches.add(action.name)
+        recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
+        yield sibling
+
+
+class _TrialStates:
+    """What is on disk of the trials of an action."""
+
+    def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
+        self._recipe, self._run, self._action = recipe, run, action
+        self._digests: dict[str, str] = {}
+        self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
+
+    @cached_property
+    def _trials(self) -> dict[str, TrialSpec]:
+        return {unit_of(spec): spec for spec in self._run.plan.trials}
+
+    def __call__(self, unit: str) -> Progress:
+        spec = self._trials[unit]
+        try:
+            file = self._run.plan.paths(spec).file_in(self._run.results)
+            record: dict[str, Any] = json.loads(file.read_bytes())
+            status, request = record["exit_status"], recorded_digest(record)
+        except (OSError, ValueError, TypeError, KeyError):
+            return self._without_record(spec)
+        if record.get("cell") != spec.cell or request != self._digests.setdefault(spec.cell, request_digest(spec)):
+            return self._without_record(spec)
+        if status in self._expected:
+            return "completed"
+        return "failed" if status in ("ok", *_FAILED) else "without_result"
+
+    def _without_record(self, spec: TrialSpec) -> Progress:
+        is_decided = spec.cell in self._decided_before or self._run.stopping.decided.reason(cell_of(spec)) is not None
+        return "not_needed" if is_decided else "open"
+
+    @cached_property
+    def _decided_before(self) -> Collection[str]:
+        """The cells that an earlier run has decided, of the same request."""
+        found = self._recipe.known.decided.get(self._action.name)
+        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._run.plan) else ()

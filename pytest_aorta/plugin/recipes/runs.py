@@ -1,0 +1,371 @@
+"""Recipes in one pytest process: what is complete, what keeps an item from running, and a run for each matrix."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.plan import PlanError
+from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
+from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
+from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.registry import RegistryError
+from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
+from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
+from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
+from pytest_aorta.trials.names import identifier
+from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
+from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
+from pytest_aorta.workflow.requests import asked_of, request_digest, selection_of, trial_completion
+from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE
+from pytest_aorta.workflow.states import Progress, blocked_for, containing, waited_for
+
+if TYPE_CHECKING:
+    from pytest_aorta.plan import Plan
+    from pytest_aorta.trials.spec import TrialSpec
+
+#: The cluster that is this host, by Row's name.
+HERE = "none"
+
+#: How often a job that is started again may start a trial that has never left a record.
+MAXIMUM_STARTS = 3
+
+#: Seconds between two readings of the trial file of another process.
+_INTERVAL = 0.05
+
+#: Seconds that a record may take from an xdist worker to the disk.
+_WRITTEN_WITHIN = 30.0
+
+_RECIPES = pytest.StashKey[dict[Path, "RecipeRun"]]()
+_ITEM_STATES = pytest.StashKey[ItemStateHooks]()
+_ACTION_RUNS = pytest.StashKey[dict[tuple[Path, str], Run]]()
+
+_WORDS = {
+    "to come": "is not complete; in this run it comes later",
+    "running": "is not complete; it runs now",
+    "passed": "is not complete, although it has passed",
+    "failed": "failed",
+    "skipped": "was skipped, and is not complete",
+    "lost": "ended with its process",
+}
+
+
+class StartedTrials:
+    """The trials that the job of this process has started; a requeued one knows those of its earlier times."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
+        is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
+        self._file = Path(folder, f"started-{task}") if folder is not None and is_first else None
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                return Counter(self._file.read_text(encoding="utf-8", errors="replace").splitlines())
+        return Counter()
+
+    def has_too_many(self, action: str, unit: str) -> str | None:
+        """Why a trial that has left no record is not started once more; ``None`` where it may be."""
+        count = self._counts[json.dumps(unit)]
+        if count < MAXIMUM_STARTS:
+            return None
+        return f"{action}: started {count} times by this job, which it has taken along each time"
+
+    def note(self, unit: str) -> None:
+        """A trial is about to start."""
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(unit) + "\n")
+
+
+class RecipeRun:
+    """One per recipe and pytest process."""
+
+    def __init__(self, config: pytest.Config, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.project = Project(recipe, run_of(config).selection.registry_files, fresh=True)
+        self._config = config
+        self._is_unwritable = False
+        self._hooks = _item_state_hooks(config)
+        #: Action to unit to the node id of the item that runs it.
+        self.items: dict[str, dict[str, str]] = {}
+        #: By action with a workload: gives the state of a trial, by its unit.
+        self.trial_states: dict[str, Callable[[str], Progress]] = {}
+        #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
+        self._of_matrices: dict[str, str | None] = {}
+        self._within: dict[str, dict[str, list[str]]] = {}
+        self.journal = Journal(recipe.index)
+        self.started = StartedTrials()
+
+    def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
+        """An item has been made for these units of an action."""
+        self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
+        self._hooks.nodeids.add(nodeid)
+
+    def path_of(self, action: Action, unit: str) -> str:
+        """The folder of a unit of a command, relative to the workspace."""
+        return str(self.project.folder(action, unit).relative_to(self.recipe.directories))
+
+    @cached_property
+    def _launchers(self) -> Mapping[str, Launcher]:
+        return Configuration.of_project(self.recipe.root).launchers_on(HERE)
+
+    def prefix(self, action: Action, directories: int) -> str:
+        """What the launchers of a command put before it on this host.
+
+        Raises:
+            RecipeError: one is unknown, or none starts the processes.
+        """
+        if not action.table.launchers:
+            return ""
+        try:
+            return launcher_prefix(action, directories, self._launchers)
+        except RecipeError as error:
+            raise self.recipe.error(action, str(error)) from None
+
+    def note(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
+        """Journal what has become of a unit; where that cannot be written, the run goes on, and warns of it once."""
+        try:
+            self.journal.add(action, unit, outcome, request)
+        except OSError as error:
+            if not self._is_unwritable:
+                self._is_unwritable = True
+                text = (
+                    f"{self.recipe.index}: what this run completes cannot be noted ({error.strerror}); "
+                    "pytest-aorta scan finds it later"
+                )
+                with contextlib.suppress(pytest.PytestWarning):  # as an error, it would end the session
+                    self._config.issue_config_time_warning(pytest.PytestWarning(printable(text)), stacklevel=2)
+
+    def note_kept(self, action: str, unit: str) -> None:
+        """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
+        if self.known.completed.get(action, {}).get(unit) != ("completed", ""):
+            self.note(action, unit, "completed")
+
+    @cached_property
+    def known(self) -> Known:
+        """What earlier runs have noted."""
+        return Workspace.from_cache(self.recipe).known
+
+    def obstacle(self, follower: Action, unit: str) -> str | None:
+        """Why an action may not run on a unit, once what comes before it in this run is over; ``None`` if it may."""
+        if not follower.is_matrix:
+            return self._obstacle(follower, unit)
+        if follower.name not in self._of_matrices:
+            self._of_matrices[follower.name] = self._obstacle(follower, unit)
+        return self._of_matrices[follower.name]
+
+    def _obstacle(self, follower: Action, unit: str) -> str | None:
+        for name in follower.table.previous_actions:
+            action = self.recipe.by_name[name][0]
+            units = self._units_before(follower, action, unit)
+            for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
+                if nodeid in self._hooks.selected:
+                    self._hooks.states.wait(nodeid)
+            progress: dict[str, Progress] = {each: self._progress(action, each) for each in units}
+            waiting = waited_for(follower, action, progress)
+            if blocked_for(follower, action, waiting).touches(unit):
+                return self._reason(action, waiting)
+        return None
+
+    def _units_before(self, follower: Action, action: Action, unit: str) -> Sequence[str]:
+        """The units of ``action`` that matter for one of its follower: those that contain it, or that it contains."""
+        known = self.items.get(action.name, {})
+        kinds = {"trial" if each.is_matrix else each.table.each for each in (follower, action)}
+        if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
+            return list(known)
+        if len(kinds) == 1:
+            return [unit] if unit in known else []
+        if action.name not in self._within:
+            within = self._within[action.name] = {}
+            for each in known:
+                for outer in containing(each):
+                    within.setdefault(outer, []).append(each)
+        contained = self._within[action.name].get(unit, ())
+        return list(contained) or [outer for outer in containing(unit) if outer in known]
+
+    def _progress(self, action: Action, unit: str) -> Progress:
+        """By what is on disk. Under xdist, the controller may not have written the record of a trial that has ended."""
+        if not action.is_matrix:
+            return "completed" if self.project.has_products(action, unit) else "open"
+        state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
+        states = self._hooks.states
+        give_up = time.monotonic() + _WRITTEN_WITHIN
+        if states.is_shared and nodeid in self._hooks.selected and states.of(nodeid) in ("passed", "failed"):
+            while state_of(unit) == "open" and time.monotonic() < give_up:
+                time.sleep(_INTERVAL)
+        return state_of(unit)
+
+    def _reason(self, action: Action, units: Sequence[str]) -> str:
+        """Why units of an action are not complete, in one line."""
+        if not action.table.products and not action.is_matrix:
+            return f"{action.name} has no products, so it is never complete; previous_actions need products"
+        nodeid = self.items[action.name][units[0]]
+        where = nodeid.rpartition("::")[2]
+        more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
+        if nodeid not in self._hooks.selected:
+            return f"{where}{more} is not complete, and not selected in this run"
+        return f"{where}{more} {_WORDS[self._hooks.states.of(nodeid)]}"
+
+
+def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
+    """The run of the recipe in a file, which is read when it is first asked for; raises ``RecipeError``."""
+    runs = config.stash.setdefault(_RECIPES, {})
+    if file not in runs:
+        runs[file] = RecipeRun(config, read_recipe(file))
+    return runs[file]
+
+
+def close_recipes(config: pytest.Config) -> None:
+    """Nothing more is journaled."""
+    for run in config.stash.get(_RECIPES, {}).values():
+        run.journal.close()
+
+
+def _item_state_hooks(config: pytest.Config) -> ItemStateHooks:
+    if _ITEM_STATES not in config.stash:
+        run = test_run_of(config)
+        used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
+        states = ItemStates(used.path if used is not None else None)
+        config.stash[_ITEM_STATES] = ItemStateHooks(states)
+        if used is not None:
+            config.add_cleanup(used.close)
+        config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
+    return config.stash[_ITEM_STATES]
+
+
+def _shared_folder(name: str) -> Path:
+    """A folder of all processes of an xdist run; the last one that uses it removes it."""
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}items-{name}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+    """The run of an action with a workload: its plan, its results directory, its engine.
+
+    Raises:
+        RequestError: no plan can be made of it.
+    """
+    runs = config.stash.setdefault(_ACTION_RUNS, {})
+    key = (recipe.recipe.file, action.name)
+    if key not in runs:
+        runs[key] = _new_action_run(config, recipe, action)
+    return runs[key]
+
+
+def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+    table, base = action.table, run_of(config)
+    given = base.selection
+    until_decided = table.until_decided or given.until_decided
+    margin = given.triage.margin if table.margin is None else table.margin
+    selection = replace(
+        selection_of(action, recipe.recipe, given),
+        resume=True,
+        triage=TriageSettings(table.baseline, margin, sequential=until_decided or given.duration is not None),
+        until_decided=until_decided,
+        duration=None,  # the time is that of the whole run
+        gates=(),
+        minimize=(),
+        replays=(),
+        report=None,
+    )
+    run = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
+    run.registry = base.registry
+    run.action = identifier(action.name)
+    run.expects_failures = table.expect == "fail"
+    try:
+        plan = run.plan
+    except (PlanError, RegistryError) as error:
+        raise recipe.recipe.error(action, f"action {action.name!r}: {error}") from None
+    run.recipe_trials = cache(lambda: {run.shown_name(spec): spec for spec in plan.trials})
+
+    def on_record(record: Mapping[str, Any]) -> None:
+        if (found := trial_completion(record)) is not None:
+            recipe.note(action.name, *found)
+
+    def on_decided(cells: Mapping[str, str]) -> None:
+        new = Decision(asked=asked_of_plan(action, plan), cells=dict(cells))
+        before = recipe.known.decided.get(action.name, Decision(asked=""))
+        if new.cells and (before.asked != new.asked or not new.cells.items() <= before.cells.items()):
+            recipe.known.add(Known(decided={action.name: new}))
+            with contextlib.suppress(OSError):  # what cannot be written is found out again
+                recipe.journal.append(Known(decided={action.name: new}))
+
+    run.on_record, run.on_decided = on_record, on_decided
+    if table.baseline is None and not table.gate and not given.gates:
+        return run
+    cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
+    place = f"{recipe.recipe.file}:{action.line}"
+    if table.baseline is not None:
+        check_baseline(table.baseline, cells, f"{place}: baseline")
+    gates = [_gate(text, place) for text in table.gate]
+    check_gates(gates, cells, f"{place}: gate")
+    others = [gate for gate in given.gates if gate.cell is None or any(is_named(gate.cell, *cell) for cell in cells)]
+    run.selection = replace(selection, gates=(*gates, *others))
+    return run
+
+
+def asked_of_plan(action: Action, plan: Plan) -> str:
+    """What decisions on the cells of an action are about."""
+    return asked_of(action, {spec.cell: request_digest(spec) for spec in _first_of_cells(plan)})
+
+
+def _first_of_cells(plan: Plan) -> Iterable[TrialSpec]:
+    found: dict[str, TrialSpec] = {}
+    for spec in plan.trials:
+        found.setdefault(spec.cell, spec)
+    return found.values()
+
+
+def _gate(text: str, place: str) -> Gate:
+    try:
+        return parse_gate(text)
+    except ValueError as error:
+        raise RecipeError(f"{place}: gate {text!r}: expected {error}") from None
+
+
+def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
+    """Where xdist's workers and their controller find decisions on an action; ``None`` in a single process."""
+    run = test_run_everywhere(config)
+    if run is None:
+        return None
+    name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
+    return partial(_shared_folder, f"{run}-{name}")
+
+
+def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
+    """The run of the action whose trial an item is; also in a process that has not collected it.
+
+    ``None`` where the item is none of a recipe's trials.
+    """
+    base, _, name = nodeid.rpartition("::")
+    if not base.endswith(".toml"):
+        return None
+    recipe = recipe_run(config, config.rootpath / base)
+    for action in recipe.recipe.actions:
+        if action.is_matrix and identifier(action.name) == name.partition("[")[0]:
+            return action_run(config, recipe, action)
+    return None
+
+
+def action_runs(config: pytest.Config) -> list[Run]:
+    """All runs of actions in this process."""
+    return list(config.stash.get(_ACTION_RUNS, {}).values())

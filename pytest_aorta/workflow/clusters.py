@@ -1,0 +1,266 @@
+"""Clusters, their partitions and launchers: those of the project, then of the user, then built-in ones.
+
+The keys of ``clusters.toml`` and ``launchers.toml`` are Row's, with some of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, OneOf, PositiveWhole, Resources, Table, parse_tables
+
+_SIZE = re.compile(r"(\d+)([KMGT]?)B?")
+_MB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+
+#: The launcher of clusters that a launcher says nothing of.
+_DEFAULT = "default"
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("expected one line of printable text")
+    return text
+
+
+def _size(text: str) -> str:
+    if _SIZE.fullmatch(text) is None:
+        raise ValueError("expected a size such as 1970M or 5G")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+Size = Annotated[str, AfterValidator(_size)]
+
+
+def _megabytes(size: str) -> float:
+    found = _SIZE.fullmatch(size)
+    assert found is not None
+    return int(found[1]) * _MB[found[2]]
+
+
+class Identify(OneOf):
+    """How a cluster is recognised: by the value of a variable, or always (``false``: only by its name)."""
+
+    by_environment: tuple[str, str] | None = None
+    always: bool | None = None
+
+    def matches(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether this is the cluster."""
+        if self.by_environment is None:
+            return bool(self.always)
+        name, value = self.by_environment
+        return environ.get(name) == value
+
+
+class Partition(Table):
+    """A partition: which jobs it takes, and what it needs to be said of them."""
+
+    name: Line
+    maximum_cpus_per_job: NonNegativeWhole | None = None
+    require_cpus_multiple_of: PositiveWhole | None = None
+    warn_cpus_not_multiple_of: PositiveWhole | None = None
+    memory_per_cpu: Size | None = None
+    cpus_per_node: PositiveWhole | None = None
+    minimum_gpus_per_job: NonNegativeWhole | None = None
+    maximum_gpus_per_job: NonNegativeWhole | None = None
+    require_gpus_multiple_of: PositiveWhole | None = None
+    warn_gpus_not_multiple_of: PositiveWhole | None = None
+    memory_per_gpu: Size | None = None
+    gpus_per_node: PositiveWhole | None = None
+    prevent_auto_select: bool = False
+    account_suffix: Line | None = None
+
+    def reasons_against(self, resources: Resources, directories: int) -> Iterator[str]:
+        """Why it does not take a job over so many directories."""
+        cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
+        if self.maximum_cpus_per_job is not None and cpus > self.maximum_cpus_per_job:
+            yield f"at most {self.maximum_cpus_per_job} CPUs"
+        if self.require_cpus_multiple_of and cpus % self.require_cpus_multiple_of:
+            yield f"CPUs in multiples of {self.require_cpus_multiple_of}"
+        if self.minimum_gpus_per_job is not None and gpus < self.minimum_gpus_per_job:
+            yield f"at least {self.minimum_gpus_per_job} GPUs"
+        if self.maximum_gpus_per_job is not None and gpus > self.maximum_gpus_per_job:
+            yield "no GPUs" if self.maximum_gpus_per_job == 0 else f"at most {self.maximum_gpus_per_job} GPUs"
+        if self.require_gpus_multiple_of and (gpus == 0 or gpus % self.require_gpus_multiple_of):
+            yield f"GPUs in multiples of {self.require_gpus_multiple_of}"
+        memory = resources.memory
+        for what, asked, limit in (
+            ("CPU", memory and memory.per_cpu_mb, self.memory_per_cpu),
+            ("GPU", memory and memory.per_gpu_mb, self.memory_per_gpu),
+        ):
+            if asked and limit is not None and asked > _megabytes(limit):
+                yield f"at most {limit} of memory per {what}, not {asked}M"
+
+    def warnings(self, resources: Resources, directories: int) -> Iterator[str]:
+        """What it would rather have, such as a number of CPUs that leaves no part of a node idle."""
+        cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
+        if self.warn_cpus_not_multiple_of and cpus % self.warn_cpus_not_multiple_of:
+            yield f"partition {self.name}: {cpus} CPUs are no multiple of {self.warn_cpus_not_multiple_of}"
+        if self.warn_gpus_not_multiple_of and (gpus == 0 or gpus % self.warn_gpus_not_multiple_of):
+            yield f"partition {self.name}: {gpus} GPUs are no multiple of {self.warn_gpus_not_multiple_of}"
+
+
+class Cluster(Table):
+    """A cluster. Ours are ``array_throttle``, how many jobs of an array run at a time, and ``maximum_array_size``."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    identify: Identify
+    scheduler: Literal["bash", "slurm"]
+    partition: tuple[Partition, ...] = ()
+    submit_options: tuple[Line, ...] = ()
+    array_throttle: PositiveWhole | None = None
+    maximum_array_size: PositiveWhole = 1000
+
+    def choose_partition(self, name: str | None, resources: Resources, directories: int) -> Partition | None:
+        """The partition of this name, or the first that takes such a job and need not be asked for by its name.
+
+        ``None`` for a cluster that names none: its default one.
+
+        Raises:
+            RecipeError: there is none; the message has a reason for each.
+        """
+        if not self.partition:
+            return Partition(name=name) if name is not None else None
+        candidates = [each for each in self.partition if not each.prevent_auto_select]
+        if name is not None:
+            candidates = [each for each in self.partition if each.name == name][:1]
+            if not candidates:
+                known = ", ".join(each.name for each in self.partition)
+                raise RecipeError(f"cluster {self.name!r} has no partition {name!r}; there are {known}")
+        reasons = []
+        for each in candidates:
+            against = [*each.reasons_against(resources, directories)]
+            if not against:
+                return each
+            reasons.append(f"{each.name}: {'; '.join(against)}")
+        manual = [each.name for each in self.partition if each.prevent_auto_select and name is None]
+        if manual:
+            reasons.append(f"only by name (submit_options.{self.name}.partition): {', '.join(manual)}")
+        raise RecipeError(
+            f"no partition of cluster {self.name!r} takes a job with {resources.total_cpus(directories)} CPUs and "
+            f"{resources.total_gpus(directories)} GPUs: {' | '.join(reasons)}"
+        )
+
+
+class ClustersTable(Table):
+    """``clusters.toml``."""
+
+    cluster: tuple[Cluster, ...] = ()
+
+
+class Launcher(Table):
+    """What a command begins with: each part that is set, followed by its number, in this order."""
+
+    executable: Line | None = None
+    processes: Line | None = None
+    threads_per_process: Line | None = None
+    gpus_per_process: Line | None = None
+
+    def words(self, resources: Resources, directories: int) -> str:
+        """With the numbers of a job over so many directories."""
+        numbers = (
+            (self.processes, resources.total_processes(directories)),
+            (self.threads_per_process, resources.threads_per_process),
+            (self.gpus_per_process, resources.gpus_per_process),
+        )
+        words = [f"{text}{number}" for text, number in numbers if text is not None and number is not None]
+        return " ".join([*([self.executable] if self.executable else []), *words])
+
+
+def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, Launcher]) -> str:
+    """The launchers of an action, in their order, with the numbers of a job over so many directories.
+
+    Raises:
+        RecipeError: one is unknown, or not exactly one starts the processes where there are several.
+    """
+    names, resources = action.table.launchers, action.table.resources
+    unknown = [name for name in names if name not in launchers]
+    if unknown:
+        known = ", ".join(launchers)
+        raise RecipeError(f"action {action.name!r}: no launcher is called {unknown[0]!r}; there are {known}")
+    starting = [name for name in names if launchers[name].processes is not None]
+    processes = resources.total_processes(directories)
+    if len(starting) > 1:
+        raise RecipeError(f"action {action.name!r}: launchers {' and '.join(starting)} both start processes; use one")
+    if processes > 1 and not starting:
+        raise RecipeError(
+            f"action {action.name!r} has {processes} processes, and no launcher that starts them, such as mpi or srun"
+        )
+    return "".join(f"{launchers[name].words(resources, directories)} " for name in names)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """All files that say something of clusters; the first of ``folders`` that names something counts."""
+
+    folders: Sequence[Path]
+
+    @classmethod
+    def of_project(cls, root: Path, environ: Mapping[str, str] = os.environ) -> Configuration:
+        """That of a recipe's folder, with the user's: ``~/.config/pytest-aorta``, or as ``XDG_CONFIG_HOME`` says."""
+        home = environ.get("HOME", os.path.expanduser("~"))
+        return cls((root, Path(environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "pytest-aorta")))
+
+    @cached_property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """In the order in which they are tried; raises ``RecipeError`` where a file is not valid."""
+        found: list[Cluster] = []
+        for file, text in self._texts("clusters.toml"):
+            found += parse_tables(ClustersTable, text, file).cluster
+        return tuple(found)
+
+    @cached_property
+    def launchers(self) -> Mapping[str, Mapping[str, Launcher]]:
+        """Launcher to cluster to what it says there.
+
+        Raises:
+            RecipeError: a file cannot be read, is not valid, or has a launcher without ``default``.
+        """
+        found: dict[str, dict[str, Launcher]] = {}
+        for file, text in reversed(self._texts("launchers.toml")):
+            for name, by_cluster in parse_tables(dict[str, dict[str, Launcher]], text, file).items():
+                found[name] = {**found.get(name, {}), **by_cluster}
+                if _DEFAULT not in found[name]:
+                    missing = f"[{name}.{_DEFAULT}]"
+                    raise RecipeError(f"launcher {name!r} has no table {missing}, which other clusters use", file)
+        return found
+
+    def cluster(self, name: str | None, environ: Mapping[str, str] = os.environ) -> Cluster:
+        """The cluster of this name; without one, the first that this host is recognised as.
+
+        Raises:
+            RecipeError: there is none.
+        """
+        if name is None:
+            return next(cluster for cluster in self.clusters if cluster.identify.matches(environ))  # at least ``none``
+        for cluster in self.clusters:
+            if cluster.name == name:
+                return cluster
+        known = ", ".join(dict.fromkeys(cluster.name for cluster in self.clusters))
+        raise RecipeError(f"no cluster is called {name!r}; there are {known}. clusters.toml says more of them")
+
+    def launchers_on(self, cluster: str) -> dict[str, Launcher]:
+        """What each launcher says on a cluster."""
+        return {name: by_cluster.get(cluster, by_cluster[_DEFAULT]) for name, by_cluster in self.launchers.items()}
+
+    def _texts(self, name: str) -> list[tuple[Path, str]]:
+        found = []
+        for folder in self.folders:
+            file = folder / name
+            try:
+                found.append((file, file.read_text(encoding="utf-8")))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, UnicodeDecodeError) as error:
+                raise RecipeError(f"cannot be read: {error}", file) from error
+        built_in = Path(__file__).with_name(name)
+        return [*found, (built_in, built_in.read_text(encoding="utf-8"))]

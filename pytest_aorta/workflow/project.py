@@ -1,0 +1,493 @@
+"""A project: a recipe, what is known of its workspace, and what both say of each unit of each action."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from pytest_aorta.common.conditions import Json
+from pytest_aorta.registry import Registry
+from pytest_aorta.settings import RequestError
+from pytest_aorta.workflow.commands import takes_all
+from pytest_aorta.workflow.groups import ValueOf, grouped, included
+from pytest_aorta.workflow.jobs import JOBS, Job, reconcile, submitted_units
+from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
+from pytest_aorta.workflow.recipe import Action, Cost, Recipe
+from pytest_aorta.workflow.requests import (
+    Requests,
+    asked_of,
+    cell_requests,
+    request_digest,
+    selection_of,
+    trial_completion,
+    unit_of,
+)
+from pytest_aorta.workflow.slurm import TaskState
+from pytest_aorta.workflow.states import Blocked, Progress, State, blocked_for, containing, states_of, waited_for
+
+if TYPE_CHECKING:
+    from pytest_aorta.plan import Plan
+
+#: How the trials of an action have ended, by its key ``expect``.
+_MEANINGS: Mapping[str, Mapping[str, Progress]] = {
+    "pass": {
+        "ok": "completed",
+        "workload_failed": "failed",
+        "timeout": "failed",
+        "infrastructure_failed": "without_result",
+    },
+    "fail": {
+        "ok": "failed",
+        "workload_failed": "completed",
+        "timeout": "completed",
+        "infrastructure_failed": "without_result",
+    },
+}
+
+
+@dataclass(frozen=True)
+class ActionSummary:
+    """An action in numbers: units in each state, and the cost of what is still to be run."""
+
+    action: Action
+    counts: Mapping[State, int]
+    remaining: Cost
+
+
+class Project:
+    """A recipe, and what is known of its workspace.
+
+    Args:
+        recipe: of the project.
+        registry_files: with names that are not built in.
+        fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
+
+    Attributes:
+        workspace: directories with their values, and completions; read when it is first asked for.
+        jobs: that had not ended before the scheduler was asked.
+        problems: why some of that may be out of date.
+    """
+
+    def __init__(self, recipe: Recipe, registry_files: Sequence[str | Path] = (), *, fresh: bool = False) -> None:
+        self.recipe = recipe
+        self._fresh = fresh
+        self.registry_files = tuple(map(Path, registry_files))
+        self.jobs: Sequence[Job] = ()
+        self.problems: list[str] = []
+        self._plans: dict[str, Plan] = {}
+
+    @classmethod
+    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = ()) -> Self:
+        """The project after the scheduler was asked; an index that is damaged is made again from what is on disk.
+
+        Raises:
+            RequestError: the recipe asks for what is not registered.
+        """
+        project = cls(recipe, registry_files)
+        project.open()
+        return project
+
+    def open(self, *, is_submitting: bool = False) -> None:
+        """See ``opened``; ``is_submitting``: whether no other process submits meanwhile."""
+        self.synchronize_jobs(is_submitting=is_submitting)
+        self.rebuild()
+
+    # What is known
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """See the class."""
+        return Workspace(self.recipe, fresh=True) if self._fresh else Workspace.from_cache(self.recipe)
+
+    @cached_property
+    def requests(self) -> Requests:
+        """What is asked of each cell of the actions with a workload."""
+        if not any(action.is_matrix for action in self.recipe.actions):
+            return {}
+        return cell_requests(self.recipe, Registry.load(self.registry_files))
+
+    @property
+    def directories(self) -> Sequence[str]:
+        """The directories of the workspace."""
+        return self.workspace.names
+
+    def synchronize_jobs(self, *, is_submitting: bool = False) -> Sequence[Job]:
+        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then."""
+        if (self.recipe.index / JOBS).exists():
+            self.jobs, problems = reconcile(self.recipe, self.settle, is_submitting=is_submitting)
+            self.problems += problems
+        return self.jobs
+
+    @cached_property
+    def submitted(self) -> Mapping[str, Mapping[str, str]]:
+        """Action to unit to the job, ``CLUSTER/ID``, that a scheduler has."""
+        return submitted_units(self.jobs)
+
+    def rebuild(self) -> None:
+        """Where files of the index are damaged, look on disk for what they had said."""
+        if not self.workspace.damaged:
+            return
+        for name, reason in self.workspace.damaged.items():
+            self.problems.append(
+                f"{self.recipe.index / name} {reason}; results and products are looked for on disk, failed commands "
+                "are forgotten"
+            )
+        scan = Scan(self, self.recipe.actions)
+        scan.run()
+        try:
+            self.workspace.record(scan.found)
+        except OSError:
+            self.workspace.known.add(scan.found)
+
+    def save(self) -> None:
+        """Keep what was looked up, for the next command."""
+        self.workspace.save()
+
+    # Units and their states
+
+    def actions(self, pattern: str) -> list[Action]:
+        """The actions whose names match, in the order of the file; raises ``RequestError`` where there is none."""
+        found = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
+        if not found and self.recipe.actions:
+            raise RequestError(f"no action matches {pattern!r}; there are {', '.join(self.recipe.by_name)}")
+        return found
+
+    def units(self, action: Action) -> Sequence[str]:
+        """All units of an action, also those that it does not include."""
+        matrix = self._matrix_of(action)
+        if matrix is None:
+            return self.directories
+        cells = self.requests[matrix.name]
+        if not action.is_matrix and action.table.each != "trial":
+            return [*cells] if action.table.each == "cell" else [""]
+        return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials)]
+
+    def value_of(self, action: Action) -> ValueOf:
+        """Gives the values of the units of an action."""
+        matrix = self._matrix_of(action)
+        if matrix is None:
+            return self.workspace.value_of
+        cells, table = self.requests[matrix.name], matrix.table
+
+        def value(unit: str) -> Json:
+            cell, _, trial = unit.partition("/")
+            if not cell:
+                return {"workload": table.workload, "config": dict(table.config)}
+            return {**cells[cell].value, **({"trial": int(trial)} if trial else {})}
+
+        return value
+
+    def folder(self, action: Action, unit: str) -> Path:
+        """The folder that a command works on: a directory of the workspace, or that of a trial, a cell, a matrix.
+
+        The files of a matrix with one cell lie in the folder of the workload, as those of a plan do.
+        """
+        matrix = self._matrix_of(action)
+        if matrix is None:
+            return self.recipe.directories / unit
+        results, cells = self.recipe.directories / matrix.name, self.requests[matrix.name]
+        cell, _, trial = unit.partition("/")
+        if not cell:
+            return results
+        workload, name = cells[cell].folder
+        folder = results / workload / name if len(cells) > 1 else results / workload
+        return folder / f"trial_{trial}" if trial else folder
+
+    def _matrix_of(self, action: Action) -> Action | None:
+        """The action whose trials, cells or matrix an action is about; ``None`` where it is about directories."""
+        if action.is_matrix:
+            return action
+        return None if action.table.each == "directory" else self.recipe.matrix_before(action)
+
+    @cached_property
+    def progress(self) -> dict[str, dict[str, Progress]]:
+        """How far each unit of each action is. What commands have made is not looked for again."""
+        found = {}
+        for name, (action, *_) in self.recipe.by_name.items():
+            found[name] = self._trials(action) if action.is_matrix else self._commands(action)
+        for name, units in found.items():
+            action = self.recipe.by_name[name][0]
+            matrix = self._matrix_of(action)
+            if matrix is not None and not action.is_matrix and action.table.each == "trial":
+                trials = found[matrix.name]
+                found[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
+        return found
+
+    def _commands(self, action: Action) -> dict[str, Progress]:
+        completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
+        found: dict[str, Progress] = {}
+        for unit in self.units(action):
+            completion = completed.get(unit)
+            outcome = completion[0] if completion is not None else None
+            if outcome == "completed" and action.table.products:
+                found[unit] = "completed"
+            else:
+                found[unit] = "submitted" if unit in submitted else "failed" if outcome == "failed" else "open"
+        return found
+
+    def _trials(self, action: Action) -> dict[str, Progress]:
+        known = self.workspace.known
+        completed, submitted = known.completed.get(action.name, {}), self.submitted.get(action.name, {})
+        meaning = _MEANINGS[action.table.expect]
+        found: dict[str, Progress] = {}
+        for cell, request in self.requests[action.name].items():
+            current: dict[str, bool] = {}  # keys of requests: whether they are what is asked for now
+            for index in range(action.table.trials):
+                unit = f"{cell}/{index}"
+                completion, progress = completed.get(unit), "open"
+                if completion is not None:
+                    outcome, key = completion
+                    if key not in current:
+                        of = known.requests.get(key, Request(digest=""))
+                        current[key] = of.digest == request.digest and not self.workspace.have_changed(of.sources)
+                    progress = meaning.get(outcome, "stale") if current[key] else "stale"
+                if unit in submitted and progress not in ("completed", "failed"):
+                    progress = "submitted"
+                found[unit] = progress  # type: ignore[assignment]
+        decided = known.decided.get(action.name)
+        if decided is not None and "stale" not in found.values():  # else the trials that have decided it are run again
+            asked = {cell: each.digest for cell, each in self.requests[action.name].items()}
+            if decided.asked == asked_of(action, asked):
+                for unit, each in found.items():
+                    if each == "open" and unit.rpartition("/")[0] in decided.cells:
+                        found[unit] = "not_needed"
+        return found
+
+    def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
+        """The state of each unit that an action includes; ``only``: units that count, with all that lie in them.
+
+        Raises:
+            RequestError: a value that a condition of the action needs is missing.
+        """
+        progress = self.progress[action.name]
+        if only is not None:
+            progress = {
+                unit: each for unit, each in progress.items() if any(outer in only for outer in containing(unit))
+            }
+        states = states_of(progress, self._blocked(action))
+        return {unit: states[unit] for unit in included(action.table.group, [*states], self.value_of(action))}
+
+    def _blocked(self, action: Action) -> list[Blocked]:
+        previous = [self.recipe.by_name[name][0] for name in action.table.previous_actions]
+        return [blocked_for(action, each, waited_for(action, each, self.progress[each.name])) for each in previous]
+
+    def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
+        """The units that the next submission would run, and how many of the others there are of which kind."""
+        blocked, others = self._blocked(action), Counter[str]()
+        progress, found = self.progress[action.name], []
+        again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed")
+        for unit in self.states(action, only):
+            if progress[unit] == "submitted":
+                others["submitted already"] += 1
+            elif progress[unit] not in again:
+                others[progress[unit]] += 1
+            elif any(each.touches(unit) for each in blocked):
+                others["waiting"] += 1
+            elif not action.is_matrix and self.has_products(action, unit):  # which the index does not know yet
+                others["completed"] += 1
+            else:
+                found.append(unit)
+        return found, others
+
+    def summary(self, action: Action, only: Collection[str] | None = None) -> ActionSummary:
+        """An action in numbers, see ``states``."""
+        states, progress, group = self.states(action, only), self.progress[action.name], action.table.group
+        # A failed command is run again, and so is a trial whose result says nothing.
+        over = {"completed", "failed"} if action.is_matrix else {"completed"}
+        left = [unit for unit in states if progress[unit] not in over]
+        if group.split_by_sort_key:
+            sizes = Counter(len(names) for names in self.groups(action, left))
+        else:
+            size = group.maximum_size or max(len(left), 1)
+            sizes = Counter({size: len(left) // size})
+            sizes[len(left) % size] += 1
+        remaining = Cost()
+        for size, count in sizes.items():
+            remaining += action.table.resources.cost(size) * count if size else Cost()
+        return ActionSummary(action, {**dict.fromkeys(State, 0), **Counter(states.values())}, remaining)
+
+    def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
+        """Units of an action as its jobs have them."""
+        return grouped(action.table.group, units, self.value_of(action))
+
+    def running(self, action: Action) -> set[str]:
+        """The units of an action whose jobs run now."""
+        return {
+            unit
+            for job in self.jobs
+            if job.action == action.name
+            for number, task in enumerate(job.tasks)
+            if job.state(number).state == "RUNNING"
+            for unit in task.units
+        }
+
+    # Jobs that have ended
+
+    def settle(self, job: Job, task: int, state: TaskState) -> None:
+        """Note what a task of a job has left behind when it has ended.
+
+        Raises:
+            RequestError: the recipe cannot be planned now.
+            OSError: a record cannot be written.
+        """
+        action = next(iter(self.recipe.by_name.get(job.action, ())), None)
+        if action is None:
+            return
+        with Journal(self.recipe.index) as journal:
+            if action.is_matrix:
+                self._settle_trials(action, job, task, state, journal)
+            elif action.table.products:
+                statuses = job.command_statuses(task)
+                for number, unit in enumerate(job.tasks[task].units):
+                    status = statuses.get(0 if takes_all(action.table.command or "") else number)
+                    done = self.has_products(action, unit) and not status
+                    journal.add(action.name, unit, "completed" if done else "failed")
+
+    def missing_products(self, action: Action, unit: str) -> list[str]:
+        """The products of a command that are not there."""
+        folder = self.folder(action, unit)
+        return [name for name in action.table.products if not (folder / name).exists()]
+
+    def has_products(self, action: Action, unit: str) -> bool:
+        """Whether a command is complete; one without products never is, as in Row."""
+        return bool(action.table.products) and not self.missing_products(action, unit)
+
+    def _settle_trials(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
+        """A trial that was started and has left no file gets one that says how its job has ended."""
+        from pytest_aorta.launch.record import logs_in, lost_record
+        from pytest_aorta.plan import Selection, make_plan
+        from pytest_aorta.workspace.history import stamp
+        from pytest_aorta.workspace.trial_store import TrialStore
+
+        started = {json.loads(line) for line in job.lines("started", task)}
+        if not started:
+            return
+        if action.name not in self._plans:
+            selection = selection_of(action, self.recipe, Selection(registry_files=self.registry_files))
+            self._plans[action.name] = make_plan(selection, Registry.load(self.registry_files))
+        plan, results = self._plans[action.name], self.recipe.directories / action.name
+        store = TrialStore(results, stamp())
+        for spec in plan.trials:
+            paths = plan.paths(spec)
+            if unit_of(spec) in started and not paths.file_in(results).exists():
+                message = f"job {job.identity(task)} ended: {state}"
+                lost: Any = {"phase": "launch", "kind": "signal", "message": message}
+                record = lost_record(spec, lost, logs_in(paths.folder_in(results)))
+                store.write(paths, record.to_dict())
+                journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
+
+
+class Scan:
+    """A search on disk for what is completed: trial files and products.
+
+    Attributes:
+        found: completions.
+        unreadable: trial files that could not be read, with the reason.
+    """
+
+    def __init__(self, project: Project, actions: Sequence[Action], only: Collection[str] | None = None) -> None:
+        """``only``: units that are looked for, with all that lie in them; ``None`` for all."""
+        self._project = project
+        # Actions of one name have the same products.
+        self._actions = {action.name: action for action in reversed(actions)}
+        self._only = only
+        self.found = Known()
+        self.unreadable: list[str] = []
+
+    @property
+    def expected(self) -> int:
+        """About how many times ``run`` calls ``seen``."""
+        return sum(len(self._units(action)) for action in self._actions.values())
+
+    def run(self, seen: Callable[[], object] = lambda: None) -> None:
+        """Look for everything; ``seen`` is called for each trial file and each directory of a command."""
+        for action in self._actions.values():
+            own = self.found.completed.setdefault(action.name, {})
+            if action.is_matrix:
+                for unit, outcome, request in self._trials(action, seen):
+                    own[unit] = (outcome, request.key)
+                    self.found.requests[request.key] = request
+                continue
+            for unit in self._units(action):
+                if self._project.has_products(action, unit):
+                    own[unit] = ("completed", "")
+                seen()
+
+    def is_gone(self, name: str, unit: str) -> bool:
+        """Whether a unit was looked for, and is not there; of a failed command, its directory."""
+        action = self._actions.get(name)
+        if action is None or not self._is_wanted(unit):
+            return False
+        if not action.is_matrix:
+            known = self._project.workspace.known.completed[name][unit]
+            if known is not None and known[0] == "failed":
+                return not self._project.folder(action, unit).exists()
+            return True
+        cell, _, trial = unit.rpartition("/")
+        request = self._project.requests[name].get(cell)
+        if request is None:  # a cell that the recipe does not have any more, and whose files were looked for as well
+            return True
+        workload, folder = request.folder
+        results, file = self._project.recipe.directories / name / workload, f"trial_{trial}.json"
+        return not ((results / folder / file).exists() or (results / file).exists())
+
+    def _units(self, action: Action) -> Sequence[str]:
+        return [unit for unit in self._project.units(action) if self._is_wanted(unit)]
+
+    def _is_wanted(self, unit: str) -> bool:
+        return self._only is None or any(outer in self._only for outer in containing(unit))
+
+    def _trials(self, action: Action, seen: Callable[[], object]) -> Iterator[tuple[str, Any, Request]]:
+        from pytest_aorta.triage.reading import Results
+
+        folder = self._project.recipe.directories / action.name
+        if not folder.is_dir():
+            return
+        results = Results(folder)
+        for trial in results:
+            found = trial_completion(trial.record)
+            if found is not None and self._is_wanted(found[0]):
+                yield found
+            seen()
+        self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
+
+
+def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Name and keys (see ``command_keys``) of each item that pytest will have, trials cell by cell.
+
+    Raises:
+        RequestError: a value that a condition or a sort key needs is missing.
+    """
+    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.workflow.groups import CommandUnit
+
+    recipe = project.recipe
+    for action in recipe.in_order():
+        units = project.units(action)
+        if action.is_matrix:
+            for unit in units:
+                cell, _, index = unit.rpartition("/")
+                yield f"{identifier(action.name)}[{cell}-{index}]", [(action.name, unit)]
+            continue
+        for group in project.groups(action, included(action.table.group, units, project.value_of(action))):
+            for run in [tuple(group)] if takes_all(action.table.command or "") else [(unit,) for unit in group]:
+                yield CommandUnit(action, run).name, command_keys(action, recipe, run)
+
+
+def command_keys(action: Action, recipe: Recipe, units: Sequence[str]) -> list[tuple[str, str]]:
+    """What a command shares with the items that have to run on the same machine: an action and a unit.
+
+    None where each unit is of several trials, which are divided.
+    """
+    if action.table.each in ("cell", "matrix"):
+        return []
+    matrix = recipe.matrix_before(action) if action.table.each == "trial" else None
+    return [(matrix.name if matrix is not None else "", unit) for unit in units]

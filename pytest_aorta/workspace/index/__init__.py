@@ -1,1 +1,0 @@
-"""What is known of a workspace without reading its files again: completions, values, submitted jobs."""
