@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns
 from pytest_aorta.common.terminal_text import one_line
 from pytest_aorta.triage.columns import counted, difference_with_interval, p_value
 from pytest_aorta.triage.compare import label
