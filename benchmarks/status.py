@@ -84,7 +84,7 @@ def _subjects(place: Workplace) -> dict[str, Subject]:
 def _make(project: Path, record: dict[str, Any]) -> None:
     """A recipe, its index, and files that are as large as those of real trials."""
     from pytest_aorta.registry import Registry
-    from pytest_aorta.trials.sources import file_digest
+    from pytest_aorta.trials.loading import file_digest
     from pytest_aorta.workflow.known import Journal, Request
     from pytest_aorta.workflow.recipe import read_recipe
     from pytest_aorta.workflow.requests import cell_requests

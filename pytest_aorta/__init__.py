@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
     from pytest_aorta.settings import RequestError as RequestError
-    from pytest_aorta.trials.elastic_options import ElasticOptions as ElasticOptions
+    from pytest_aorta.trials.execution import ElasticOptions as ElasticOptions
     from pytest_aorta.trials.execution import Execution as Execution
+    from pytest_aorta.trials.execution import Limits as Limits
     from pytest_aorta.trials.execution import Resources as Resources
-    from pytest_aorta.trials.limits import Limits as Limits
     from pytest_aorta.trials.result import TrialResult as TrialResult
     from pytest_aorta.trials.workload import Workload as Workload
     from pytest_aorta.trials.workload import WorkloadResult as WorkloadResult
 
 #: The module of each public name.
 _HOMES = {
-    "ElasticOptions": "trials.elastic_options",
+    "ElasticOptions": "trials.execution",
     "EnvSnapshot": "probe.snapshot",
     "Execution": "trials.execution",
-    "Limits": "trials.limits",
+    "Limits": "trials.execution",
     "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,15 +18,119 @@ from pydantic import ValidationError
 from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, facts_of_section, is_complete, sections
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.elastic_options import PLACES, ElasticOptions, elastic_options
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.names import identifier
-from pytest_aorta.trials.replay_differences import changes
+from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, Resources, elastic_options
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, changed_files, differences, parts_of
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths
+
+#: Sections of a snapshot that are compared: not those that depend on slots, or on how far the trial came.
+_SECTIONS = ("accelerator", "torch", "packages", "python", "env_vars", "host", "runtime_context", "compilers", "git")
+
+#: Parts of the fingerprint that records have nowhere else.
+_PARTS = ("sources", "data_files", "config", "imposed", "cpus", "nproc")
+
+#: Variables that a launcher sets anew for every trial.
+_OF_A_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+
+#: Longest value that is shown.
+_LONGEST = 60
+
+
+def changes(then: TrialResult, now: TrialResult) -> list[str]:
+    """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
+    lines = list(_request_changes(then, now))
+    if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
+        lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *NAMES, *_overlay_names(then), *_overlay_names(now)})
+    lines += [*_seeds(then, now), *_parts(parts_of(then), parts_of(now))]
+    if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
+        lines.append("the fingerprint of the request")
+    return list(dict.fromkeys(lines))
+
+
+def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
+    yield from _one("host", then.host, now.host)
+    if then.request is not None and now.request is not None:
+        yield from _one("interpreter", then.request.interpreter, now.request.interpreter)
+        yield from _one("working directory", then.request.cwd, now.request.cwd)
+        yield from _each(then.request.ambient, now.request.ambient)
+
+
+def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]) -> Iterator[str]:
+    before, after = _facts(then), _facts(now)
+    found: dict[Fact, tuple[Value | None, Value | None]] = {}
+    for section in before.keys() & after.keys():
+        (one, all_of_one), (two, all_of_two) = before[section], after[section]
+        for fact in one.keys() | two.keys():
+            known = (fact in one or all_of_one) and (fact in two or all_of_two)
+            if known and one.get(fact) != two.get(fact) and fact.name not in ignored:
+                found[fact] = one.get(fact), two.get(fact)
+    digests = [(env.get("packages") or {}).get("digest") for env in (then, now)]
+    if digests[0] != digests[1] and None not in digests and not any(fact.section == "packages" for fact in found):
+        found[PACKAGES] = digests[0], digests[1]
+    names = {fact.name for fact in found}
+    for fact, (value, other) in sorted(found.items()):
+        if fact.implied_by not in names:
+            yield clause(fact, [(value, 1)], [(other, 1)])
+
+
+def _facts(env: Mapping[str, Any]) -> dict[str, tuple[Mapping[Fact, Value], bool]]:
+    reasons = env.get("partial_reasons") or []
+    return {
+        name: (facts_of_section(name, content), is_complete(name, reasons))
+        for name, content in sections(env)
+        if name in _SECTIONS
+    }
+
+
+def _parts(then: Parts, now: Parts) -> Iterator[str]:
+    if then and now:
+        before, after = then.get(IMPORTED_LATER, {}), now.get(IMPORTED_LATER, {})
+        both = before.keys() & after.keys()  # one of them may have ended before an import
+        yield from changed_files({path: before[path] for path in both}, {path: after[path] for path in both})
+        yield from differences({"": "", **_some(then)}, {"": "", **_some(now)})
+
+
+def _some(parts: Parts) -> Parts:
+    return {name: parts[name] for name in _PARTS if name in parts}
+
+
+def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
+    if then.seeds is None and not any(rank.seeds for rank in then.ranks):
+        if then.env.get("python"):  # else it had not come to them
+            yield "seeds: there are none in the record"
+        return
+    pairs = [("seeds", then.seeds, now.seeds)]
+    others = {rank.rank: rank.seeds for rank in now.ranks}
+    pairs += [(f"seeds of rank {rank.rank}", rank.seeds, others.get(rank.rank)) for rank in then.ranks]
+    for what, one, two in pairs:
+        if one is not None and two is not None and one != two:
+            same = one.seed == two.seed
+            yield f"{what} {one.seed} -> {two.seed}" if not same else f"{what}: other generators were seeded"
+
+
+def _overlay_names(record: TrialResult) -> Mapping[str, Any]:
+    return {} if record.request is None else {**record.request.ambient, **record.request.overlay}
+
+
+def _each(then: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
+    for name in sorted(then.keys() & now.keys()):
+        yield from _one(name, then[name], now[name], nothing="unset")
+
+
+def _one(what: str, then: Any, now: Any, nothing: str = "none") -> Iterator[str]:
+    if then != now:
+        yield f"{what} {_shown(then, nothing)} -> {_shown(now, nothing)}"
+
+
+def _shown(value: Any, nothing: str) -> str:
+    text = nothing if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
 
 #: Folder of the results of replays, and node id of their collector.
 REPLAY = "replay"
@@ -177,16 +281,6 @@ def read_record(file: Path) -> TrialResult:
 
 
 def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> TrialSpec:
-    """The trial that a record is of.
-
-    Args:
-        record: with a request.
-        variables: values of secrets, which it does not have.
-        hosts: as of ``find_replays``.
-
-    Raises:
-        ReplayError: it cannot be run again here.
-    """
     request = _request(record)
     elastic = _elastic(request, hosts)
     _check_launch(record, hosts, elastic)
@@ -235,7 +329,6 @@ def _request(record: TrialResult) -> Request:
 
 
 def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
-    """Options of the agent; where hosts are given, they decide on the nodes and their rendezvous."""
     given = {name: value for name, value in request.elastic.items() if not (hosts and name in PLACES)}
     try:
         return elastic_options(given)
@@ -244,7 +337,6 @@ def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
 
 
 def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticOptions) -> None:
-    """Whether the trial can start from this pytest process as it has from the one that recorded it."""
     external = _is_external(record)
     if external and not under_launcher():
         ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
@@ -267,7 +359,6 @@ def _is_external(record: TrialResult) -> bool:
 
 
 def _rank_seed(record: TrialResult) -> int | None:
-    """Of this process, where pytest was a rank itself."""
     if not _is_external(record):
         return None
     return next((rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None), None)
@@ -286,7 +377,6 @@ def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _config(request: Request) -> dict[str, Any]:
-    """Options of the workload, as given; for a script, with its digest as it is now."""
     target, environment = request.workload.target, request.environment
     where = target.rpartition(":")[0]
     if target == SCRIPT_TARGET:
@@ -305,7 +395,6 @@ def _config(request: Request) -> dict[str, Any]:
 
 
 def _is_there(top: str, added: Sequence[str]) -> bool:
-    """Whether there is a module; nothing is imported."""
     if importlib.machinery.PathFinder.find_spec(top, [*added, *sys.path]) is not None:
         return True
     # A finder of an editable install knows what no path leads to.
@@ -313,5 +402,4 @@ def _is_there(top: str, added: Sequence[str]) -> bool:
 
 
 def _resources(request: Request, hosts: tuple[str, ...]) -> Resources:
-    """As recorded, but on the hosts that are named now: those of the record may need what it does not have."""
     return replace(request.resources, hosts=hosts)

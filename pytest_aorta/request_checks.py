@@ -6,14 +6,68 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, is_multi_node
 from pytest_aorta.plan import Selection
 from pytest_aorta.settings import RequestError
+from pytest_aorta.trials.execution import ElasticOptions, Execution
+
+#: How the user has spelled an option and its value.
+Spelling = Callable[[str, object], str]
+
+#: torchrun has no option for these; its ranks are fresh interpreters.
+_NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
+
+#: Rendezvous of several nodes.
+_OF_NODES = ("c10d", "static")
+
+
+def check_elastic(execution: Execution, spell: Spelling) -> None:
+    options = execution.elastic
+    given = options.given()
+    if execution.launcher == "external" or (execution.launcher == "auto" and under_launcher()):
+        for name, value in given.items():
+            raise RequestError(
+                f"{_spelled(spell, name, value)}: pytest is a rank, and the launcher that has started it is the agent; "
+                "give the option to that launcher"
+            )
+    if execution.launcher == "torchrun":
+        for name in _NOT_OF_TORCHRUN:
+            if name in given:
+                raise RequestError(
+                    f"{_spelled(spell, name, given[name])}: torchrun has no such option, or does nothing with it; use "
+                    f"{spell('launcher', 'auto')}"
+                )
+        for name in ("master_addr", "master_port"):
+            if name in given and options.rdzv_backend != "static":
+                raise RequestError(
+                    f"{_spelled(spell, name, given[name])}: torchrun uses it with rdzv_backend=static only"
+                )
+    if is_multi_node(options):
+        _check_nodes(options, spell)
+
+
+def _check_nodes(options: ElasticOptions, spell: Spelling) -> None:
+    least, most = options.nnodes
+    backend = options.rdzv_backend or "c10d"
+    if options.node_rank is not None and options.node_rank >= most:
+        raise RequestError(
+            f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
+        )
+    if backend not in _OF_NODES:
+        raise RequestError(f"{_spelled(spell, 'rdzv_backend', backend)}: several nodes meet by {', '.join(_OF_NODES)}")
+    if backend == "static" and least != most:
+        raise RequestError(
+            f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
+        )
+
+
+def _spelled(spell: Spelling, name: str, value: object) -> str:
+    text = ":".join(map(str, value)) if isinstance(value, tuple) else value
+    return spell("elastic", f"{name}={text}")
+
 
 #: How the user has spelled an option and its value: ``--aorta-slots 2``.
-Spelling = Callable[[str, object], str]
 
 
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
@@ -41,12 +95,10 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
 
 
 def _alone(spell: Spelling, name: str) -> str:
-    """An option without its value."""
     return spell(name, "").rstrip(" =")
 
 
 def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
-    """Refuse several slots or hosts where another tool runs trials side by side already."""
     resources = selection.resources
     if resources.own_cores and selection.execution.isolation == "none":
         raise RequestError(

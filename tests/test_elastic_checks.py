@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.elastic_checks import check_elastic
 from pytest_aorta.plan import PlanError, check_variables
+from pytest_aorta.request_checks import check_elastic
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.elastic_options import ElasticOptions, elastic_options
-from pytest_aorta.trials.execution import Execution
+from pytest_aorta.trials.execution import ElasticOptions, Execution, elastic_options
 
 #: One value for each option, not its default.
 OTHERS = {

@@ -19,8 +19,7 @@ from support.plans import cell_of, entry, environment, grid, grids, mitigation
 
 from pytest_aorta.plan import Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
 from pytest_aorta.registry import Registry, RegistryError, WorkloadEntry
-from pytest_aorta.trials.execution import Execution
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import Execution, Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)

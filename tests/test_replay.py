@@ -13,8 +13,7 @@ import pytest
 from support.records import record
 
 from pytest_aorta.replay import ReplayError, find_replays
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 NOTHING: Mapping[str, str] = {}
 

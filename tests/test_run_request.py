@@ -21,7 +21,7 @@ from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: What an option refuses, and what is said to be valid; the same in both worlds.
 REFUSED = {
@@ -96,10 +96,6 @@ ODD: dict[str, list[Any]] = {
 OF_PYTEST = {
     "shard",
     "where",
-    "submit",
-    "dry-run",
-    "max-jobs",
-    "yes",
     "order",
     "replay",
     "baseline",

@@ -16,7 +16,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.command import CommandProcess, command_result, gives_stacks, last_to_leave
 from pytest_aorta.trials.command_line import (
+    SEED,
     CommandNotFound,
+    OutputFindings,
+    OutputRules,
+    checked_metric,
+    checked_regex,
     files_in,
     fill_in,
     is_python,
@@ -25,9 +30,8 @@ from pytest_aorta.trials.command_line import (
     script_of,
     words_of,
 )
-from pytest_aorta.trials.output_rules import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
-from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_SEED
-from pytest_aorta.trials.returned import CommandResult
+from pytest_aorta.trials.conversion import CommandResult
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
 from pytest_aorta.trials.workload import Workload
 
 

@@ -136,7 +136,7 @@ _Items = Sequence[tuple[str, "Sequence[Hashable]"]]
 
 def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str, float], _Items, str]:
     """What is known of durations, the items, and the file."""
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
     from pytest_aorta.workflow.project import planned_items
 
     project = open_project(files)
@@ -164,7 +164,7 @@ def _trials(results: Sequence[Path]) -> Iterator[tuple[str, str, float | None]]:
 
 def _seconds(results: Sequence[Path], name: str | None = None) -> dict[str, float]:
     """The mean duration of the trials of each cell, as a file of durations has it; ``name`` of the action."""
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
 
     found: dict[str, list[float]] = {}
     for workload, cell, seconds in _trials(results):
@@ -175,7 +175,7 @@ def _seconds(results: Sequence[Path], name: str | None = None) -> dict[str, floa
 
 def _recorded(results: Sequence[Path]) -> _Items:
     """The trials that earlier results have."""
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
 
     counts: dict[str, int] = {}
     for workload, cell, _ in _trials(results):

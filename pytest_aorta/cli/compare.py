@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_aorta.triage.compare import CellChange, RunComparison
 
 #: What ``--fail-on`` takes.
 CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
 
 
 def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """The conditions, which may be separated by commas."""
     found = tuple(word.strip() for value in values for word in value.split(","))
     for word in found:
         if word not in CONDITIONS:
@@ -51,40 +44,16 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
     Failure rates and step times of the cells that both have, by the statistics of the table of a run, and what differs
     in their environments. A and B may also be the folder of a workload, or an earlier run below .history.
     """
-    from pytest_aorta.cli.comparison_json import comparison_as_plain
-    from pytest_aorta.cli.comparison_text import comparison_lines
-    from pytest_aorta.triage.compare import compare_runs
+    from pytest_aorta.cli.comparison_text import comparison_lines, failed_conditions
+    from pytest_aorta.triage.compare import compare_runs, comparison_as_plain
 
     comparison = compare_runs(a, b, margin)
     if as_json:
-        click.echo(json.dumps(comparison_as_plain(comparison, margin), indent=1, allow_nan=False))
+        click.echo(json.dumps(comparison_as_plain(comparison), indent=1, allow_nan=False))
     else:
         click.echo("\n".join(comparison_lines(comparison, None if everything else 20)))
-    failed = [line for what in fail_on for line in _lines_of(what, comparison)]
+    failed = [line for what in fail_on for line in failed_conditions(comparison, what)]
     for line in failed:
         click.secho(line, err=True, fg="red")
     if failed:
         click.get_current_context().exit(1)
-
-
-def _lines_of(what: str, comparison: RunComparison) -> Iterator[str]:
-    """One line for each cell that a condition holds for."""
-    from pytest_aorta.cli.comparison_text import change_text
-    from pytest_aorta.common.terminal_text import one_line
-
-    for change in comparison.cells:
-        if _holds(what, change):
-            yield f"{what}: {one_line(change.label)} ({change_text(what, change)})"
-    if what == "not-compared":
-        for cell in comparison.only_a:
-            from pytest_aorta.triage.compare import label
-
-            yield f"{what}: {one_line(label(cell.key))} (only in A)"
-
-
-def _holds(what: str, change: CellChange) -> bool:
-    if what == "new-signature":
-        return bool(change.new_signatures)
-    if what == "slower":
-        return change.speed.kind == "slower"
-    return change.kind == what.replace("-", " ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,27 +13,19 @@ from pytest_aorta.triage.columns import counted, difference_with_interval, p_val
 from pytest_aorta.triage.compare import label
 from pytest_aorta.triage.facts import OUTCOMES
 
-if TYPE_CHECKING:
-    from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-    from pytest_aorta.triage.compare import CellChange, RunComparison, Side
-    from pytest_aorta.triage.environments import Difference
-
 _COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}
 
-_HEADINGS = ("A", "B", "change (95%)", "p", "steps", "verdict")
+#: Unreadable files, and cells in a heading, that are named.
+_MOST_FILES, _MOST_NAMES = 3, 4
 
-#: Columns of numbers.
-_RIGHT = (1, 2, 3, 4, 5)
-
-#: Unreadable files that are named.
-_MOST_FILES = 3
+_SHOWN = [column for column in COLUMNS if column.title]
 
 
 def comparison_lines(comparison: RunComparison, most: int | None) -> list[str]:
     """The whole text; of each list of differences at most so many, ``None`` for all."""
     cells = comparison.cells
-    new = [line for change in cells for line in _signatures(change.label, change.new_signatures)]
-    gone = [line for change in cells for line in _signatures(change.label, change.gone_signatures)]
+    new = [f"{change.label}: {_signature(each)}" for change in cells for each in change.new_signatures]
+    gone = [f"{change.label}: {_signature(each)}" for change in cells for each in change.gone_signatures]
     return [
         *_sides(comparison),
         "",
@@ -48,14 +39,24 @@ def comparison_lines(comparison: RunComparison, most: int | None) -> list[str]:
     ]
 
 
-def change_text(what: str, change: CellChange) -> str:
-    """The numbers that a condition of ``--fail-on`` is about."""
+def failed_conditions(comparison: RunComparison, what: str) -> Iterator[str]:
+    """One line for each cell that a condition of ``--fail-on`` holds for."""
+    for change in comparison.cells:
+        kinds = (change.kind.replace(" ", "-"), change.speed.verdict, "new-signature" if change.new_signatures else "")
+        if what in kinds:
+            yield f"{what}: {one_line(change.label)} ({_change_text(what, change)})"
+    for cell in comparison.only_a if what == "not-compared" else ():
+        yield f"{what}: {one_line(label(cell.key))} (only in A)"
+
+
+def _change_text(what: str, change: CellChange) -> str:
     if what == "new-signature":
         return "; ".join(_signature(each) for each in change.new_signatures)
     if what == "slower" and change.speed.ratio is not None and change.speed.interval is not None:
         interval = change.speed.interval
         return f"steps {change.speed.ratio - 1:+.0%}, 95 % {interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
-    numbers = f"{_failures(change.a)} -> {_failures(change.b)} failed"
+    before, after = (column.text_of(change) for column in _SHOWN[:2])
+    numbers = f"{before} -> {after} failed"
     return numbers if change.rate is None else f"{numbers}, p {p_value(change.rate.p_adjusted)}"
 
 
@@ -63,8 +64,7 @@ def _sides(comparison: RunComparison) -> Iterator[str]:
     sides = (("A", comparison.a), ("B", comparison.b))
     yield from columns([(name, str(side.results.path), *_about(side)) for name, side in sides])
     for name, side in sides:
-        unreadable = side.results.unreadable
-        if unreadable:
+        if unreadable := side.results.unreadable:
             yield click.style(f"{name}: {counted(len(unreadable), 'file')} could not be read", fg="yellow")
             yield from (f"  {one_line(f'{each.file}: {each.reason}')}" for each in unreadable[:_MOST_FILES])
             if len(unreadable) > _MOST_FILES:
@@ -84,13 +84,15 @@ def _about(side: Side) -> tuple[str, str, str]:
 def _table(changes: Sequence[CellChange]) -> Iterator[str]:
     """One line for each cell; its name is on a line of its own where both together are too long."""
     heading, names = _names(changes)
-    rows = [(name, *_numbers(change), _verdict(change)) for name, change in zip(names, changes, strict=True)]
-    lines = columns([(heading, *_HEADINGS), *rows], _RIGHT)
+    titles, right = [column.title for column in _SHOWN], range(len(_SHOWN) - 1)
+    texts = [[column.text_of(change) for column in _SHOWN] for change in changes]
+    rows = [[heading, *titles], *([name, *row] for name, row in zip(names, texts, strict=True))]
+    lines = columns(rows, [index + 1 for index in right])
     if max(map(len, lines)) <= shutil.get_terminal_size((80, 24)).columns:
         yield lines[0]
         yield from (_colored(line, change) for line, change in zip(lines[1:], changes, strict=True))
         return
-    lines = columns([_HEADINGS, *(row[1:] for row in rows)], [column - 1 for column in _RIGHT])
+    lines = columns([titles, *texts], right)
     yield f"  {lines[0]}"
     for line, change in zip(lines[1:], changes, strict=True):
         yield one_line(change.label)
@@ -106,28 +108,10 @@ def _names(changes: Sequence[CellChange]) -> tuple[str, list[str]]:
     return workload, [change.label.removeprefix(workload).strip() for change in changes]
 
 
-def _numbers(change: CellChange) -> tuple[str, ...]:
-    steps = "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"
-    if change.rate is None:
-        return _failures(change.a), _failures(change.b), "", "", steps
-    difference = difference_with_interval(change.rate.difference, change.rate.interval)
-    return _failures(change.a), _failures(change.b), difference, p_value(change.rate.p_adjusted), steps
-
-
-def _failures(cell: CellStatistics) -> str:
-    return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
-
-
-def _verdict(change: CellChange) -> str:
-    verdict = f"undecided, ~{change.more_trials} more" if change.more_trials is not None else change.kind
-    return f"{verdict}, {change.speed.kind}" if change.speed.kind in ("slower", "faster") else verdict
-
-
 def _colored(line: str, change: CellChange) -> str:
     """With the color of what is worst in its verdict."""
-    verdict = _verdict(change)
-    color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.kind)), None)
-    return line.removesuffix(verdict) + click.style(verdict, fg=color)
+    color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.verdict)), None)
+    return line.removesuffix(change.verdict) + click.style(change.verdict, fg=color)
 
 
 def _notes(changes: Sequence[CellChange]) -> Iterator[str]:
@@ -144,11 +128,6 @@ def _outcomes(cell: CellStatistics) -> str:
     return ", ".join(f"{cell.count(outcome)} {outcome}" for outcome in OUTCOMES if cell.count(outcome))
 
 
-def _signatures(name: str, signatures: Iterable[SignatureCount]) -> Iterator[str]:
-    for each in signatures:
-        yield f"{name}: {_signature(each)}"
-
-
 def _signature(found: SignatureCount) -> str:
     return one_line(f"{len(found.trials)}x {found.signature.text}")
 
@@ -163,9 +142,10 @@ def _environment(comparison: RunComparison, most: int | None) -> Iterator[str]:
         return
     everything = "environment" if len(comparison.cells) == 1 else "environment of all cells"
     yield from _titled(f"differs in the {everything}", _listed(comparison.shared, most))
-    for found in comparison.particular:
-        cells = ", ".join(found.cells[:4]) + (f" and {len(found.cells) - 4} more" if len(found.cells) > 4 else "")
-        yield from _titled(f"differs only for {cells}", _listed(found.differences, most))
+    for names, differences in comparison.particular:
+        more = len(names) - _MOST_NAMES
+        cells = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        yield from _titled(f"differs only for {cells}", _listed(differences, most))
 
 
 def _listed(differences: Sequence[Difference], most: int | None) -> Iterator[str]:

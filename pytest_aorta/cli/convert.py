@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 

@@ -66,7 +66,7 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 
 
 def _registered(registry: Registry, kind: Kind) -> list[Entry]:
-    from pytest_aorta.registry.errors import RegistryError, one_line_of
+    from pytest_aorta.registry.types import RegistryError, one_line_of
 
     names, entry_of = _KINDS[kind]
     entries = []
@@ -186,8 +186,8 @@ def _options_of_pytest() -> list[Entry]:
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
     """What ``--aorta-config`` takes, of a registered name or of ``FILE.py:CLASS``, which is imported."""
     from pytest_aorta.registry import WorkloadEntry
-    from pytest_aorta.registry.errors import one_line_of
-    from pytest_aorta.trials.declared_options import declared_options
+    from pytest_aorta.registry.types import one_line_of
+    from pytest_aorta.trials.config import declared_options
     from pytest_aorta.trials.loading import load_class
 
     if name.endswith(".py"):

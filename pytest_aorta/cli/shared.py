@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.cells import cell_len
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

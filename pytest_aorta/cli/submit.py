@@ -36,8 +36,6 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class _Planned:
-    """The jobs of an action, and how many of its other units there are of which kind."""
-
     action: Action
     jobs: Sequence[PlannedJob]
     others: Counter[str]
@@ -119,7 +117,7 @@ def _planned(
     limit: int | None,
     arguments: Sequence[str],
 ) -> _Planned:
-    from pytest_aorta.trials.names import identifier
+    from pytest_aorta.trials.conversion import identifier
     from pytest_aorta.workflow.commands import shell_commands
     from pytest_aorta.workflow.groups import check_whole
     from pytest_aorta.workflow.jobs import command_lines, plan_jobs, pytest_line
@@ -152,7 +150,6 @@ def _planned(
 
 
 def _report(target: Target, planned: Sequence[_Planned]) -> None:
-    """A line for each action."""
     for each in planned:
         units = sum(len(task.units) for job in each.jobs for task in job.job.tasks)
         kind = "trial" if each.action.is_matrix else each.action.table.each
@@ -170,7 +167,6 @@ def _show(jobs: Sequence[PlannedJob]) -> None:
 
 
 def _is_confirmed(target: Target, jobs: Sequence[PlannedJob]) -> bool:
-    """Whether to submit; asked where there is a terminal, as Row does."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     count = _counted(sum(len(job.job.tasks) for job in jobs), "job")

@@ -21,9 +21,7 @@ from pytest_aorta.launch.pool import Job, JobPool, Slot
 from pytest_aorta.launch.slot_trial import SlotTrial
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.execution import Resources
-from pytest_aorta.trials.limits import GRACE
+from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds beyond the grace that trials have to end when the engine is closed.

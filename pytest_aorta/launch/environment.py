@@ -26,7 +26,7 @@ from pytest_aorta.launch.trial_payload import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
 from pytest_aorta.runtime.zygote import Behind, ZygoteSpec
-from pytest_aorta.trials.place_variables import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec
 
 #: Variables that change from item to item.
@@ -225,7 +225,6 @@ def zygote_spec(
         sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
-        warm_up="pytest_aorta.launch.child.workload_main:warm_up",
         extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
         orphaned="pytest_aorta.launch.child.trial_main:orphaned",

@@ -24,15 +24,13 @@ from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, coll
 from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.resources.cores import threads_of
-from pytest_aorta.trials.aorta import added_options, with_added
-from pytest_aorta.trials.config import ConfigError, resolve_config
+from pytest_aorta.trials.config import ConfigError, added_options, resolve_config, with_added
+from pytest_aorta.trials.execution import NAMES, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class, own_arguments
+from pytest_aorta.trials.loading import describe, imported_later, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observed, conclude, interruption
-from pytest_aorta.trials.place_variables import NAMES, note_tmp, take_place
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
-from pytest_aorta.trials.sources import imported_later
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Libraries that read variables when they are imported, and not later.

@@ -12,7 +12,7 @@ from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.pool import JobPool
 from pytest_aorta.launch.slot_trial import SlotTrial
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 

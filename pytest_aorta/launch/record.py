@@ -17,11 +17,10 @@ from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.registry import Environment
-from pytest_aorta.trials.agreement import recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.execution import FILES
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
-from pytest_aorta.trials.outcome import Observed, conclude
-from pytest_aorta.trials.place_variables import FILES
+from pytest_aorta.trials.outcome import Observed, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.result import (
     Elastic,
     ExecutionEnv,

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from typing_extensions import NotRequired
 
 from pytest_aorta.launch.launch_mode import Mode
-from pytest_aorta.trials.aorta import EnvironmentData
+from pytest_aorta.trials.config import EnvironmentData
 
 
 class WorkloadArgument(TypedDict):

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest_aorta.settings as valid
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.failures import tail_of
 from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, shortened
 from pytest_aorta.registry import WorkloadEntry
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.result import RankRecord, TrialResult
 
 if TYPE_CHECKING:
@@ -122,7 +122,6 @@ class TorchrunResult:
             return ""
 
     def _log(self, rank: int | None, stream: str) -> Path:
-        """A rank's log, or torchrun's own."""
         found = None if rank is None else getattr(self.ranks[rank], stream)
         if found is not None:
             return self.folder.parent / str(found)
@@ -226,7 +225,6 @@ class RunTorchrun:
     def _find(
         self, words: list[str], folder: Path, pythonpath: str | None
     ) -> tuple[dict[str, str], str | None, list[str]]:
-        """What is to be run, as options of the trial; its source file; the arguments."""
         __tracebackhide__ = True
         script, *arguments = words
         if script == "-m":
@@ -255,7 +253,6 @@ class RunTorchrun:
 
 
 def _module_source(module: str, path: list[str], folder: Path) -> str | None:
-    """The file that ``python -m`` would run, found without importing anything; ``None`` where it is no file."""
     __tracebackhide__ = True
     parts = module.split(".")
     places: Sequence[str] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions, counted
 from pytest_aorta.triage.facts import CellKey, Outcome
@@ -57,7 +57,7 @@ Line = tuple[Piece, ...]
 class _Layout:
     """The columns beside the names, and whether their verdicts are the long ones."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[Column[Row], ...]
     long_verdicts: bool = True
 
     def texts(self, row: Row) -> list[str]:

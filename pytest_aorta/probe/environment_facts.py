@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pytest_aorta.common.number_ranges import parse_ranges
+from pytest_aorta.common.texts import parse_ranges
 from pytest_aorta.probe.variables import DIGEST, as_setting
 
 #: A fact: a text, or words of which some may come and others go.

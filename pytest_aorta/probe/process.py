@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.common.number_ranges import format_ranges
+from pytest_aorta.common.texts import format_ranges
 from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_state
 
 if TYPE_CHECKING:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pytest_aorta.registry.errors import (
+from pytest_aorta.registry.registry import Registry, get_environment, get_mitigation
+from pytest_aorta.registry.types import (
+    Environment,
+    Mitigation,
     RegistryCollisionError,
     RegistryError,
     UnknownCollectorError,
     UnknownEnvironmentError,
     UnknownMitigationError,
     UnknownWorkloadError,
+    WorkloadEntry,
 )
-from pytest_aorta.registry.registry import Registry, get_environment, get_mitigation
-from pytest_aorta.registry.types import Environment, Mitigation, WorkloadEntry
 
 __all__ = [
     "Environment",

@@ -5,17 +5,29 @@ Checked by hand and not by pydantic: the rules are few, and collecting tests mus
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, get_args
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
-from pytest_aorta.registry.errors import RegistryError
-from pytest_aorta.registry.types import Engine, Environment, Mitigation
+from pytest_aorta.registry.types import (
+    Engine,
+    Environment,
+    Mitigation,
+    RegistryCollisionError,
+    RegistryError,
+    one_line_of,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+
 
 ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env", "enter", "engine_options")
 
@@ -64,7 +76,6 @@ def environment_from(
 
 
 def _engine(value: object, where: str) -> bool | Engine:
-    """Whether to enter, or by what."""
     if value is None or isinstance(value, bool):
         return bool(value)
     for engine in ENGINES:
@@ -75,7 +86,6 @@ def _engine(value: object, where: str) -> bool | Engine:
 
 
 def _variables(payload: object, where: str) -> dict[str, str]:
-    """A checked copy. No message shows a value: it may be a secret."""
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of environment variables, not {_kind(payload)}")
     variables: dict[str, str] = {}
@@ -125,7 +135,6 @@ def _words(value: object, where: str) -> tuple[str, ...]:
 
 
 def _fits_environ(value: str) -> bool:
-    """Whether the system can take the string: no NUL, nothing (a lone surrogate) that it cannot encode."""
     try:
         return b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -133,9 +142,214 @@ def _fits_environ(value: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    """The type, for messages; never the value."""
     if value is None:
         return "null"
     if isinstance(value, (list, tuple)) and not all(isinstance(item, str) for item in value):
         return f"a {type(value).__name__} with something else in it"
     return f"{type(value).__name__}"
+
+
+# Registry files in JSON, for mitigations and environments that no package brings.
+#
+# ``{"version": 1, "mitigations": {name: {VARIABLE: value}}, "environments": {name: {field: value}}}``
+
+
+VERSION: Final = 1
+
+_KEYS: Final = ("version", "mitigations", "environments")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The checked content of one file."""
+
+    path: Path
+    mitigations: tuple[Mitigation, ...]
+    environments: tuple[Environment, ...]
+
+    @property
+    def source_package(self) -> str:
+        """How trial files name the file: without its folder, which differs between hosts."""
+        return _source_package(self.path)
+
+    @property
+    def source(self) -> str:
+        """The file, as messages name it."""
+        return f"the registry file {self.path}"
+
+
+def read_sidecars(paths: Sequence[Path]) -> list[Sidecar]:
+    """Read every file; two of the same name are refused, as results could not tell them apart."""
+    by_name: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.name in by_name:
+            raise RegistryCollisionError(
+                f"two registry files are called {path.name!r}: {by_name[path.name]} and {path}; "
+                "results name a file without its folder, so the names must differ"
+            )
+        by_name[path.name] = path
+    return [read_sidecar(path) for path in by_name.values()]
+
+
+def read_sidecar(path: Path) -> Sidecar:
+    content = _parse(path)
+    for key in content:
+        if key not in _KEYS:
+            raise RegistryError(f"{path}: unknown key {key!r}; valid keys: {', '.join(_KEYS)}")
+    if "version" not in content:
+        raise RegistryError(f"{path}: the key 'version' is missing; this release reads \"version\": {VERSION}")
+    version = content["version"]
+    if type(version) is not int or version != VERSION:  # not isinstance: true is an int in Python
+        raise RegistryError(f'{path}: version {version!r} is not known; this release reads "version": {VERSION}')
+    source_package = _source_package(path)
+    base = path.absolute().parent
+    return Sidecar(
+        path,
+        _section(
+            content,
+            "mitigations",
+            path,
+            lambda name, payload, where: mitigation_from(
+                payload, name=name, source_package=source_package, where=where
+            ),
+        ),
+        _section(
+            content,
+            "environments",
+            path,
+            lambda name, payload, where: environment_from(
+                payload, name=name, source_package=source_package, where=where, base=base
+            ),
+        ),
+    )
+
+
+def _source_package(path: Path) -> str:
+    return f"sidecar:{path.name}"
+
+
+def _section(content: dict[str, object], key: str, path: Path, build: Callable[[str, object, str], T]) -> tuple[T, ...]:
+    section = content.get(key, {})
+    if not isinstance(section, dict):
+        raise RegistryError(f"{path}: {key}: must be an object of names, not {type(section).__name__}")
+    return tuple(build(name, payload, f"{path}: {key}.{name}") for name, payload in section.items())
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RegistryError(f"cannot read the registry file {path}: {error.strerror or error}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RegistryError(f"{path}:{line}: not UTF-8: {error.reason}") from None
+
+    def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        # The json module lets the last one win, which here would drop a mitigation without a word.
+        unique: dict[str, object] = {}
+        for key, value in pairs:
+            if key in unique:
+                raise RegistryCollisionError(f"{path}: the key {key!r} is there twice in one object")
+            unique[key] = value
+        return unique
+
+    try:
+        content = json.loads(text, object_pairs_hook=refuse_duplicates)
+    except json.JSONDecodeError as error:
+        raise RegistryError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise RegistryError(f"{path}: not usable: nested too deeply") from None
+    if not isinstance(content, dict):
+        raise RegistryError(f"{path}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+WORKLOADS: Final = "aorta.workloads"
+MITIGATIONS: Final = "aorta.mitigations"
+ENVIRONMENTS: Final = "aorta.environments"
+COLLECTORS: Final = "aorta.collectors"
+
+_VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+)\s*)?(\[.*\]\s*)?\Z")
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One line of a distribution's ``entry_points.txt``."""
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    _entry_point: metadata.EntryPoint = field(repr=False, compare=False)
+
+    @property
+    def source(self) -> str:
+        """The distribution and the value, as messages name them."""
+        return f"distribution {self.distribution!r} ({self.value})"
+
+    def target(self) -> str:
+        """``module:attribute``; ``RegistryError`` when the value is not of that form. Imports nothing."""
+        match = _VALUE.match(self.value)
+        if match is None or not match["attribute"]:
+            raise RegistryError(
+                f"entry point {self.name!r} of group {self.group!r} in {self.source} does not have the form "
+                "module:attribute"
+            )
+        return f"{match['module']}:{match['attribute']}"
+
+    def payload(self) -> object:
+        """Import what the entry points to.
+
+        Raises:
+            RegistryError: whatever the import raised, with the entry and the distribution named.
+        """
+        self.target()
+        try:
+            payload: object = self._entry_point.load()
+        except KeyboardInterrupt:
+            raise
+        # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
+        except BaseException as error:
+            raise RegistryError(
+                f"entry point {self.name!r} of group {self.group!r} in {self.source} cannot be loaded: "
+                f"{one_line_of(error)}"
+            ) from error
+        return payload
+
+
+def plugin_entries() -> dict[str, list[PluginEntry]]:
+    """Group -> entries, in the order of ``sys.path``; a distribution that is found twice there counts once."""
+    # One call for all groups: each call reads the metadata of everything that is installed.
+    everything = metadata.entry_points()
+    return {
+        group: list(_without_shadowed(everything.select(group=group), group))
+        for group in (WORKLOADS, MITIGATIONS, ENVIRONMENTS, COLLECTORS)
+    }
+
+
+def _without_shadowed(entry_points: metadata.EntryPoints, group: str) -> Iterator[PluginEntry]:
+    # importlib.metadata drops shadowed distributions itself, but compares their names as spelled in the names of their
+    # folders: Python 3.10 takes Foo.egg-info (an editable install) and foo-1.0.dist-info for two.
+    first: dict[str, object] = {}
+    seen: set[tuple[str, str, str]] = set()
+    for entry_point in entry_points:
+        name = _distribution_name(entry_point)
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if first.setdefault(key, entry_point.dist) is not entry_point.dist:
+            continue
+        identity = (key, entry_point.name, entry_point.value)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        yield PluginEntry(group, entry_point.name, entry_point.value, name, entry_point)
+
+
+def _distribution_name(entry_point: metadata.EntryPoint) -> str:
+    with suppress(Exception):  # a folder without a METADATA file: what happens depends on the Python version
+        if entry_point.dist is not None and "Name" in (fields := entry_point.dist.metadata):
+            return fields["Name"]
+    return f"(without metadata: {entry_point.value})"

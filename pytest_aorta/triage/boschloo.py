@@ -38,8 +38,6 @@ def boschloo_less(failures: int, trials: int, other_failures: int, other_trials:
 
 
 class _Distributions:
-    """Both binomial distributions at each of some rates, sin(angle) squared."""
-
     def __init__(self, trials: int, other_trials: int, angles: Numbers) -> None:
         self.angles = angles
         rates = np.sin(angles)[:, None] ** 2
@@ -49,13 +47,10 @@ class _Distributions:
         self._other_at_least = np.concatenate([at_least, np.zeros((len(angles), 1))], axis=1)
 
     def chances(self, needed: npt.NDArray[np.int64]) -> Numbers:
-        """For each rate, that the other side fails at least as often as ``needed`` by the failures of the first."""
         return np.asarray((self._first * self._other_at_least[:, needed]).sum(axis=1))
 
 
 class _Tables(_Distributions):
-    """All tables of so many trials on both sides: ``fisher[failures, other failures]`` is Fisher's p of "not lower"."""
-
     def __init__(self, trials: int, other_trials: int) -> None:
         super().__init__(trials, other_trials, np.linspace(0, np.pi / 2, _RATES + 2)[1:-1])
         first, other = np.arange(trials + 1)[:, None], np.arange(other_trials + 1)[None, :]
@@ -73,7 +68,6 @@ def _tables(trials: int, other_trials: int) -> _Tables:
 
 
 def _log_ways(trials: int, failures: npt.NDArray[np.int64]) -> Numbers:
-    """The logarithm of the binomial coefficient."""
     log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
     return np.asarray(log_factorials[trials] - log_factorials[failures] - log_factorials[trials - failures])
 

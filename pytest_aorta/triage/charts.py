@@ -89,7 +89,6 @@ def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes, int], 
 
 
 def _drawn(width: float, height: float, longest: int, draw: Callable[[Axes, int], None]) -> Figure:
-    """A figure of this size in points, with axes that only have a scale below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72))
@@ -175,7 +174,6 @@ _MARKS: tuple[tuple[tuple[Outcome, ...], float, float, str, float], ...] = (
 
 
 def _svg(figure: Figure) -> str:
-    """For a page: without what a file of its own needs, and in the page's colours and font."""
     buffer = StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     text = buffer.getvalue()

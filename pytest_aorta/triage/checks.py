@@ -10,7 +10,7 @@ from datetime import datetime
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts, WatchedVariables
@@ -27,8 +27,6 @@ _TEXTS: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class InertVariable:
-    """A variable that a cell sets, perhaps to no effect, and why that seems so."""
-
     name: str
     reason: Reason
 
@@ -40,16 +38,7 @@ class InertVariable:
 
 @dataclass(frozen=True)
 class MitigationEffect:
-    """Whether the variables of a cell's mitigation set can have done anything.
-
-    Attributes:
-        mitigations: names of the set.
-        inert: the variables that probably did nothing, in alphabetical order.
-        active: the others that the set changes, in the same order.
-        same_as: another cell of the same workload and environment whose trials had the same values of all watched
-            variables; the baseline, if it is one of them.
-        is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
-    """
+    """Whether the variables of a cell's mitigation set can have done anything."""
 
     mitigations: tuple[str, ...]
     inert: tuple[InertVariable, ...] = ()
@@ -97,10 +86,6 @@ def effects(
     - ``same value``: its trials had the value that those of the baseline's set had; where these are not known, the one
       that was set around pytest.
     - ``not named``: see ``probe.named_variables``.
-
-    Args:
-        cells: all cells, in the order of the plan.
-        baselines: the cell that each is compared with.
     """
     alike: dict[tuple[CellKey, str], list[CellStatistics]] = {}
     for cell in cells.values():
@@ -116,7 +101,6 @@ def _all_but_mitigations(cell: CellStatistics) -> tuple[CellKey, str]:
 
 
 def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStatistics]) -> MitigationEffect:
-    """``here`` are the cells that differ from it in nothing but their mitigation sets."""
     reference = next((other for other in here if other.mitigations == base.mitigations), None)
     if reference is None or reference is cell:
         return MitigationEffect(cell.mitigations)
@@ -142,7 +126,6 @@ def _why_inert(own: WatchedVariables, name: str, value: str, before: WatchedVari
 
 
 def _are_equal(one: CellStatistics, other: CellStatistics) -> bool:
-    """Whether all variables are known to have had the same values."""
     watched = one.variables.watched
     if not watched or watched != other.variables.watched:
         return False
@@ -173,7 +156,6 @@ class Condition:
     settles_sec: float = 0.0
 
     def matters(self, one: float, other: float) -> bool:
-        """Whether two values differ by enough."""
         return abs(one - other) >= self.least * (min(abs(one), abs(other)) if self.relative else 1.0)
 
 
@@ -202,7 +184,6 @@ def started(facts: TrialFacts) -> float | None:
 
 
 def busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
-    """For each file of a trial, when the first one began since when trials have run without a pause."""
     times = sorted((at, at + (facts.wall_sec or 0.0), facts.file) for facts in trials if (at := started(facts)))
     found: dict[str, float] = {}
     begin = end = float("-inf")
@@ -215,7 +196,6 @@ def busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
 
 
 def main_host(trials: Sequence[TrialFacts]) -> str | None:
-    """The host that most trials ran on."""
     names = Counter(facts.host.name for facts in trials)
     return names.most_common(1)[0][0] if names else None
 
@@ -344,7 +324,6 @@ def _steps(trials: Sequence[TrialFacts]) -> _Series:
 def _of_host(
     condition: Condition, trials: Sequence[TrialFacts], host: str | None, since: Mapping[str, float]
 ) -> _Series:
-    """What is known of one host, without the time in which the trials themselves change it."""
     known = [
         (facts, value)
         for facts in trials
@@ -362,7 +341,6 @@ def _differ_by(least: float, *, relative: bool = False) -> Callable[[float, floa
 
 
 def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFacts]]) -> str | None:
-    """A change over the trials of a baseline in words, and what it means for ``others`` that are compared with it."""
     if len(series.values) < _FEWEST_drift or not series.matters(*_thirds(series)):
         return None  # before scipy is imported, which takes longer than all of this
     failures = series.kind == "failures"
@@ -386,7 +364,6 @@ def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFac
 
 
 def _thirds(series: _Series) -> tuple[float, float]:
-    """The failure rate, or the median, of the first and of the last third."""
     center = statistics.fmean if series.kind == "failures" else statistics.median
     third = len(series.values) // 3
     return center(series.values[:third]), center(series.values[-third:])
@@ -397,7 +374,6 @@ def _part_after(begin: TrialFacts, trials: Sequence[TrialFacts]) -> float:
 
 
 def _unlike(series: _Series, others: Mapping[str, _Series], level: float) -> str | None:
-    """The cells that ran under other conditions than their baseline, in words (Mann-Whitney test)."""
     if len(series.values) < _FEWEST_drift:
         return None
     ours = statistics.median(series.values)

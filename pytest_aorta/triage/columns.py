@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.checks import MitigationEffect
@@ -82,8 +84,36 @@ def verdict_note(verdict: Verdict) -> str:
     return verdict.reason
 
 
+def plain(value: Any) -> Any:
+    """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
+    if is_dataclass(value):
+        kind: Any = type(value)
+        return {name: plain(getattr(value, name)) for name in keys(kind)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@cache
+def keys(kind: type) -> tuple[str, ...]:
+    return *(each.name for each in fields(kind)), *properties(kind)
+
+
+@cache
+def properties(kind: type) -> dict[str, Any]:
+    """Public properties of a class, and their types."""
+    found = {name: value.fget for name, value in vars(kind).items() if isinstance(value, property) and name[0] != "_"}
+    return {name: get_type_hints(get)["return"] for name, get in found.items()}
+
+
+#: Rows of a table.
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Column:
+class Column(Generic[T]):
     """One fact about a cell, for all formats.
 
     Attributes:
@@ -100,34 +130,34 @@ class Column:
 
     key: str
     kind: Any
-    value: Callable[[Row], Any]
+    value: Callable[[T], Any]
     title: str = ""
-    text: Callable[[Row], str] | None = None
-    short: Callable[[Row], str] | None = None
+    text: Callable[[T], str] | None = None
+    short: Callable[[T], str] | None = None
     formats: tuple[Literal["terminal", "markdown", "html"], ...] = ()
     always: bool = False
     left: bool = False
 
-    def text_of(self, row: Row) -> str:
+    def text_of(self, row: T) -> str:
         """For Markdown and HTML."""
         return str(self.value(row)) if self.text is None else self.text(row)
 
-    def short_text_of(self, row: Row) -> str:
+    def short_text_of(self, row: T) -> str:
         """For a terminal."""
         return self.text_of(row) if self.short is None else self.short(row)
 
-    def says_something(self, rows: Sequence[Row]) -> bool:
+    def says_something(self, rows: Sequence[T]) -> bool:
         """Whether it is shown in a table of these rows."""
         return self.always or any(self.text_of(row) not in ("", "-") for row in rows)
 
 
 def _name(
     key: str, title: str, value: Callable[[Row], str], *, always: bool = False, formats: Any = ("markdown",)
-) -> Column:
+) -> Column[Row]:
     return Column(key, str, value, title, formats=formats, always=always, left=True)
 
 
-def _number_of(title: str, outcome: Outcome) -> Column:
+def _number_of(title: str, outcome: Outcome) -> Column[Row]:
     """Trials of one outcome; matrix.json has all outcomes in one place."""
     return Column(
         "",
@@ -190,7 +220,7 @@ _EVERYWHERE: Any = ("terminal", "markdown", "html")
 _WHERE_WIDE: Any = ("markdown", "html")
 
 #: All that is said of a cell, in the order of matrix.json and of matrix.md.
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     _name("workload", "Workload", lambda row: row.cell.key.workload, always=True),
     _name("test", "Test", lambda row: row.cell.key.test),
     _name("cell", "Cell", lambda row: row.cell.key.cell, always=True, formats=_WHERE_WIDE),
@@ -222,7 +252,7 @@ COLUMNS = (
            if row.comparison else "", formats=_WHERE_WIDE),
     Column("comparison", Comparison | None, lambda row: row.comparison, "p",
            lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "",
-           formats=("terminal", "markdown")),
+           formats=_EVERYWHERE),
     Column("by_signature", list[SignatureVerdict], lambda row: row.by_signature),
     Column("effect", MitigationEffect | None, lambda row: row.effect, "Inert?",
            lambda row: f"inert? ({row.effect.reason})" if row.effect and row.effect.is_inert else "",

@@ -1,4 +1,4 @@
-"""One of two runs that are compared."""
+"""Two runs, or the same run on two machines: which cells have changed, and what differs around them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,45 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
+from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, holm, more_trials, step_time_ratio
+from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, MARGIN, SLOWER
+from pytest_aorta.triage.verdicts import (
+    LEVEL,
+    MARGIN,
+    SLOWER,
+    Comparison,
+    Pair,
+    Verdict,
+    VerdictKind,
+    judge,
+    step_ratio,
+)
 from pytest_aorta.workspace.paths import HISTORY
+
+#: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
+ChangeKind = Literal["worse", "better", "no change", "undecided", "not compared"]
+
+#: ``similar`` where the whole interval of the ratio lies within the threshold; ``n/a`` without step times of two trials
+#: on both sides.
+SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
+
+#: Of the JSON data: a reader of version 1 finds all of its keys in later ones that begin with a 1.
+SCHEMA_VERSION = "1.0"
+
+_CHANGES: dict[VerdictKind, ChangeKind] = {
+    "fixes": "better",
+    "reduces": "better",
+    "worse": "worse",
+    "no effect": "no change",
+    "undecided": "undecided",
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +68,138 @@ class Side:
 
     @property
     def trials(self) -> int:
-        """How many were read."""
         return sum(cell.total for cell in self.cells.values())
+
+
+@dataclass(frozen=True)
+class SpeedChange:
+    """Step times in B as a multiple of those in A, with their 95 % interval; ``None`` where ``verdict`` is ``n/a``."""
+
+    verdict: SpeedKind
+    ratio: float | None = None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class CellChange:
+    """A cell that both runs have.
+
+    Attributes:
+        a, b: its statistics.
+        kind: what became of its failure rate.
+        more_trials: of ``undecided``: about how many more trials of each run would decide; ``None`` for not known.
+        rate: the numbers; ``None`` for ``not compared``, where no trial of one run says anything about the workload.
+        speed: what became of its step times.
+        new_signatures, gone_signatures: ways to fail that only B, or only A, has.
+    """
+
+    a: CellStatistics
+    b: CellStatistics
+    kind: ChangeKind
+    more_trials: int | None
+    rate: Comparison | None
+    speed: SpeedChange
+    new_signatures: tuple[SignatureCount, ...]
+    gone_signatures: tuple[SignatureCount, ...]
+
+    @property
+    def label(self) -> str:
+        """Of the cell, as the table names it."""
+        return label(self.b.key) if self.a.key.cell == self.b.key.cell else f"{label(self.a.key)} -> {self.b.key.cell}"
+
+    @property
+    def verdict(self) -> str:
+        """In the words of the table."""
+        text = f"undecided, ~{self.more_trials} more" if self.more_trials is not None else self.kind
+        return f"{text}, {self.speed.verdict}" if self.speed.verdict in ("slower", "faster") else text
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two runs compared.
+
+    Attributes:
+        a, b: the runs.
+        margin: differences of the failure rate that are no change.
+        cells: that both have, in the order of B.
+        only_a, only_b: cells that only one has.
+        matched_across_environments: whether cells were matched by their mitigations alone, because the names of the
+            environments are not the same.
+        shared: what differs in the environment of all cells, the most important first.
+        particular: labels of cells, and what differs in the environment of these only.
+    """
+
+    a: Side
+    b: Side
+    margin: float
+    cells: tuple[CellChange, ...]
+    only_a: tuple[CellStatistics, ...]
+    only_b: tuple[CellStatistics, ...]
+    matched_across_environments: bool
+    shared: tuple[Difference, ...]
+    particular: tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]
+
+
+def _failures(cell: CellStatistics) -> str:
+    return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
+
+
+def _rate(found: Comparison | None) -> dict[str, Any] | None:
+    names = ("difference", "interval", "p", "p_adjusted")
+    return None if found is None else {name: getattr(found, name) for name in names}
+
+
+def _ways(signatures: Sequence[SignatureCount]) -> list[dict[str, Any]]:
+    return [{"text": each.signature.text, "count": len(each.trials)} for each in signatures]
+
+
+#: What is said of each cell that both runs have; those with a title are shown to people.
+COLUMNS: tuple[Column[CellChange], ...] = (
+    Column("label", str, lambda change: change.label),
+    Column("workload", str, lambda change: change.b.key.workload),
+    Column("cell", str, lambda change: change.b.key.cell),
+    Column("cell_in_a", str, lambda change: change.a.key.cell),
+    Column("test", str | None, lambda change: change.b.key.test or None),
+    Column("options", str | None, lambda change: change.b.key.options or None),
+    Column("a", dict, lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
+    Column("b", dict, lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
+    Column("failure_rate", dict | None, lambda change: _rate(change.rate), "change (95%)",
+           lambda change: difference_with_interval(change.rate.difference, change.rate.interval)
+           if change.rate else ""),
+    Column("", float | None, lambda change: change.rate and change.rate.p_adjusted, "p",
+           lambda change: p_value(change.rate.p_adjusted) if change.rate else ""),
+    Column("speed", SpeedChange, lambda change: change.speed, "steps",
+           lambda change: "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"),
+    Column("verdict", str, lambda change: change.kind, "verdict", lambda change: change.verdict),
+    Column("more_trials", int | None, lambda change: change.more_trials),
+    Column("new_signatures", list, lambda change: _ways(change.new_signatures)),
+    Column("gone_signatures", list, lambda change: _ways(change.gone_signatures)),
+)  # fmt: skip
+
+
+def label(key: CellKey) -> str:
+    """A cell in words: test, workload, cell and options, as far as it has them."""
+    return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
+
+
+def compare_runs(a: Path, b: Path, margin: float = MARGIN) -> RunComparison:
+    """Compare two results directories, or parts of them.
+
+    Args:
+        a: what was before, or the machine that is known.
+        b: what is new.
+        margin: differences of the failure rate that are no change.
+
+    Raises:
+        RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
+    """
+    one, two = (Path(os.path.realpath(path)) for path in (a, b))  # which raises for no path, as resolve() does
+    if one == two:
+        raise RequestError(f"{a} and {b} are the same; expected two results directories")
+    for outer, inner in ((one, two), (two, one)):
+        if inner.is_relative_to(outer) and HISTORY not in inner.relative_to(outer).parts:
+            raise RequestError(f"{inner} lies in {outer}, so it has the same trials; expected two results directories")
+    return _compare(read_side(a), read_side(b), margin)
 
 
 def read_side(path: Path) -> Side:
@@ -68,9 +227,53 @@ def read_side(path: Path) -> Side:
     )
 
 
-def label(key: CellKey) -> str:
-    """A cell in words: test, workload, cell and options, as far as it has them."""
-    return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
+def _compare(a: Side, b: Side, margin: float) -> RunComparison:
+    matched, across = _match_cells(a, b)
+    cells = [(a.cells[one], b.cells[two]) for one, two in matched]
+    compared = [(one, two) for one, two in cells if one.counted and two.counted]
+    pairs = [Pair(one.key, two.failures, two.counted, one.failures, one.counted) for one, two in compared]
+    judged = dict(zip((two.key for _, two in compared), judge(pairs, margin, len(pairs)), strict=True))
+    changes = tuple(_change(one, two, *judged.get(two.key, (None, None))) for one, two in cells)
+    matched_a, matched_b = {one for one, _ in matched}, {two for _, two in matched}
+    shared, particular = _environment(a, b, matched, [change.label for change in changes])
+    return RunComparison(
+        a=a,
+        b=b,
+        margin=margin,
+        cells=changes,
+        only_a=tuple(cell for key, cell in a.cells.items() if key not in matched_a),
+        only_b=tuple(cell for key, cell in b.cells.items() if key not in matched_b),
+        matched_across_environments=across,
+        shared=shared,
+        particular=particular,
+    )
+
+
+def _change(a: CellStatistics, b: CellStatistics, rate: Comparison | None, verdict: Verdict | None) -> CellChange:
+    return CellChange(
+        a=a,
+        b=b,
+        kind="not compared" if verdict is None else _CHANGES[verdict.kind],
+        more_trials=None if verdict is None else verdict.more_trials,
+        rate=rate,
+        speed=_speed(a, b),
+        new_signatures=tuple(each for each in b.signatures if each.signature not in a.signature_numbers),
+        gone_signatures=tuple(each for each in a.signatures if each.signature not in b.signature_numbers),
+    )
+
+
+def _speed(a: CellStatistics, b: CellStatistics) -> SpeedChange:
+    found = step_ratio(b, a)
+    if found is None:
+        return SpeedChange("n/a")
+    verdict: SpeedKind = "undecided"
+    if found.interval.low > SLOWER:
+        verdict = "slower"
+    elif found.interval.high < 1 / SLOWER:
+        verdict = "faster"
+    elif found.interval.within(1 / SLOWER, SLOWER):
+        verdict = "similar"
+    return SpeedChange(verdict, found.ratio, found.interval)
 
 
 #: What cells are matched by: the first that tells them apart. A digest has places on the disk in it.
@@ -80,7 +283,7 @@ _EXACTLY: tuple[Callable[[CellStatistics], Hashable], ...] = (
 )
 
 
-def match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
+def _match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
     """Pairs of cells, in the order of B, and whether their environments have other names.
 
     Raises:
@@ -122,209 +325,20 @@ def _nothing_in_common(a: Side, b: Side) -> str:
     for name, of in aspects.items():
         ours, theirs = ({of(cell) for cell in side.cells.values()} for side in (a, b))
         if ours.isdisjoint(theirs):
-            reason = f"no {name} is the same ({_few(ours)} in A, {_few(theirs)} in B)"
+            reason = f"no {name} is the same ({_few(sorted(ours))} in A, {_few(sorted(theirs))} in B)"
             break
     lists = " and ".join(f"{side} has {_few([label(key) for key in run.cells])}" for side, run in (("A", a), ("B", b)))
     return f"A ({a.results.path}) and B ({b.results.path}) have no cell in common: {reason}. {lists}"
 
 
-def _few(names: Sequence[str] | set[str]) -> str:
-    listed = sorted(names) if isinstance(names, set) else list(names)
-    shown = ", ".join(name or "none" for name in listed[:4])
-    return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
-
-
-#: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
-ChangeKind = Literal["worse", "better", "no change", "undecided", "not compared"]
-
-#: ``similar`` where the whole interval of the ratio lies within the threshold; ``n/a`` without step times of two trials
-#: on both sides.
-SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
-
-
-@dataclass(frozen=True)
-class RateChange:
-    """The failure rate of a cell in B, less that in A.
-
-    Attributes:
-        difference, interval: 95 %.
-        p: two-sided, of this cell alone.
-        p_adjusted: after Holm's correction over all cells compared.
-    """
-
-    difference: float
-    interval: Interval
-    p: float
-    p_adjusted: float
-
-
-@dataclass(frozen=True)
-class SpeedChange:
-    """Step times in B as a multiple of those in A, with their 95 % interval; ``None`` where ``kind`` is ``n/a``."""
-
-    kind: SpeedKind
-    ratio: float | None = None
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True)
-class CellChange:
-    """A cell that both runs have.
-
-    Attributes:
-        a, b: its statistics.
-        kind: what became of its failure rate.
-        more_trials: of ``undecided``: about how many more trials of each run would decide; ``None`` for not known.
-        rate: the numbers; ``None`` for ``not compared``, where no trial of one run says anything about the workload.
-        speed: what became of its step times.
-        new_signatures, gone_signatures: ways to fail that only B, or only A, has.
-    """
-
-    a: CellStatistics
-    b: CellStatistics
-    kind: ChangeKind
-    more_trials: int | None
-    rate: RateChange | None
-    speed: SpeedChange
-    new_signatures: tuple[SignatureCount, ...]
-    gone_signatures: tuple[SignatureCount, ...]
-
-    @property
-    def label(self) -> str:
-        """Of the cell, as the table names it."""
-        return label(self.b.key) if self.a.key.cell == self.b.key.cell else f"{label(self.a.key)} -> {self.b.key.cell}"
-
-
-@dataclass(frozen=True)
-class ParticularDifferences:
-    """What differs in the environment of some cells only: their labels, and what."""
-
-    cells: tuple[str, ...]
-    differences: tuple[Difference, ...]
-
-
-@dataclass(frozen=True)
-class RunComparison:
-    """Two runs compared.
-
-    Attributes:
-        a, b: the runs.
-        cells: that both have, in the order of B.
-        only_a, only_b: cells that only one has.
-        matched_across_environments: whether cells were matched by their mitigations alone, because the names of the
-            environments are not the same.
-        shared: what differs in the environment of all cells, the most important first.
-        particular: what differs in some cells only.
-    """
-
-    a: Side
-    b: Side
-    cells: tuple[CellChange, ...]
-    only_a: tuple[CellStatistics, ...]
-    only_b: tuple[CellStatistics, ...]
-    matched_across_environments: bool
-    shared: tuple[Difference, ...]
-    particular: tuple[ParticularDifferences, ...]
-
-
-def compare_runs(a: Path, b: Path, margin: float = MARGIN) -> RunComparison:
-    """Compare two results directories, or parts of them.
-
-    Args:
-        a: what was before, or the machine that is known.
-        b: what is new.
-        margin: differences of the failure rate that are no change.
-
-    Raises:
-        RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
-    """
-    one, two = (Path(os.path.realpath(path)) for path in (a, b))  # which raises for no path, as resolve() does
-    if one == two:
-        raise RequestError(f"{a} and {b} are the same; expected two results directories")
-    for outer, inner in ((one, two), (two, one)):
-        if inner.is_relative_to(outer) and HISTORY not in inner.relative_to(outer).parts:
-            raise RequestError(f"{inner} lies in {outer}, so it has the same trials; expected two results directories")
-    return compare(read_side(a), read_side(b), margin)
-
-
-def compare(a: Side, b: Side, margin: float = MARGIN) -> RunComparison:
-    """Compare two runs.
-
-    Raises:
-        RequestError: they have no cell in common.
-    """
-    pairs, across = match_cells(a, b)
-    numbers = [(b.cells[two], a.cells[one]) for one, two in pairs]
-    p_values = {
-        two.key: difference_p(two.failures, two.counted, one.failures, one.counted)
-        for two, one in numbers
-        if two.counted and one.counted
-    }
-    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    changes = tuple(
-        _change(one, two, margin, p_values.get(two.key), adjusted.get(two.key), len(p_values)) for two, one in numbers
-    )
-    matched_a, matched_b = {one for one, _ in pairs}, {two for _, two in pairs}
-    shared, particular = _environment(a, b, pairs, [change.label for change in changes])
-    return RunComparison(
-        a=a,
-        b=b,
-        cells=changes,
-        only_a=tuple(cell for key, cell in a.cells.items() if key not in matched_a),
-        only_b=tuple(cell for key, cell in b.cells.items() if key not in matched_b),
-        matched_across_environments=across,
-        shared=shared,
-        particular=particular,
-    )
-
-
-def _change(
-    a: CellStatistics, b: CellStatistics, margin: float, p: float | None, p_adjusted: float | None, comparisons: int
-) -> CellChange:
-    numbers = (b.failures, b.counted, a.failures, a.counted)
-    kind: ChangeKind = "not compared"
-    rate, more = None, None
-    if p is not None and p_adjusted is not None:
-        difference = b.failures / b.counted - a.failures / a.counted
-        rate = RateChange(difference, difference_interval(*numbers), p, p_adjusted)
-        if p_adjusted < LEVEL:
-            kind = "worse" if difference > 0 else "better"
-        elif rate.interval.within(-margin, margin):
-            kind = "no change"
-        else:
-            kind, more = "undecided", more_trials(*numbers, margin=margin, comparisons=comparisons)
-    before, after = ({each.signature for each in cell.signatures} for cell in (a, b))
-    return CellChange(
-        a=a,
-        b=b,
-        kind=kind,
-        more_trials=more,
-        rate=rate,
-        speed=_speed(a, b),
-        new_signatures=tuple(each for each in b.signatures if each.signature not in before),
-        gone_signatures=tuple(each for each in a.signatures if each.signature not in after),
-    )
-
-
-def _speed(a: CellStatistics, b: CellStatistics) -> SpeedChange:
-    if a.steps is None or b.steps is None:
-        return SpeedChange("n/a")
-    found = step_time_ratio(b.steps.trial_medians_ms, a.steps.trial_medians_ms)
-    if found is None:
-        return SpeedChange("n/a")
-    kind: SpeedKind = "undecided"
-    if found.interval.low > SLOWER:
-        kind = "slower"
-    elif found.interval.high < 1 / SLOWER:
-        kind = "faster"
-    elif found.interval.within(1 / SLOWER, SLOWER):
-        kind = "similar"
-    return SpeedChange(kind, found.ratio, found.interval)
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(name or "none" for name in names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
 def _environment(
     a: Side, b: Side, pairs: Sequence[tuple[CellKey, CellKey]], labels: Sequence[str]
-) -> tuple[tuple[Difference, ...], tuple[ParticularDifferences, ...]]:
+) -> tuple[tuple[Difference, ...], tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]]:
     """What differs around all cells, and around some of them."""
     installed = (a.results.installed, b.results.installed)
     found: dict[Hashable, tuple[Difference, list[str]]] = {}
@@ -342,4 +356,56 @@ def _environment(
     for difference, cells in sorted(found.values(), key=lambda item: item[0].fact):
         if difference not in everywhere:
             by_cells.setdefault(tuple(cells), []).append(difference)
-    return shared, tuple(ParticularDifferences(cells, tuple(each)) for cells, each in by_cells.items())
+    return shared, tuple((cells, tuple(each)) for cells, each in by_cells.items())
+
+
+def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
+    """Everything, as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
+    found = {
+        "schema_version": SCHEMA_VERSION,
+        "level": LEVEL,
+        "margin": comparison.margin,
+        "a": _side(comparison.a),
+        "b": _side(comparison.b),
+        "matched_across_environments": comparison.matched_across_environments,
+        "cells": [
+            {column.key: column.value(change) for column in COLUMNS if column.key} for change in comparison.cells
+        ],
+        "only_in_a": [{**_key(cell.key), **_numbers(cell)} for cell in comparison.only_a],
+        "only_in_b": [{**_key(cell.key), **_numbers(cell)} for cell in comparison.only_b],
+        "environment": {
+            "all_cells": [difference.to_plain() for difference in comparison.shared],
+            "some_cells": [
+                {"cells": cells, "differences": [each.to_plain() for each in found]}
+                for cells, found in comparison.particular
+            ],
+        },
+    }
+    return {key: plain(value) for key, value in found.items()}
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "path": str(side.results.path),
+        "trials": side.trials,
+        "cells": len(side.cells),
+        "hosts": side.hosts,
+        "first_trial": side.began or None,
+        "last_trial": side.ended or None,
+        "replays_left_out": side.results.replays,
+        "unreadable": side.results.unreadable,
+    }
+
+
+def _key(key: CellKey) -> dict[str, Any]:
+    return {"workload": key.workload, "cell": key.cell, "test": key.test or None, "options": key.options or None}
+
+
+def _numbers(cell: CellStatistics) -> dict[str, Any]:
+    return {
+        "trials": cell.total,
+        "outcomes": {outcome.replace(" ", "_"): len(trials) for outcome, trials in cell.trials.items()},
+        "failure_rate": cell.rate,
+        "failure_rate_interval": cell.rate_interval,
+        "median_step_ms": None if cell.steps is None else cell.steps.median_ms,
+    }

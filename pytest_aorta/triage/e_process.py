@@ -88,8 +88,6 @@ class PairedEProcess:
 
 
 class Bets:
-    """What is bet on the next pair, against each of several nulls."""
-
     def __init__(self, at_most: Sequence[float], at_least: Sequence[float]) -> None:
         self.at_most, self.at_least = tuple(at_most), tuple(at_least)
         self._difference = np.array([*at_most, *at_least], float)
@@ -108,7 +106,6 @@ class Bets:
         return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
 
     def _alternatives(self, pairs: Counts, base_failures: Counts, cell_failures: Counts) -> tuple[Numbers, ...]:
-        """Both rates to bet on, and whether there is a bet at all; each of the shape (pairs, nulls)."""
         prior = _prior()
         counts = np.stack([base_failures, pairs - base_failures, cell_failures, pairs - cell_failures], axis=-1)
         likelihoods = counts @ prior.logs
@@ -168,8 +165,6 @@ def nearest_in_null(a1: Numbers, b1: Numbers, difference: Numbers) -> Numbers:
 
 
 class _Prior:
-    """A grid of pairs of rates with equal weights, in the order of their difference."""
-
     def __init__(self) -> None:
         from scipy.special import betaincinv
 

@@ -70,7 +70,6 @@ class Environments:
             self._contents.setdefault(section, Counter()).update(contents)
 
     def package_digests(self) -> set[str]:
-        """Of all installed distributions: one for each installation."""
         found = (_digest(text) for text in self._contents.get("packages", ()))
         return {digest for digest in found if digest is not None}
 
@@ -103,13 +102,11 @@ class Environments:
 
 @lru_cache(maxsize=10_000)
 def _facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
-    """The facts in the content of a section, and whether what is not among them does not exist."""
     content, complete = json.loads(text)
     return _facts_in(section, content), complete
 
 
 def _digest(text: str) -> str | None:
-    """Of the packages in a content of their section."""
     digest = json.loads(text)[0].get("digest")
     return digest if isinstance(digest, str) else None
 
@@ -127,7 +124,6 @@ def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
 
 
 def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Section, content, and whether all is known: what the trial was run from, with what, and how."""
     parts = _mapping(record.get("fingerprint_parts"))
     if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
         yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
@@ -149,7 +145,6 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
 
 
 def _digests_of_secrets(variables: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-    """What the record has of variables whose values it does not have."""
     parts = _mapping(record.get("fingerprint_parts"))
     known = {**_mapping(parts.get("variables")), **_mapping(parts.get("overlay"))}
     return {
@@ -194,7 +189,6 @@ class Difference:
     after: tuple[tuple[Value | None, int], ...]
 
     def __str__(self) -> str:
-        """One short clause."""
         return clause(self.fact, self.before, self.after)
 
     @property

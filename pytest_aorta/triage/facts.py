@@ -33,31 +33,17 @@ class TrialSteps:
 
     @cached_property
     def mean_ms(self) -> float:
-        """Of the steps that count."""
         return math.fsum(self.sorted_ms) / len(self.sorted_ms)
 
     @cached_property
     def squares(self) -> float:
-        """Sum of the squared deviations from the mean."""
         mean = self.mean_ms
         return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The steps of all trials of a cell together, in ms.
-
-    Attributes:
-        mean_ms: of the steps.
-        std_ms: their standard deviation (of a sample); 0 for a single step.
-        min_ms, max_ms: the fastest and the slowest.
-        median_ms: of the steps; the mean of the two in the middle, where their number is even.
-        p90_ms, p99_ms: percentiles: the smallest step time that at least 90 % (99 %) of the steps do not exceed
-            (nearest rank: numpy's ``inverted_cdf``, definition 1 of Hyndman and Fan 1996, "Sample Quantiles in
-            Statistical Packages"), so that it is always one that was measured.
-        steps: their number, without those of the warm-up.
-        trial_medians_ms: of each trial; the steps of one trial are not independent of each other, its trials are.
-    """
+    """The steps of all trials of a cell together, in ms."""
 
     mean_ms: float
     std_ms: float
@@ -121,17 +107,7 @@ Values = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True)
 class WatchedVariables:
-    """Of one trial, or of all trials of a cell, as far as they agree.
-
-    Attributes:
-        watched: names of those that any cell sets.
-        overlay: those that were set for the trial, by environment, mitigation set and extra variables.
-        ambient: what the watched ones would be without; empty for a trial in a container, which starts from others.
-            Secrets are missing.
-        resolved: what the trial's own process had. Secrets are missing.
-        unnamed: those that nothing names which the process had loaded and imported at the end of ``run()``; ``None``
-            where that is not known, or another program may have read them.
-    """
+    """Of one trial, or of all trials of a cell, as far as they agree."""
 
     watched: tuple[str, ...] = ()
     overlay: Overlay = ()
@@ -148,12 +124,10 @@ NOT_WATCHED = WatchedVariables()
 def _shared(
     watched: tuple[str, ...], overlay: Overlay, ambient: Values, resolved: Values, unnamed: frozenset[str] | None
 ) -> WatchedVariables:
-    """One object for all trials that agree, which are most of a cell's."""
     return WatchedVariables(watched, overlay, ambient, resolved, unnamed)
 
 
 def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
-    """Of the record of a trial (``TrialResult.to_dict()``, or what a trial file holds)."""
     request, env = record.get("request") or {}, record.get("env") or {}
     ambient = request.get("ambient") or {}
     if not ambient:
@@ -173,12 +147,10 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
 
 
 def _known(values: Mapping[str, str | None]) -> Values:
-    """A redacted value equals no other one, as far as one can see."""
     return tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
 
 
 def _saw_variables(env: Mapping[str, Any]) -> bool:
-    """Whether the trial's process has recorded its variables."""
     failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
     return bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
 
@@ -247,15 +219,7 @@ class CellKey:
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began; ``None`` for not known.
-
-    Attributes:
-        name: of the host.
-        load: average of one minute, per CPU.
-        clock_mhz: of the processor.
-        memory_available_bytes: as the kernel estimates it.
-        cpu_pressure, memory_pressure: percent of the ten seconds before in which tasks have waited for them.
-    """
+    """The host when the trial began; ``None`` for not known."""
 
     name: str | None = None
     load: float | None = None
@@ -348,7 +312,6 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
 
 
 def key_of(record: Mapping[str, Any]) -> CellKey:
-    """The cell of a record. In a plan, its name says all; trials of a test may differ in all that a test can choose."""
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test")
     if not test:
@@ -357,7 +320,6 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
     status = record["exit_status"]
     if status == "timeout":
         return "timeout"
@@ -370,7 +332,6 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
-    """Whether ``run()`` has come to its end, be it with a failed result."""
     failure = record.get("failure") or {}
     return outcome == "ok" or (outcome == "failed" and failure.get("kind") not in _CRASHES)
 

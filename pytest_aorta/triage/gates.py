@@ -34,8 +34,7 @@ _EXAMPLES = "failure_rate<=0.02 or verdict(omp_1)==fixes"
 Bound = Literal["upper", "lower"]
 
 
-class GateError(RequestError):
-    """A gate on a cell that is not there."""
+class GateError(RequestError): ...
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,6 @@ def _verdict(reader: _Reader) -> tuple[str, float | str]:
 
 
 class _Reader:
-    """Reads a text from left to right."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
@@ -213,7 +210,6 @@ def _is_about(gate: Gate, row: Row, table: Table) -> bool:
 
 
 def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
-    """The value of a cell; ``None`` where it has none."""
     cell, confound = row.cell, row.confound
     if gate.value == "verdict":
         return row.verdict.kind

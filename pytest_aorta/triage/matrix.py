@@ -8,16 +8,14 @@ from __future__ import annotations
 import datetime
 import html
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pytest_aorta._version import __version__
-from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, keys, p_value, plain, properties
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.verdicts import LEVEL, MARGIN, SLOWER, Row, Table, TriageSettings
@@ -104,36 +102,12 @@ def matrix_json(table: Table, state: RunState) -> str:
         warnings=table.warnings,
     )
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
-    lines = ",\n  ".join(json.dumps(_plain(cell), allow_nan=False) for cell in cells)
-    return f'{{\n {json.dumps(_plain(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
+    lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
+    return f'{{\n {json.dumps(plain(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
 
 
 def _planned_rows(table: Table, state: RunState) -> list[Row]:
     return [replace(row, planned=state.planned.get(row.cell.key)) for row in table.rows]
-
-
-def _plain(value: Any) -> Any:
-    """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
-    if is_dataclass(value):
-        kind: Any = type(value)
-        return {name: _plain(getattr(value, name)) for name in _keys(kind)}
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-@cache
-def _keys(kind: type) -> tuple[str, ...]:
-    return *(each.name for each in fields(kind)), *_properties(kind)
-
-
-@cache
-def _properties(kind: type) -> dict[str, Any]:
-    """Public properties of a class, and their types."""
-    found = {name: value.fget for name, value in vars(kind).items() if isinstance(value, property) and name[0] != "_"}
-    return {name: get_type_hints(get)["return"] for name, get in found.items()}
 
 
 def schema_text() -> str:
@@ -142,16 +116,16 @@ def schema_text() -> str:
     from pydantic.json_schema import GenerateJsonSchema
 
     class AsWritten(GenerateJsonSchema):
-        """Of what ``_plain`` makes."""
+        """Of what ``plain`` makes."""
 
         def float_schema(self, schema: Any) -> dict[str, Any]:
             return {"type": ["number", "null"]}
 
         def dataclass_schema(self, schema: Any) -> dict[str, Any]:
             found = super().dataclass_schema(schema)
-            for name, kind in _properties(schema["cls"]).items():
+            for name, kind in properties(schema["cls"]).items():
                 found["properties"][name] = TypeAdapter(kind).json_schema()
-            found["required"] = list(_keys(schema["cls"]))
+            found["required"] = list(keys(schema["cls"]))
             return found
 
     cell: Any = create_model("Cell", **{column.key: (column.kind, ...) for column in COLUMNS if column.key})  # type: ignore[call-overload]

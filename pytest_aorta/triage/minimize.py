@@ -54,7 +54,6 @@ def ddmin(elements: Sequence[Element]) -> Generator[tuple[Element, ...], bool, t
 
 
 def _split(elements: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Into so many parts, of which the sizes differ by one at most."""
     size, more = divmod(len(elements), parts)
     starts = [number * size + min(number, more) for number in range(parts + 1)]
     return [elements[start:end] for start, end in pairwise(starts)]
@@ -77,16 +76,6 @@ class Wanted:
 
 @dataclass
 class Tried:
-    """What was found out of some of the variables.
-
-    Attributes:
-        variables: of the set, in its order.
-        level: that ``p`` is compared with: a share of that of the whole search.
-        trials, failures: of those that count.
-        p: of "fails as often as the baseline".
-        answer: ``undecided`` counts as not fixing.
-    """
-
     variables: tuple[str, ...]
     level: float
     trials: int = 0
@@ -97,16 +86,6 @@ class Tried:
 
 @dataclass
 class Minimized:
-    """What is known at the end.
-
-    Attributes:
-        variables: of the whole set.
-        left: those that are needed; ``None`` where the whole set was not seen to fix anything.
-        tried: in order, the whole set first.
-        baseline_trials, baseline_failures: that count.
-        is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
-    """
-
     variables: tuple[str, ...]
     left: tuple[str, ...] | None = None
     tried: list[Tried] = field(default_factory=list)
@@ -170,7 +149,6 @@ class Search:
                 found.left = proposal
 
     def _try(self, variables: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], Tried]:
-        """Run trials of some variables until it is known whether they fix."""
         n, k = len(self.found.variables), len(self.found.tried) + 1
         tried = Tried(variables, LEVEL * n / ((n + k) * (n + k - 1)))
         self.found.tried.append(tried)
@@ -186,7 +164,6 @@ class Search:
                 (self._baseline if one.variables is None else own).append(facts)
 
     def _next(self, variables: tuple[str, ...], have: int) -> list[Wanted]:
-        """The next pair, or pairs; trials of the baseline only where there are not enough."""
         wanted: list[Wanted] = []
         baseline = len(self._baseline)
         while len(wanted) < self._at_once and have < self._most:
@@ -198,7 +175,6 @@ class Search:
         return wanted or [Wanted(None, baseline)]
 
     def _is_over(self, own: list[TrialFacts]) -> bool:
-        """Whether no more trials may be run."""
         if self._started >= self._most_in_all or _never_ran(self._baseline):
             return True
         unpaired = sum(facts.is_counted for facts in own) > sum(facts.is_counted for facts in self._baseline)
@@ -239,11 +215,11 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
             return False, f"nothing to minimize: no trial of the baseline failed, of {found.baseline_trials}"
         return False, (
             f"nothing to minimize: not shown that {name} fixes; {baseline}, and none of {whole.trials} with it: "
-            "more trials may show it (--aorta-trials, --aorta-max-trials)"
+            "more trials may show it (--aorta-trials, --max-trials)"
         )
     left = " ".join(found.left)
     if not found.is_complete:
-        return False, f"not at its end (--aorta-max-trials): so far, of {name}, {left} is enough"
+        return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
     return True, f"of {counted_variables(found.variables)} of {name}, {left} {needed}"
 
@@ -274,5 +250,4 @@ def report(found: Minimized, name: str) -> Iterator[str]:
 
 
 def counted_variables(variables: Sequence[str]) -> str:
-    """For a sentence."""
     return f"{len(variables)} variable{'s' if len(variables) != 1 else ''}"

@@ -59,14 +59,6 @@ _DEEPEST = 2
 
 @dataclass(frozen=True)
 class RecordedTrial:
-    """What a trial file holds.
-
-    Attributes:
-        file: relative to the results directory.
-        record: as it was written: a NaN is the text ``NaN``.
-        facts: what the table needs of it.
-    """
-
     file: str
     record: Mapping[str, Any]
     facts: TrialFacts
@@ -92,11 +84,6 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        """Look for ``path``.
-
-        Raises:
-            RequestError: it does not exist.
-        """
         if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
@@ -105,7 +92,6 @@ class Results:
         self.replays = 0
 
     def __iter__(self) -> Iterator[RecordedTrial]:
-        """The trials, in the order of the names of folders and the numbers of files."""
         self.unreadable.clear()
         self.replays = 0
         for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
@@ -129,7 +115,6 @@ class Results:
         return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
 
     def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
-        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
         try:
             with os.scandir(folder) as entries:
                 found = list(entries)
@@ -169,11 +154,6 @@ class Results:
 
 
 def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Triage, Results]:
-    """The trials in a results directory, ready for ``table()``.
-
-    Raises:
-        RequestError: the path does not exist, or there is no trial.
-    """
     results = Results(path)
     facts = [trial.facts for trial in results]
     if not facts:
@@ -198,13 +178,11 @@ def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None
 
 
 def _place_in_plan(facts: TrialFacts) -> tuple[int, int]:
-    """Of the cell: the indices of its environment and its mitigation set."""
     found = _TRIAL_ID.search(facts.trial_id)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _results_directory(path: Path) -> Path:
-    """The folder with the lists of packages that the records name; without them, the one that was given."""
     folder = path if path.is_dir() else path.parent
     places = [folder, *folder.absolute().parents[:_DEEPEST]]
     return next((place for place in places if any(place.glob("packages-*.json"))), folder)
@@ -216,7 +194,6 @@ def _load(path: str | Path) -> Any:
 
 
 def _problem(record: Any) -> str | None:
-    """Why the content of a file is no record that this version reads, in words; ``None`` for one that is."""
     if not isinstance(record, dict) or "schema_version" not in record:
         return "it is not the record of a trial"
     if record["schema_version"] != _SCHEMA_VERSION:

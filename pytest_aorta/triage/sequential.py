@@ -87,7 +87,6 @@ class SequentialTest:
 
 
 def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
-    """How many of the nulls are refuted, from the first on and without a gap."""
     kept = (peaks < needed).nonzero()[0]
     return int(kept[0]) if len(kept) else len(peaks)
 

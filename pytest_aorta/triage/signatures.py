@@ -157,7 +157,6 @@ def first_traceback(text: str) -> tuple[list[Frame], str] | None:
 
 
 def native_function(text: str) -> str:
-    """The innermost function in C of a crash, as far as it is known: empty where not."""
     names = (found["name"] for found in _NATIVE.finditer(text))
     return next((name for name in names if not _NOT_AT_FAULT.match(name)), "")
 
@@ -274,7 +273,6 @@ class Signature:
 
     @property
     def _what(self) -> str:
-        """Without the place."""
         if self.kind == "signal":
             return _joined(": " if " " in self.message else " in ", self.type, self.message)
         if self.kind in ("timeout", "stall"):
@@ -328,7 +326,6 @@ def _joined(separator: str, *words: str) -> str:
 
 
 def _place(frames: Sequence[Frame], target: str) -> str:
-    """The innermost frame of the user's code, and the innermost of another file if that has called it."""
     own = own_frames(frames, target)
     if not own:
         return ""
@@ -338,13 +335,11 @@ def _place(frames: Sequence[Frame], target: str) -> str:
 
 
 def _called(frames: Sequence[Frame], target: str) -> str:
-    """The innermost function of a library that the user's code was in."""
     own = own_frames(frames, target)
     return frames[0].name if own and frames[0] != own[0] else ""
 
 
 def _cause(text: str, target: str) -> str:
-    """The exception with which it began."""
     first = first_traceback(text)
     if first is None:
         return ""
@@ -375,7 +370,6 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
 
 
 def _details(result: Mapping[str, Any]) -> str:
-    """The words of the first entry of a result's ``failure_details`` that the workload has made."""
     for detail in result.get("failure_details") or ():
         if not isinstance(detail, Mapping):
             continue

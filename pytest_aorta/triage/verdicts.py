@@ -200,11 +200,12 @@ def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """Failures and counted trials of a cell and of its baseline.
+    """Failures and counted trials of a cell and of its baseline, which all have some.
 
     ``watched``: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
     """
 
+    baseline: CellKey
     failures: int
     trials: int
     base_failures: int
@@ -216,14 +217,11 @@ class Pair:
         return self.failures, self.trials, self.base_failures, self.base_trials
 
 
-def judge(
-    pairs: Sequence[Pair], baseline: CellKey, margin: float, family: int, planned: int = 0
-) -> list[tuple[Comparison, Verdict]]:
-    """Compare several pairs with one baseline, corrected for their number (Holm).
+def judge(pairs: Sequence[Pair], margin: float, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
+    """Compare cells with their baselines, corrected for their number (Holm).
 
     Args:
-        pairs: each has trials on both sides.
-        baseline: of all of them.
+        pairs: that share the level.
         margin: differences of the failure rate that are no effect.
         family: cells that share the level, for the guess of how many more trials decide.
         planned: comparisons that there will be. A cell that has its first trials later must not take back what was
@@ -240,7 +238,7 @@ def judge(
     for pair, (interval, p), p_adjusted in zip(pairs, found, adjusted, strict=False):
         method: Method = "fixed" if pair.watched is None else "sequential"
         difference = pair.failures / pair.trials - pair.base_failures / pair.base_trials
-        comparison = Comparison(baseline, difference, interval, p, p_adjusted, method)
+        comparison = Comparison(pair.baseline, difference, interval, p, p_adjusted, method)
         kind = verdict_of(comparison, pair.failures, margin)
         if kind == "fixes":
             bound = upper_bound if method == "fixed" else rate_upper_bound_sequential
@@ -390,7 +388,7 @@ class Triage:
     def compare(self, keys: Sequence[CellKey], baseline: CellKey, planned: int) -> list[tuple[Comparison, Verdict]]:
         """What is known by now of cells against their baseline, valid however often one looks."""
         pairs = [self._pair(key, baseline, sequential=True) for key in keys]
-        return judge(pairs, baseline, self.settings.margin, planned, planned)
+        return judge(pairs, self.settings.margin, planned, planned)
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
@@ -406,7 +404,7 @@ class Triage:
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
             planned = len(family) if sequential else 0
             pairs = [self._pair(key, baseline, sequential) for key in compared]
-            judged = judge(pairs, baseline, self.settings.margin, len(compared), planned)
+            judged = judge(pairs, self.settings.margin, len(compared), planned)
             ways = self._ways(compared, baseline, sequential)
             for key, (comparison, verdict) in zip(compared, judged, strict=True):
                 confound = confound_of(cells[key], cells[baseline])
@@ -420,7 +418,7 @@ class Triage:
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         cell, base = self._cells[key].statistics, self._cells[baseline].statistics
         watched = self._test(key, baseline).comparison() if sequential else None
-        return Pair(cell.failures, cell.counted, base.failures, base.counted, watched)
+        return Pair(baseline, cell.failures, cell.counted, base.failures, base.counted, watched)
 
     def _test(self, key: CellKey, baseline: CellKey) -> SequentialTest:
         """The sequential test of a cell, with all pairs of trials that are complete by now."""
@@ -454,9 +452,9 @@ class Triage:
                     watched = sequential_comparison(one, other, self.settings.margin, 1 - LEVEL)
                 asked.append((key, signature))
                 numbers = ours.get(signature, 0), cell.statistics.counted
-                pairs.append(Pair(*numbers, theirs.get(signature, 0), base.statistics.counted, watched))
+                pairs.append(Pair(baseline, *numbers, theirs.get(signature, 0), base.statistics.counted, watched))
         found: dict[CellKey, list[SignatureVerdict]] = {}
-        judged = judge(pairs, baseline, self.settings.margin, len(compared))
+        judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
             way = SignatureVerdict(signature, pair.failures, pair.base_failures, comparison, verdict)
             found.setdefault(key, []).append(way)

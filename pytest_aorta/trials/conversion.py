@@ -1,15 +1,22 @@
-"""Anything a workload returns, as plain data; and plain data as strict JSON."""
+"""What a workload returns, as plain data for strict JSON; and names that are safe in node ids and paths."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import enum
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from pytest_aorta.trials.events import FailureData, ResultData
+from pytest_aorta.trials.workload import WorkloadResult
 
 #: Longest text kept of a value that is neither a number nor a text nor a container of those.
 _REPR_LIMIT = 1000
@@ -36,7 +43,6 @@ def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> 
 
 
 def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
-    """``inside``: identities of the containers around the value."""
     kind = type(value)
     # Not "in (bool, float, str)", which would ask a metaclass whether it is equal.
     if value is None or kind is float or kind is str or kind is bool:
@@ -161,3 +167,193 @@ def decode_non_finite(value: Any) -> Any:
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, no NaN tokens. What digests are taken of."""
     return json.dumps(encode_non_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
+
+#: Longest name; file systems allow 255 bytes for a component, and suffixes are added.
+_LIMIT = 120
+
+#: Characters of the digest that keeps two changed names apart.
+_DIGEST = 8
+
+
+@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
+def identifier(name: str) -> str:
+    """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.
+
+    The result has no ``/``, ``:``, ``[``, ``]``, space or control character, is neither empty nor ``.`` nor ``..``,
+    does not start with a dot or a dash, and is different for different names.
+    """
+    safe = _UNSAFE.sub("_", name)
+    safe = re.sub(r"^[.-]", "_", safe)[:_LIMIT]
+    # "~" is not a safe character, so a changed name never equals one that was safe.
+    if safe == name != "":
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{safe}~{digest}"
+
+
+#: Bytes of JSON that each of the open-ended fields of a result may have.
+FIELD_LIMIT = 2**23
+
+#: Notes on single metrics.
+_NOTES = 20
+
+
+def bounded(result: ResultData, limit: int = FIELD_LIMIT) -> ResultData:
+    """A result without what is too large, and a note in ``failure_details`` for each omission.
+
+    Of ``metrics``, the largest go first; of the lists, the end goes.
+    """
+    notes: list[dict[str, Any]] = []
+    bound = result.copy()
+    if "metrics" in bound:
+        bound["metrics"] = _largest_left_out(bound["metrics"], limit, notes)
+    if "step_times_ms" in bound:
+        bound["step_times_ms"] = _end_left_out(bound["step_times_ms"], limit, "step_times_ms", notes)
+    if "failure_details" in bound:
+        bound["failure_details"] = _end_left_out(bound["failure_details"], limit, "failure_details", notes)
+    bound["failure_details"] = [*bound.get("failure_details", []), *notes]
+    return bound
+
+
+def _largest_left_out(metrics: dict[str, Any], limit: int, notes: list[dict[str, Any]]) -> dict[str, Any]:
+    sizes = {name: len(json.dumps({name: value})) for name, value in metrics.items()}
+    kept = dict(metrics)
+    total = sum(sizes.values())
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if total <= limit:
+            break
+        del kept[name]
+        total -= sizes[name]
+        if len(notes) < _NOTES:
+            notes.append({"note": f"metrics.{name[:100]}: {sizes[name]} bytes as JSON; left out"})
+    if len(kept) < len(metrics):
+        notes.append(
+            {"note": f"metrics: {len(metrics) - len(kept)} of {len(metrics)} left out; {limit} bytes are kept"}
+        )
+    return kept
+
+
+def _end_left_out(values: list[Any], limit: int, name: str, notes: list[dict[str, Any]]) -> list[Any]:
+    if len(json.dumps(values)) <= limit:
+        return values
+    total = 0
+    for index, value in enumerate(values):
+        total += len(json.dumps(value)) + 2
+        if total > limit:
+            notes.append({"note": f"{name}: the last {len(values) - index} of {len(values)} left out"})
+            return values[:index]
+    return values
+
+
+_FIELDS = tuple(WorkloadResult.__dataclass_fields__)
+
+#: What NumPy, torch and their like call the type.
+_BOOLS = ("bool", "torch.bool")
+
+#: Characters that are shown of a value which cannot be ``passed``.
+_SHOWN = 100
+
+
+class NotAResult(TypeError):
+    """What ``run()`` returned has no ``passed``, or one that is neither true nor false."""
+
+
+@dataclass
+class CommandResult(WorkloadResult):
+    """The result of a command, and what it has failed of."""
+
+    failure: FailureData | None = None
+
+
+def result_to_plain(result: object) -> ResultData:
+    """The result's known fields as plain data; notes on what could not be kept go into ``failure_details``.
+
+    Accepts any object, or mapping, whose ``passed`` is a bool, or a scalar of NumPy, torch and the like that is one.
+
+    Raises:
+        NotAResult: it has no such ``passed``.
+    """
+    fields = result if isinstance(result, dict) else {n: getattr(result, n) for n in _FIELDS if hasattr(result, n)}
+    if "passed" not in fields:
+        raise NotAResult(f"run() returned {type(result).__name__}, which has no 'passed'; return a WorkloadResult")
+    passed = _verdict(fields["passed"])
+    notes: list[str] = []
+    times = _step_times(fields.get("step_times_ms"), notes)
+    plain = {
+        name: to_plain(fields[name], notes, name)
+        for name in _FIELDS
+        if fields.get(name) is not None and name not in ("passed", "step_times_ms")
+    }
+    for name, (convert, expected) in _CONVERTED.items():
+        if name in plain:
+            try:
+                plain[name] = convert(plain[name])
+            except (ValueError, TypeError, OverflowError):
+                notes.append(f"{name}: {plain.pop(name)!r} is not {expected}; left out")
+    if plain.get("elapsed_sec") == 0:  # the default of WorkloadResult, and no time that anything takes
+        del plain["elapsed_sec"]
+    details = plain.get("failure_details") or []
+    details = details if isinstance(details, list) else [details]
+    details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
+    if not isinstance(plain.get("metrics", {}), dict):
+        plain["metrics"] = {"value": plain["metrics"]}
+    plain |= {
+        "passed": passed,
+        "step_times_ms": times,
+        "failure_details": details + [{"note": note} for note in notes],
+    }
+    return bounded(cast(ResultData, plain))
+
+
+def _verdict(passed: Any) -> bool:
+    if isinstance(passed, bool):
+        return passed
+    if str(getattr(passed, "dtype", "")) in _BOOLS and getattr(passed, "shape", None) == ():
+        return bool(passed)
+    shown = repr(to_plain(passed))[:_SHOWN]
+    raise NotAResult(f"run() returned passed={shown} ({type(passed).__name__}); it has to be True or False")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) or int(value) != value:
+        raise ValueError
+    return int(value)
+
+
+def _duration(value: Any) -> float:
+    if isinstance(value, str) or not 0 <= value < math.inf:
+        raise ValueError
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+#: Fields whose values the record does not take as they come, and what they have to be.
+_CONVERTED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "failure_count": (_whole, "a whole number"),
+    "first_failure_iteration": (_whole, "a whole number"),
+    "total_iterations": (_whole, "a whole number"),
+    "executed_iterations": (_whole, "a whole number"),
+    "configured_iterations": (_whole, "a whole number"),
+    "elapsed_sec": (_duration, "a finite number of at least 0"),
+    "main_work_started": (_bool, "a bool"),
+}
+
+
+def _step_times(value: Any, notes: list[str]) -> list[float]:
+    if value is None:
+        return []
+    plain = to_plain(value.tolist() if callable(getattr(value, "tolist", None)) else value, notes, "step_times_ms")
+    given = plain if isinstance(plain, list) else [plain]
+    times = [float(time) for time in given if isinstance(time, int | float) and 0 <= time < math.inf]
+    if len(times) < len(given):
+        left_out = len(given) - len(times)
+        notes.append(f"step_times_ms: {left_out} of {len(given)} are not finite numbers of at least 0; left out")
+    return times

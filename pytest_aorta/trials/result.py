@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,7 @@ from pydantic import (
 from pytest_aorta.registry.types import Engine
 from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
 from pytest_aorta.trials.events import AttemptReason, Blame, FailureKind, GroupStateName, Phase
-from pytest_aorta.trials.execution import Isolation, Launcher, Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import Isolation, Launcher, Limits, Resources
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
@@ -132,7 +132,6 @@ class ResultRecord(_Record):
     configured_iterations: int | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        """What is known."""
         unknown = ResultRecord(passed=self.passed)
         return ((name, value) for name, value in self if name == "passed" or value != getattr(unknown, name))
 
@@ -365,7 +364,6 @@ class TrialResult(_Record):
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        """Which trial it is and how it ended: an assertion about it shows this, and no value of a variable."""
         yield "trial_id", self.trial_id
         yield "exit_status", self.exit_status
         if self.failure is not None:
@@ -390,3 +388,21 @@ class TrialResult(_Record):
                 record contradicts itself. It names the field.
         """
         return cls.model_validate(data, context=ENCODED)
+
+
+# The JSON Schema of a trial file.
+#
+# ``python -m pytest_aorta.trials.result > docs/trial_result.schema.json`` publishes it.
+
+
+def schema_text() -> str:
+    """The schema of what ``TrialResult.to_dict()`` gives, as indented JSON with sorted keys."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **TrialResult.model_json_schema(mode="serialization"),
+    }
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

@@ -8,10 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.aorta import EnvironmentData
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.limits import Limits
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.config import EnvironmentData
+from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.trials.execution import Execution, Limits, Resources
 from pytest_aorta.trials.seeding import derived_seed
 
 

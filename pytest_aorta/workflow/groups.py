@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources
@@ -54,7 +54,6 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list
 
 
 def _hashable(key: Json) -> object:
-    """Equal for keys that compare as equal: 1 and 1.0 do, 1 and true do not."""
     return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
 
 

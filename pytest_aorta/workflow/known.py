@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.sources import file_digest
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -168,7 +168,6 @@ def _open_new(folder: Path) -> int:
 
 
 def _has_ended(journal: Path) -> bool:
-    """Whether the process that wrote a journal has closed it, or is gone."""
     with contextlib.suppress(OSError), journal.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return True
@@ -236,7 +235,6 @@ class Workspace:
             self.damaged[_STATE] = "is damaged, or of another version"
 
     def _fold(self) -> list[Path]:
-        """Load the cache, fold the journals that have ended into it; the others. Hold the lock meanwhile."""
         self._load()
         found = self._journals()
         ended = [path for path in found if _has_ended(path)]
@@ -422,7 +420,6 @@ class Workspace:
         return any(self._digest(path) != digest for path, digest in sources.items())
 
     def _digest(self, path: str) -> str | None:
-        """The digest of a source file, which is read only when its size or time has changed."""
         if path not in self._digests:
             stamp, known = self._stamp(path), self.known.files.get(path)
             if stamp is None or (known is not None and known[:2] == stamp):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 
 HISTORY = ".history"
 

@@ -16,7 +16,7 @@ import pytest_aorta
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.registry.errors import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
+from pytest_aorta.registry.types import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from support.workloads import GLOO
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 WORKLOAD = (
     GLOO

@@ -39,13 +39,13 @@ def jobs(stage: Stage, slurm: Slurm) -> SubmittingStage:  # noqa: F811
 @pytest.mark.slow
 def test_a_recipe_is_submitted_action_after_action(jobs: SubmittingStage) -> None:
     result = jobs.submit()
-    result.stdout.fnmatch_lines(["matrix: 2 jobs (4 trials) on slurm, up to 0.17 CPU-hours", "*4 submitted in*"])
+    result.stdout.fnmatch_lines(["matrix: 2 jobs (4 trials) on slurm, up to 0.17 CPU-hours"])
     assert result.ret == 0
     jobs.wait_for_end()
     assert {job["state"] for job in jobs.jobs().values()} == {"COMPLETED"}
     assert jobs.status()["matrix"]["completed"] == 4
     result = jobs.submit()
-    result.stdout.fnmatch_lines(["matrix: no job, 4 completed", "list: 1 job (1 cell) on slurm*", "*1 submitted in*"])
+    result.stdout.fnmatch_lines(["matrix: no job, 4 completed", "list: 1 job (1 cell) on slurm*"])
     jobs.wait_for_end()
     assert jobs.status()["list"]["completed"] == 1
     assert "trial_3.json" in (jobs.stage.path / "workspace/matrix/short/files").read_text()
@@ -126,7 +126,7 @@ def test_a_trial_on_two_nodes_has_one_rank_on_each(jobs: SubmittingStage) -> Non
         resources = {processes.per_submission = 2, walltime.per_submission = "00:05:00"}
         """,
     )
-    jobs.submit().stdout.fnmatch_lines(["train: 1 job (1 trial) on slurm*", "*1 submitted in*"])
+    jobs.submit().stdout.fnmatch_lines(["train: 1 job (1 trial) on slurm*"])
     jobs.wait_for_end()
     [folder] = (jobs.stage.path / ".aorta/jobs").iterdir()
     assert [job["state"] for job in jobs.jobs().values()] == ["COMPLETED"], (folder / "output-0.txt").read_text()

@@ -91,7 +91,7 @@ def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
     assert (first["workload"], first["cell"], first["verdict"]) == ("gemm", "local-none", "worse")
     assert first["failure_rate"]["p_adjusted"] == 2 * first["failure_rate"]["p"]
     assert first["speed"]["verdict"] == "slower"
-    assert first["speed"]["interval"][0] > 1.15
+    assert first["speed"]["interval"]["low"] > 1.15
     assert first["a"]["outcomes"] == {"ok": 18, "failed": 2, "timeout": 0, "infrastructure": 0, "did_not_run": 0}
     assert second["more_trials"] == 120
     assert found["only_in_a"][0]["cell"] == "local-old"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.file_tail import read_tail
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.common.texts import read_tail
 
 
 def test_the_tail_of_a_file_is_text_whatever_it_holds(tmp_path: Path) -> None:

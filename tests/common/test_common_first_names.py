@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 
 
 def test_the_first_names_and_how_many_more_there_are() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_aorta.common.garbage import collector_paused
+from pytest_aorta.plugin.trial_item import collector_paused
 
 
 @pytest.fixture(autouse=True)

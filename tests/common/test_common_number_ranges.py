@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.number_ranges import format_ranges, parse_ranges
+from pytest_aorta.common.texts import format_ranges, parse_ranges
 
 
 @pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])

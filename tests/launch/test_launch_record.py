@@ -14,11 +14,11 @@ from support.specs import SPEC
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
+from pytest_aorta.trials.conversion import result_to_plain
 from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import ExitStatus, TrialResult
-from pytest_aorta.trials.returned import result_to_plain
 
 Event = Any  # as it comes through a channel
 

@@ -10,9 +10,7 @@ from support.specs import SPEC
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.request import request_of
 from pytest_aorta.registry import Environment
-from pytest_aorta.trials.elastic_options import ElasticOptions
-from pytest_aorta.trials.execution import Execution, Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources
 from pytest_aorta.trials.result import Request, RequestedEnvironment
 
 INHERITED = Inherited({"FLAG": "ambient", "HF_TOKEN": "canary"}, "/here", ("/added", f"{sys.prefix}/lib/x"))

@@ -19,7 +19,7 @@ from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, endpoint
 from pytest_aorta.launch.nodes.store import NodeStore, listen
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 
 def resolves_to(*addresses: str) -> Callable[..., object]:

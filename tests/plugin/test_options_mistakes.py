@@ -92,7 +92,7 @@ def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Setting, text: s
 
 #: What each option says is valid. A test further up has the same texts, each with a mistake.
 VALID = {
-    **dict.fromkeys(("trials", "steps", "nproc", "max-trials", "max-jobs"), "a whole number of at least 1"),
+    **dict.fromkeys(("trials", "steps", "nproc", "max-trials"), "a whole number of at least 1"),
     **dict.fromkeys(("timeout", "stall-timeout"), "a number of seconds above 0"),
     **dict.fromkeys(
         ("memory", "log-limit"), "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"
@@ -103,8 +103,6 @@ VALID = {
     "grace": "a number of seconds, 0 for none",
     "preload": "auto, none, or names of modules separated by commas, such as torch,numpy",
     "slots": "a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores",
-    **dict.fromkeys(("dry-run", "yes"), "true or false"),
-    "submit": "the name of a cluster: --aorta-submit=CLUSTER, or --aorta-submit behind all files",
     "margin": "a number above 0 and below 1, such as 0.1",
     "report": "the path of a file",
     "stop": "decided, a duration such as 8h, 1h30m, 90s, or both: decided,8h",

@@ -44,8 +44,9 @@ class SubmittingStage:
         stage.register(short="work:Short")
 
     def submit(self, *options: str) -> pytest.RunResult:
-        """Run pytest with ``--aorta-submit``."""
-        return self.pytest("aorta.toml", "--aorta-submit=slurm", *options)
+        """Run ``pytest-aorta submit``."""
+        command = (sys.executable, "-m", "pytest_aorta", "submit", "--cluster", "slurm", *options)
+        return self.stage.command(*command, env=self.env)
 
     def pytest(self, *options: str) -> pytest.RunResult:
         return self.stage.command(*PYTEST, *options, env=self.env)

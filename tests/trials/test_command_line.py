@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.command_line import distinct_names, files_in, filled, label_of, script_of, words_of
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 
 VALUES = {"trial": "3", "dir": "/a b/files", "seed": "42"}
 

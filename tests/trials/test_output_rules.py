@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.output_rules import OutputFindings, OutputRules, checked_metric, checked_regex, number
+from pytest_aorta.trials.command_line import OutputFindings, OutputRules, checked_metric, checked_regex, number
 
 STEP = r"step (?P<step>-?\d+)"
 LOSS = r"loss (?P<loss>\S+)"

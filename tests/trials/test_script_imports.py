@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_aorta.trials.script_imports import imported_files, search_path
+from pytest_aorta.trials.command_line import imported_files, search_path
 
 FILES = {
     "train.py": "import model, os\nfrom package import part, sub as s\nfrom package.sub.deep import x\nif 0: import z",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stage import Stage
 
-from pytest_aorta.trials.step_clock import KEPT, StepClock
+from pytest_aorta.trials.lifecycle import KEPT, StepClock
 
 
 def clocked(*reports: tuple[object, float]) -> list[float]:

@@ -11,9 +11,8 @@ import pydantic
 import pytest
 from support.records import record
 
-from pytest_aorta.trials.agreement import doubts, recorded_result, warnings_of
 from pytest_aorta.trials.events import FailureData, RankData, ResultData
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.outcome import Observed, doubts, recorded_result, warnings_of
 from pytest_aorta.trials.result import TrialResult
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.trials import aorta
-from pytest_aorta.trials.aorta import DeclarationError, Options
+from pytest_aorta.trials import config as aorta
+from pytest_aorta.trials.config import DeclarationError, Options
 from pytest_aorta.trials.loading import describe
 from pytest_aorta.trials.workload import Workload
 

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.execution import Execution
-from pytest_aorta.trials.fingerprint import Impositions, Ingredients, Parts, fingerprint, fingerprint_parts
-from pytest_aorta.trials.limits import Limits
-from pytest_aorta.trials.request_differences import UNKNOWN, differences
+from pytest_aorta.trials.execution import Execution, Limits
+from pytest_aorta.trials.fingerprint import (
+    UNKNOWN,
+    Impositions,
+    Ingredients,
+    Parts,
+    differences,
+    fingerprint,
+    fingerprint_parts,
+)
 from pytest_aorta.trials.spec import TrialSpec
 
 SPEC = TrialSpec(

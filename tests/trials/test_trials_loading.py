@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file
-from pytest_aorta.trials.sources import source_root, sources
+from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file, source_root, sources
 
 WORKLOAD = """
 class Plain:
@@ -53,7 +52,7 @@ def digest_in_a_new_process(target: str, *, path: Path) -> str:
     """The digests as a zygote computes them."""
     script = (
         "import sys; from pytest_aorta.trials.loading import load_class; "
-        "from pytest_aorta.trials.sources import sources; "
+        "from pytest_aorta.trials.loading import sources; "
         "print(sources(load_class(sys.argv[1])))"
     )
     command = [sys.executable, "-B", "-c", script, target]

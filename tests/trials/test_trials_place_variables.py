@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.trials.place_variables import NAMES, note_tmp, take_place
+from pytest_aorta.trials.execution import NAMES, note_tmp, take_place
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.records import record
 
-from pytest_aorta.trials.replay_differences import changes
+from pytest_aorta.replay import changes
 from pytest_aorta.trials.result import TrialResult
 
 REQUEST = {

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.events import FailureKind, Phase
-from pytest_aorta.trials.execution import Resources
-from pytest_aorta.trials.limits import Limits
+from pytest_aorta.trials.execution import Limits, Resources
 from pytest_aorta.trials.result import (
     ExecutionEnv,
     ExitStatus,
@@ -31,8 +30,8 @@ from pytest_aorta.trials.result import (
     ResultRecord,
     StartedBy,
     TrialResult,
+    schema_text,
 )
-from pytest_aorta.trials.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "trial_result.schema.json"
 
@@ -239,12 +238,12 @@ def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
 
 def test_the_published_schema_is_that_of_the_code() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "pytest_aorta.trials.schema"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pytest_aorta.trials.result"], capture_output=True, text=True, check=True
     ).stdout
 
     assert printed == schema_text()
     assert PUBLISHED.read_text() == printed, (
-        f"publish it again: python -m pytest_aorta.trials.schema > {PUBLISHED.relative_to(Path(__file__).parents[2])}"
+        f"publish it again: python -m pytest_aorta.trials.result > {PUBLISHED.relative_to(Path(__file__).parents[2])}"
     )
 
 

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.trials.conversion import bounded
 from pytest_aorta.trials.events import ResultData
-from pytest_aorta.trials.result_size import bounded
 
 
 def test_a_result_of_usual_size_stays_as_it_is() -> None:

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta import WorkloadResult
+from pytest_aorta.trials.conversion import NotAResult, result_to_plain
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.outcome import Observed, conclude
 from pytest_aorta.trials.result import ResultRecord
-from pytest_aorta.trials.returned import NotAResult, result_to_plain
 
 
 def outcome_of(result: object) -> tuple[str, Any]:

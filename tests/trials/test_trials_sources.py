@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.trials import sources as sources_module
-from pytest_aorta.trials.loading import load_class
-from pytest_aorta.trials.sources import data_files, file_digest
+from pytest_aorta.trials import loading as sources_module
+from pytest_aorta.trials.loading import data_files, file_digest, load_class
 
 WORKLOAD = """
 class Plain:
@@ -25,7 +24,7 @@ class Plain:
 SCRIPT = """
 import json, sys
 from pytest_aorta.trials.loading import load_class
-from pytest_aorta.trials.sources import imported_later, sources
+from pytest_aorta.trials.loading import imported_later, sources
 cls = load_class(sys.argv[1])
 known = sources(cls)
 for name in sys.argv[2:]:

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.trials.execution import Limits
 from pytest_aorta.trials.fingerprint import Ingredients, fingerprint, fingerprint_parts
-from pytest_aorta.trials.limits import Limits
 from pytest_aorta.trials.spec import TrialSpec
 
 any_text = st.text(alphabet=st.characters(codec=None), max_size=20)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_aorta.trials.steps import StepCounter, read_steps, step_file
+from pytest_aorta.trials.lifecycle import StepCounter, read_steps, step_file
 
 
 def test_the_last_step_is_there_when_the_process_was_killed(tmp_path: Path) -> None:

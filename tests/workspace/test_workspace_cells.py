@@ -10,7 +10,7 @@ import pytest
 from support.records import record
 
 from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.cells import cell_of, settle
+from pytest_aorta.workspace.history import cell_of, sort_into_cells
 
 
 def put(path: Path, **changes: Any) -> Path:
@@ -31,7 +31,7 @@ def test_flat_files_move_to_the_cells_that_they_name(tmp_path: Path) -> None:
     (tmp_path / "probe" / "trial_1.rank_1").mkdir()
     (tmp_path / "probe" / "trial_1.rank_1" / "stdout.log").touch()
     put(tmp_path / "other" / "trial_0.json")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     assert names(tmp_path / "probe") == [
         "local-a+b/trial_1.json",
         "local-a+b/trial_1.rank_1/stdout.log",
@@ -40,13 +40,13 @@ def test_flat_files_move_to_the_cells_that_they_name(tmp_path: Path) -> None:
         "local-none/trial_0/stdout.log",
     ]
     assert names(tmp_path / "other") == ["trial_0.json", "trial_0/stdout.log"]
-    settle(tmp_path, "probe", None, "now")
-    settle(tmp_path, "of no such name", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "of no such name", None, "now")
 
 
 def test_no_cell_leads_out_of_the_workload_s_folder(tmp_path: Path) -> None:
     put(tmp_path / "probe" / "trial_0.json", cell="../../elsewhere")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     assert [len(PurePosixPath(name).parts) for name in names(tmp_path / "probe")] == [2, 3]
 
 
@@ -56,7 +56,7 @@ def test_nothing_moves_where_something_else_lies(tmp_path: Path, taken: str) -> 
     there = tmp_path / "probe" / taken
     there.parent.mkdir(parents=True)
     there.write_text("another's")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     assert file.exists()
     assert (tmp_path / "probe" / "trial_0" / "stdout.log").read_text() == "{}"
     assert there.read_text() == "another's"
@@ -66,14 +66,14 @@ def test_a_move_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
     put(tmp_path / "probe" / "trial_0.json")
     (tmp_path / "probe" / "local-none").mkdir()
     (tmp_path / "probe" / "trial_0").rename(tmp_path / "probe" / "local-none" / "trial_0")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     assert names(tmp_path / "probe") == ["local-none/trial_0.json", "local-none/trial_0/stdout.log"]
 
 
 def test_torn_files_stay(tmp_path: Path) -> None:
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "trial_0.json").write_text("{")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     assert names(tmp_path / "probe") == ["trial_0.json"]
 
 
@@ -84,7 +84,7 @@ def test_a_plan_of_one_cell_has_its_files_in_the_workload_s_folder_and_those_of_
     put(tmp_path / "probe" / "trial_1.json")
     put(tmp_path / "probe" / "local-none" / "trial_2.json")
     put(tmp_path / "probe" / "local-b" / "trial_0.json", cell="local-b")
-    settle(tmp_path, "probe", "local-none", "now")
+    sort_into_cells(tmp_path, "probe", "local-none", "now")
     assert [name for name in names(tmp_path / "probe") if name.endswith(".json")] == [
         *("local-a/trial_0.json", "local-b/trial_0.json", "trial_1.json", "trial_2.json")
     ]
@@ -96,7 +96,7 @@ def test_of_two_records_of_one_trial_the_later_one_stays(tmp_path: Path, later: 
     for name, folder in (("flat", ""), ("nested", "local-none")):
         year = 2027 if name == later else 2026
         put(tmp_path / "probe" / folder / "trial_0.json", host=name, started_at=f"{year}-01-01T00:00:00.000+00:00")
-    settle(tmp_path, "probe", None, "now")
+    sort_into_cells(tmp_path, "probe", None, "now")
     (stays,) = (tmp_path / "probe").rglob("*.json")
     assert stays == tmp_path / "probe" / "local-none" / "trial_0.json"
     assert json.loads(stays.read_text())["host"] == later

@@ -10,7 +10,7 @@ import pytest
 from support.records import record
 
 from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.resume import read_kept, read_record, retitle
+from pytest_aorta.workspace.trial_store import read_kept, read_record, retitle
 
 
 def put(path: Path, **changes: Any) -> Path:

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
 from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
@@ -69,7 +69,6 @@ def free_port() -> int:
 
 
 def _store_here(at: str, forks: bool) -> str:
-    """Serve the store of a rendezvous if its endpoint is on this host; where to reach it."""
     host, _, port = at.rpartition(":")
     if not _is_here(host):
         return at
@@ -85,7 +84,7 @@ def _store_here(at: str, forks: bool) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is a name or an address of this host: only then a socket can be bound to it."""
+    # A socket can be bound only to a name or an address of this host.
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -206,7 +205,6 @@ def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
 
 
 def _serve(agent: int, listening: socket.socket) -> None:
-    """In a process beside the agent; never returns."""
     try:
         process_tree.die_with_parent(agent)
         # The ranks may need it until they have ended, and its stacks say nothing about them.

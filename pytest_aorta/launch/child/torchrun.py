@@ -29,9 +29,8 @@ from pytest_aorta.launch.launch_mode import SCRIPT
 from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.elastic_options import DEFAULTS, ElasticOptions, elastic_options
 from pytest_aorta.trials.events import EndEvent, FailureData, ResultData, Send
-from pytest_aorta.trials.place_variables import NAMES, note_tmp
+from pytest_aorta.trials.execution import DEFAULTS, NAMES, ElasticOptions, elastic_options, note_tmp
 
 #: What the program that runs torchrun gets and leaves, in the folder of the trial.
 ORDER, STATES, ERROR, LOGS = "torchrun.json", "torchrun_states.events", "torchrun_error.json", "torchrun"
@@ -142,7 +141,6 @@ def _with_stores_apart(max_restarts: int) -> dict[str, str]:
 
 
 def _poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
-    """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
             yield process.wait(interval)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -11,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.lazy_imports import LazyImports
-from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
+from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance, preload_as_asked
 from pytest_aorta.probe.collect import (
     StaticEnv,
     before_forks,
@@ -27,21 +25,18 @@ from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
-from pytest_aorta.trials.aorta import TrialIsolation, added_options, supports_process, with_added
-from pytest_aorta.trials.config import resolve_config
+from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
 from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, load_class, set_arguments
-from pytest_aorta.trials.place_variables import NAMES, note_tmp
+from pytest_aorta.trials.loading import describe, imported_later, load_class, set_arguments
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
-from pytest_aorta.trials.sources import imported_later
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
 
 
 def join_group(cls: type[Any], config: Any) -> None:
-    """In a rank, before the constructor: make the process group of a workload that leaves that to its runner."""
     distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not distributed or not supports_process(cls) or not hasattr(cls, "isolated_distributed_backend"):
         return
@@ -57,7 +52,6 @@ def join_group(cls: type[Any], config: Any) -> None:
 
 
 def leave_group(cls: type[Any]) -> None:
-    """After the cleanup: destroy it."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and supports_process(cls):
         with contextlib.suppress(Exception):  # the other ranks may have gone
@@ -143,7 +137,7 @@ def extend(extension: Extension) -> Refused:
     """Import what a trial has imported, for those that will be forked from this process."""
     global _static, _sources_in_advance
     before = children_now()
-    refused = preload_on_cores(extension["modules"], extension["cores"])
+    refused = import_in_advance(extension["modules"], extension["cores"])
     _note_children(before)
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
@@ -151,14 +145,6 @@ def extend(extension: Extension) -> Refused:
         if _watches:
             _static = before_forks(_static)
     return refused
-
-
-def warm_up(argument: WorkloadArgument) -> None:
-    """Touch what every trial needs before its workload's code runs."""
-    json.dumps(collect_env(_static).to_dict())
-    json.dumps(collect_end(_static, over=False).to_dict())
-    use_seed(random_seed())
-    load_class(argument["target"])
 
 
 def use_seed(seed: int) -> None:
@@ -188,9 +174,7 @@ def run_workload(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
-    lazy = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
-    if lazy is not None:
-        lazy.start()
+    lazy = LearnedImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
 
     def after_run() -> None:
         if lazy is not None:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from pytest_aorta.launch.launch_mode import own_rank
+from pytest_aorta.trials.execution import FILES
 from pytest_aorta.trials.outcome import Observed
-from pytest_aorta.trials.place_variables import FILES
 
 #: In a trial's folder: the stacks that its process writes when asked to.
 STACKS = "stacks.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pytest_aorta.common.first_names import first_names
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.launch.child.attempt_files import (
     attempt_evidence,
     attempt_folder,
@@ -25,11 +25,11 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET,
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.elastic_options import ElasticOptions
 from pytest_aorta.trials.events import RankData
+from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.trials.steps import read_steps, step_file
 
 #: Nodes that a message names.
 _NAMED = 8

@@ -16,7 +16,7 @@ from pathlib import Path
 from pytest_aorta.launch.child.attempt_files import EventLogWriter, complete_rank, event_log
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.trials.events import ExitEvent, FailureData
-from pytest_aorta.trials.steps import step_file
+from pytest_aorta.trials.lifecycle import step_file
 
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.trials.place_variables import FILES, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import FILES, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_aorta.launch.host.spare_folders import SpareFolders
 from pytest_aorta.runtime.resources.used_folders import PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
 from pytest_aorta.runtime.resources.used_folders import keep as keep_folder
-from pytest_aorta.trials.place_variables import KEPT_DAYS
+from pytest_aorta.trials.execution import KEPT_DAYS
 
 #: Folders with sockets that processes leave in TMPDIR when they are killed.
 _OF_MULTIPROCESSING = "pymp-*"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
-from pytest_aorta.trials.elastic_options import ElasticOptions
+from pytest_aorta.trials.execution import ElasticOptions
 
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -62,7 +62,6 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
 
 
 def _first_of(nodes: str) -> str:
-    """The first of ``node[1-3],other``."""
     if "[" not in nodes:
         return nodes.split(",")[0]
     if shutil.which("scontrol"):

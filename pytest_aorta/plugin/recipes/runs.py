@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import PlanError
 from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
 from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
@@ -26,7 +26,7 @@ from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
-from pytest_aorta.trials.names import identifier
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
@@ -67,8 +67,6 @@ _WORDS = {
 
 
 class StartedTrials:
-    """The trials that the job of this process has started; a requeued one knows those of its earlier times."""
-
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
         is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
@@ -186,7 +184,6 @@ class RecipeRun:
         return None
 
     def _units_before(self, follower: Action, action: Action, unit: str) -> Sequence[str]:
-        """The units of ``action`` that matter for one of its follower: those that contain it, or that it contains."""
         known = self.items.get(action.name, {})
         kinds = {"trial" if each.is_matrix else each.table.each for each in (follower, action)}
         if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
@@ -202,7 +199,6 @@ class RecipeRun:
         return list(contained) or [outer for outer in containing(unit) if outer in known]
 
     def _progress(self, action: Action, unit: str) -> Progress:
-        """By what is on disk. Under xdist, the controller may not have written the record of a trial that has ended."""
         if not action.is_matrix:
             return "completed" if self.project.has_products(action, unit) else "open"
         state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
@@ -214,7 +210,6 @@ class RecipeRun:
         return state_of(unit)
 
     def _reason(self, action: Action, units: Sequence[str]) -> str:
-        """Why units of an action are not complete, in one line."""
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"
         nodeid = self.items[action.name][units[0]]
@@ -252,18 +247,13 @@ def _item_state_hooks(config: pytest.Config) -> ItemStateHooks:
 
 
 def _shared_folder(name: str) -> Path:
-    """A folder of all processes of an xdist run; the last one that uses it removes it."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}items-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
-    """The run of an action with a workload: its plan, its results directory, its engine.
-
-    Raises:
-        RequestError: no plan can be made of it.
-    """
+    """The run of an action with a workload: its plan, its results directory, its engine."""
     runs = config.stash.setdefault(_ACTION_RUNS, {})
     key = (recipe.recipe.file, action.name)
     if key not in runs:
@@ -343,7 +333,6 @@ def _gate(text: str, place: str) -> Gate:
 
 
 def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
-    """Where xdist's workers and their controller find decisions on an action; ``None`` in a single process."""
     run = test_run_everywhere(config)
     if run is None:
         return None
@@ -367,5 +356,4 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
 
 
 def action_runs(config: pytest.Config) -> list[Run]:
-    """All runs of actions in this process."""
     return list(config.stash.get(_ACTION_RUNS, {}).values())

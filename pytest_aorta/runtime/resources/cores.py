@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain, pairwise
 from pathlib import Path
 
-from pytest_aorta.common.number_ranges import parse_ranges
+from pytest_aorta.common.texts import parse_ranges
 
 
 def core_shares(slots: int, available: Collection[int] | None = None, root: Path = Path("/")) -> list[tuple[int, ...]]:

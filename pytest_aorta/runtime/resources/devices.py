@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.common.number_ranges import format_ranges, parse_ranges
+from pytest_aorta.common.texts import format_ranges, parse_ranges
 
 Vendor = Literal["nvidia", "amd", "none"]
 

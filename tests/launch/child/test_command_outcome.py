@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.launch.child.command import command_failure, command_result
-from pytest_aorta.trials.output_rules import OutputFindings, OutputRules
+from pytest_aorta.trials.command_line import OutputFindings, OutputRules
 
 LOSS = r"loss (?P<loss>\S+)"
 RAISED = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: bad\n'

@@ -37,7 +37,7 @@ def test_a_store_that_is_there_already_is_not_used() -> None:
     """Another program's, or another trial's: ranks would find what it has left there."""
     script = """
         from pytest_aorta.launch.child.rendezvous import LocalStore, rendezvous
-        from pytest_aorta.trials.elastic_options import elastic_options
+        from pytest_aorta.trials.execution import elastic_options
 
         store = LocalStore(forks=True)
         asked = f"localhost:{store.port}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.exception_text import describe_exception
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import agent_failure, judge
 

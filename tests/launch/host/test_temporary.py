@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.trials.place_variables import KEPT_DAYS
+from pytest_aorta.trials.execution import KEPT_DAYS
 
 KILLED = """
 import os, pathlib, signal, sys

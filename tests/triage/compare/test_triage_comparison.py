@@ -78,7 +78,7 @@ def test_speed_has_changed_when_the_interval_of_the_ratio_says_so(
     write_cell(a, "." * 8, step_ms=before)
     write_cell(b, "." * 8, step_ms=after)
     (change,) = compare_runs(a, b).cells
-    assert change.speed.kind == kind
+    assert change.speed.verdict == kind
 
 
 def test_ways_to_fail_that_are_new_and_those_that_are_gone(a: Path, b: Path) -> None:
@@ -124,9 +124,9 @@ def test_what_differs_around_all_cells_is_said_once(a: Path, b: Path) -> None:
     write_cell(b, "...", mitigations="x", place=1, env=env(torch__version="2.13.0"))
     comparison = compare_runs(a, b)
     assert list(map(str, comparison.shared)) == ["torch 2.12.0 -> 2.13.0"]
-    (particular,) = comparison.particular
-    assert particular.cells == ("gemm local-none",)
-    assert list(map(str, particular.differences)) == ["OMP_NUM_THREADS 8 -> 1"]
+    ((cells, particular),) = comparison.particular
+    assert cells == ("gemm local-none",)
+    assert list(map(str, particular)) == ["OMP_NUM_THREADS 8 -> 1"]
 
 
 def test_an_earlier_run_of_the_same_directory_can_be_compared_with_it(a: Path) -> None:

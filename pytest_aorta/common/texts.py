@@ -1,0 +1,113 @@
+"""Texts: of exceptions and tracebacks, for a terminal, of numbers and names, and the end of a file."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+#: Characters of a message, and of a traceback, that are kept.
+_LIMIT = 2**15
+
+
+def describe_exception(error: BaseException) -> dict[str, str]:
+    """``type``, ``message`` and ``traceback``; no local variables, for those may hold secrets."""
+    try:
+        message = str.__str__(str(error))  # which may be of a subclass, with methods of its own
+    except BaseException as inner:
+        message = f"<{type(error).__name__}.__str__ raised {type(inner).__name__}>"
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return {"type": type(error).__qualname__, "message": _bounded(message), "traceback": _bounded(text)}
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _LIMIT:
+        return text
+    half = _LIMIT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal but be shown."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks and runs of spaces, for a row of a table or a list."""
+    return " ".join(printable(text).split())
+
+
+#: A line of faulthandler's that shows the runner and not the workload.
+_RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
+
+
+def own_frames(traceback: Sequence[str]) -> list[str]:
+    """The lines of a traceback without the runner's own frames at its top."""
+    kept: list[str] = []
+    skipping = False
+    for line in traceback:
+        if line.startswith("  File "):
+            skipping = "/pytest_aorta/" in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return kept
+
+
+def without_runner(lines: Iterable[str]) -> list[str]:
+    """Lines without the callers of the workload: in a stack, the runner's first frame and all below it."""
+    kept, below = [], False
+    for line in lines:
+        below = line.startswith("  File ") and (below or _RUNNER_FRAME.match(line) is not None)
+        if not below:
+            kept.append(line)
+    return kept
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """``{0, 1, 2, 5}`` as ``0-2,5``."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def parse_ranges(text: str) -> list[range]:
+    """``0-2,5`` as ``[range(0, 3), range(5, 6)]``: in the order of the text, and not joined.
+
+    Raises:
+        ValueError: a part is neither a number nor a range.
+    """
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ValueError(f"{part.strip()[:100]!r} is neither a number nor a range")
+        found.append(range(first, last + 1))
+    return found
+
+
+def read_tail(path: Path, size: int) -> str:
+    """The last ``size`` bytes of a file as text; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def first_names(names: Sequence[str], most: int) -> list[str]:
+    """The first ``most`` of ``names``; where there are more, an entry such as ``2 more`` besides."""
+    more = len(names) - most
+    return [*names[:most], *([f"{more} more"] if more > 0 else [])]
