@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from pytest_aorta.cli.shared import columns
-from pytest_aorta.common.terminal_text import one_line
-from pytest_aorta.triage.columns import counted, difference_with_interval, p_value
-from pytest_aorta.triage.compare import label
+from pytest_aorta.common.texts import one_line
+from pytest_aorta.triage.cells import CellStatistics, SignatureCount
+from pytest_aorta.triage.columns import counted, p_value
+from pytest_aorta.triage.compare import COLUMNS, CellChange, RunComparison, Side, label
+from pytest_aorta.triage.environments import Difference
 from pytest_aorta.triage.facts import OUTCOMES
 
 _COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}

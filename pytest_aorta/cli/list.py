@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.shared import columns, registry_files, registry_option
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pytest_aorta.cli.shared import (
     units_where,
     where_option,
 )
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

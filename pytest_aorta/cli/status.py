@@ -19,7 +19,7 @@ from pytest_aorta.cli.shared import (
     units_where,
     where_option,
 )
-from pytest_aorta.common.terminal_text import one_line
+from pytest_aorta.common.texts import one_line
 
 if TYPE_CHECKING:
     from pytest_aorta.workflow.project import Project

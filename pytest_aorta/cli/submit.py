@@ -22,7 +22,7 @@ from pytest_aorta.cli.shared import (
     warn_of,
     where_option,
 )
-from pytest_aorta.common.terminal_text import printable
+from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
