@@ -123,14 +123,6 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
     done.stdout.fnmatch_lines([f"its temporary files (kept for 3 days): {kept}"])
 
 
-def test_a_tmpdir_that_the_user_sets_stays_what_it_is(places: Stage) -> None:
-    mine = places.path / "mine"
-    mine.mkdir()
-    places.run_here("places.py", "--aorta-extra-env", f"TMPDIR={mine}").assert_outcomes(passed=1)
-    assert metrics(places)[0]["folders"][:2] == [str(mine), str(mine)]
-    assert os.listdir(mine) == ["checkpoint_0"]
-
-
 def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage) -> None:
     places.write(
         waits="""

@@ -102,17 +102,6 @@ def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> 
     assert sorted(path.name for path in (echo.results / "other").iterdir()) == ["trial_0", "trial_0.json"]
 
 
-def test_what_others_put_into_the_results_directory_stays(echo: Stage) -> None:
-    (echo.results / "echo").mkdir(parents=True)
-    (echo.results / "echo" / "notes.txt").write_text("mine")
-    (echo.results / "echo" / "trial_7.json").write_text("{}")
-    (echo.results / "report.md").write_text("mine")
-    echo.run_here("--aorta-workload", "echo").assert_outcomes(passed=1)
-    assert (echo.results / "echo" / "notes.txt").read_text() == "mine"
-    assert (echo.results / "report.md").read_text() == "mine"
-    assert echo.earlier() == ["echo/trial_7.json"]
-
-
 def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
     stage.write(
         noisy="""

@@ -65,15 +65,6 @@ def test_selection_works_as_without(faulty: Stage) -> None:
     ]
 
 
-def test_it_stops_at_the_first_failure(faulty: Stage) -> None:
-    result = faulty.run("--aorta-workload", "fails", "--aorta-trials", "20", "-n", "2", "-x")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    # Every trial that was started has its file; most were not.
-    assert 1 <= len(faulty.files()) < 20
-    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
-    faulty.wait_until(lambda: not faulty.left_running())
-
-
 def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
     arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
     result = faulty.run(*arguments, "--durations", "3")

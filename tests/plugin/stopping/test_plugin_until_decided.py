@@ -103,12 +103,6 @@ def test_a_cell_that_never_runs_is_given_up(flaky: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_cells_that_are_deselected_are_not_waited_for(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "-k", "none or fixed")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
-
-
-@pytest.mark.slow
 def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
     flaky.write(
         test_marked="""
