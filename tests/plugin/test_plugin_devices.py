@@ -76,11 +76,13 @@ def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> 
     assert devices.left_running() == []
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_share(devices: Stage) -> None:
     devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
     assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
 
 
+@pytest.mark.slow
 def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
     first = devices.start(*workloads("keeps"), *options)
@@ -98,6 +100,7 @@ def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     devices.wait_until(lambda: not devices.left_running())
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_waits_for_devices(devices: Stage) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)
@@ -123,6 +126,7 @@ def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Sta
     assert devices.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_rank_of_an_outer_launcher_has_its_devices_from_there(
     devices: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

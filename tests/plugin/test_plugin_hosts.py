@@ -83,6 +83,7 @@ def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     assert not [path for path in hosts.everything() if "pytest-aorta-" in path]
 
 
+@pytest.mark.slow
 def test_trials_of_tests(hosts: Stage) -> None:
     hosts.write(
         test_it="""
@@ -131,6 +132,7 @@ def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     hosts.wait_until(lambda: not hosts.left_running())
 
 
+@pytest.mark.slow
 def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
     run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO)
     hosts.wait_until(lambda: notes(hosts, "waits") == 2)
@@ -153,6 +155,7 @@ def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
 # The ends of pytest
 
 
+@pytest.mark.slow
 def test_ctrl_c(hosts: Stage) -> None:
     run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
     hosts.wait_until(lambda: notes(hosts, "stays") == 2)
@@ -193,6 +196,7 @@ def test_bad_host_is_one_message_before_anything_starts(hosts: Stage, name: str)
     assert hosts.left_running() == []
 
 
+@pytest.mark.slow
 def test_other_code_is_refused_by_the_name_of_its_file(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, value in (("here", 1), ("there", 2)):
         package = hosts.path / place / "twofaced"

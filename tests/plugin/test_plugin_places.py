@@ -123,6 +123,7 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
     done.stdout.fnmatch_lines([f"its temporary files (kept for 3 days): {kept}"])
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage) -> None:
     places.write(
         waits="""
@@ -161,6 +162,7 @@ def one_place(stage: Stage, trials: int) -> None:
     assert list((stage.path / "t").glob("aorta-tmp-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_the_ranks_of_a_trial_share_its_place(places: Stage, launcher: str) -> None:
     places.run("ranks.py", "--aorta-trials", "2", "--aorta-launcher", launcher).assert_outcomes(passed=2)

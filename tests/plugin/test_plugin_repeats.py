@@ -89,6 +89,7 @@ def test_a_rerun_replaces_no_failure(second: Stage) -> None:
         assert [each.get("name") for each in case.iter("property")].count("aorta_exit_status") == 1
 
 
+@pytest.mark.slow
 def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: Stage) -> None:
     second.write(conftest=AGAIN)
     second.run("second.py")
@@ -99,6 +100,7 @@ def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: St
     assert (history / "Second/trial_0.repeat_1/files/mine").read_text() == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [(), pytest.param(("--aorta-slots", "2"), marks=pytest.mark.slow), ("-n", "2")])
 def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> None:
     second.write(conftest=COPIES)
@@ -110,6 +112,7 @@ def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> 
     assert counted == 2
 
 
+@pytest.mark.slow
 def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
     assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})

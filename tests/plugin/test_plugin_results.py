@@ -212,6 +212,7 @@ def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo
     result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir */file/results: cannot write there: Not a directory"])
 
 
+@pytest.mark.slow
 def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) -> None:
     echo.write(
         conftest="""
@@ -237,6 +238,7 @@ def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) ->
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-replay", "there")], ids=["pytest", "xdist", "replay"])
 def test_tasks_of_a_step_of_slurm_that_would_share_a_results_directory_are_refused(
     simple: Stage, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -216,6 +216,7 @@ def test_what_says_nothing_about_the_workload_runs_again(stage: Stage) -> None:
     assert stage.earlier() == ["shaky/trial_0.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME_WAYS)
 def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
@@ -301,6 +302,7 @@ def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Stage) -> N
     assert runs(counts) == 4
 
 
+@pytest.mark.slow
 def test_reruns_run(counts: Stage) -> None:
     """A plugin that runs a failed item again wants to see something new."""
     counts.write(

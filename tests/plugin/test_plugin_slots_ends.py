@@ -54,6 +54,7 @@ def test_ctrl_c_records_all_that_runs(beside: Stage) -> None:
     assert beside.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
     process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
@@ -68,6 +69,7 @@ def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
         assert beside.files() == []
 
 
+@pytest.mark.slow
 def test_exit_from_a_test_beside_running_trials(beside: Stage) -> None:
     beside.write(
         first="""

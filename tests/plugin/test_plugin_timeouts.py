@@ -138,6 +138,7 @@ def test_timeout_shows_where_every_process_of_the_trial_was(stage: Stage) -> Non
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(stage: Stage, isolation: str) -> None:
     stage.write(

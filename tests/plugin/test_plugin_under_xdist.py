@@ -51,6 +51,7 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     assert faulty.left_running() == []
 
 
+@pytest.mark.slow
 def test_selection_works_as_without(faulty: Stage) -> None:
     options = ("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "4", "-n", "2", "-v")
     assert sorted(faulty.words(faulty.run(*options, "-k", "passes and 3"))) == ["passes[local-none-3]"]
@@ -65,6 +66,7 @@ def test_selection_works_as_without(faulty: Stage) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
     arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
     result = faulty.run(*arguments, "--durations", "3")

@@ -315,6 +315,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_torchrun_that_is_killed_takes_its_ranks_along(stage: Stage) -> None:
     stage.write(train=KILLS_TORCHRUN)
     with_tests(

@@ -46,6 +46,7 @@ def test_a_run_ends_with_its_report(stage: Stage) -> None:
     assert "--aorta-report" not in next(line for line in result.outlines if line.startswith("run it again:"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_a_report_of_what_is_over(stage: Stage) -> None:
     from support.workloads import WAITS
 

@@ -76,6 +76,7 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
     assert int(saved[1]) == 400 - sum(found.values())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_a_decided_triage_runs_nothing(flaky: Stage) -> None:
     flaky.run(*UNTIL_DECIDED)
     before = flaky.trials()
