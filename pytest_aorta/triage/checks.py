@@ -37,7 +37,15 @@ class InertVariable:
 
 @dataclass(frozen=True)
 class MitigationEffect:
-    """Whether the variables of a cell's mitigation set can have done anything."""
+    """Whether the variables of a cell's mitigation set can have done anything.
+
+    Attributes:
+        inert: the variables that probably did nothing, in alphabetical order.
+        active: the others that the set changes, in the same order.
+        same_as: another cell of the same workload and environment whose trials had the same values of all watched
+            variables; the baseline, if it is one of them.
+        is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
+    """
 
     mitigations: tuple[str, ...]
     inert: tuple[InertVariable, ...] = ()
