@@ -121,10 +121,6 @@ def verdict_of(comparison: Comparison, failures: int, margin: float) -> VerdictK
     return "no effect" if comparison.interval.within(-margin, margin) else "undecided"
 
 
-class BaselineError(RequestError):
-    """A baseline that is no cell."""
-
-
 @dataclass(frozen=True)
 class Baselines:
     """``of``: the baseline of each cell that is compared with one. ``cells``: the baselines themselves."""
@@ -186,11 +182,11 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], sour
     """Refuse a baseline that no cell (label, mitigation set) has; ``source`` is where it was asked for.
 
     Raises:
-        BaselineError: naming the cells that there are.
+        RequestError: naming the cells that there are.
     """
     if not any(is_named(wanted, label, mitigations) for label, mitigations in cells):
         known = ", ".join(dict.fromkeys(label for label, _ in cells))
-        raise BaselineError(f"{source}: there is no cell {wanted!r}; there are {known}")
+        raise RequestError(f"{source}: there is no cell {wanted!r}; there are {known}")
 
 
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
