@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
+from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL, MARGIN
+from pytest_aorta.triage.verdicts import LEVEL
 
 Element = TypeVar("Element")
 

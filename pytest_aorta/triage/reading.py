@@ -13,8 +13,9 @@ from typing import Any
 
 from pytest_aorta.probe.packages import read_package_list
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
-from pytest_aorta.triage.verdicts import Triage, TriageSettings
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.paths import HISTORY
 
 _FILE = re.compile(r"trial_(\d+)\.json")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -28,9 +29,6 @@ from pytest_aorta.triage.sequential import (
 )
 from pytest_aorta.triage.signatures import Signature
 
-#: Differences of the failure rate that are no effect.
-MARGIN = 0.1
-
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
 
@@ -39,21 +37,6 @@ SLOWER = 1.15
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _WAYS = 5
-
-
-@dataclass(frozen=True)
-class TriageSettings:
-    """What a user may set of the verdicts.
-
-    Attributes:
-        baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
-        margin: differences of the failure rate that are no effect.
-        sequential: whether the number of trials depends on what was seen of them.
-    """
-
-    baseline: str | None = None
-    margin: float = MARGIN
-    sequential: bool = False
 
 
 VerdictKind = Literal[
