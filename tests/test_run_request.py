@@ -96,10 +96,6 @@ ODD: dict[str, list[Any]] = {
 OF_PYTEST = {
     "shard",
     "where",
-    "submit",
-    "dry-run",
-    "max-jobs",
-    "yes",
     "order",
     "replay",
     "baseline",

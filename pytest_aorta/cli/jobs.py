@@ -102,7 +102,6 @@ def job_ended(folder: Path, task: int) -> None:
 
 
 def _project(files: Sequence[str]) -> Project:
-    """With its jobs, of which the scheduler was asked."""
     recipe = open_recipe()
     from pytest_aorta.workflow.project import Project
 
@@ -113,7 +112,6 @@ def _project(files: Sequence[str]) -> Project:
 
 
 def _rows(job: Job) -> Iterator[dict[str, Any]]:
-    """A job, or the tasks of an array."""
     for number, task in enumerate(job.tasks):
         state = job.state(number)
         yield {

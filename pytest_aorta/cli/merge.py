@@ -51,8 +51,7 @@ def merge(
     index of a recipe at DESTINATION, are brought up to date.
     """
     from pytest_aorta.workspace.history import stamp
-    from pytest_aorta.workspace.merge import carry_out, plan_merge
-    from pytest_aorta.workspace.merged_files import Found, look
+    from pytest_aorta.workspace.merge import Found, carry_out, look, plan_merge
 
     roots = [_root(source, must_exist=True) for source in sources]
     target = _root(destination, must_exist=False)
@@ -79,7 +78,6 @@ def merge(
 
 
 def _root(folder: Path, *, must_exist: bool) -> Path:
-    """What is merged of a folder: the workspace of its recipe, or all of it."""
     from pytest_aorta.workflow.finding import FILE_NAMES
     from pytest_aorta.workflow.recipe import read_recipe
 
@@ -124,8 +122,7 @@ def _bar(label: str, length: int, hidden: bool) -> Iterator[Callable[[], object]
 
 
 def _trial_files(roots: Sequence[Path]) -> int:
-    """About how many there are."""
-    from pytest_aorta.workspace.merged_files import is_trial_file
+    from pytest_aorta.workspace.merge import is_trial_file
 
     return sum(is_trial_file(name) for root in roots for _, _, names in os.walk(root) for name in names)
 
@@ -140,7 +137,6 @@ def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> Non
 
 
 def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:
-    """Where the destination is the workspace of a recipe: what is there now is completed."""
     from pytest_aorta.workflow.finding import RecipeError, find_recipe
     from pytest_aorta.workflow.recipe import read_recipe
 
@@ -158,9 +154,12 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
     search = Scan(project, recipe.actions)
     for source in sources:  # that a command has failed is in the index only
         try:
-            known = Workspace.from_cache(read_recipe(find_recipe(source))).known
+            file = find_recipe(source)
         except RecipeError:
+            continue
+        if file.parent != source.absolute():
             continue  # a results directory
+        known = Workspace.from_cache(read_recipe(file)).known
         for action, units in known.completed.items():
             failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
             search.found.completed.setdefault(action, {}).update(failed)
@@ -210,7 +209,7 @@ def _echo(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run:
 
 
 def _is_record(conflict: Conflict) -> bool:
-    from pytest_aorta.workspace.merged_files import is_trial_file
+    from pytest_aorta.workspace.merge import is_trial_file
 
     return is_trial_file(conflict.path.name)
 

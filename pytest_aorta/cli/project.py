@@ -49,11 +49,7 @@ def open_recipe(file: Path | None = None) -> Recipe:
 
 
 def open_project(files: Sequence[str] = ()) -> Project:
-    """The project of the working directory; what may be out of date in it is warned of.
-
-    Raises:
-        RequestError: there is none, its recipe is not valid, or asks for what is not registered.
-    """
+    """The project of the working directory; what may be out of date in it is warned of."""
     recipe = open_recipe()
     from pytest_aorta.workflow.project import Project
 

@@ -105,6 +105,5 @@ def _echo_table(shown: list[dict[str, Any]], of: int, has_heading: bool) -> None
 
 
 def _count(row: dict[str, Any], state: str) -> str:
-    """``16``; ``16 (8 run)`` where jobs of submitted units run."""
     running = row.get(_RUNNING, 0) if state == "submitted" else 0
     return f"{row[state]:,} ({running:,} run)" if running else f"{row[state]:,}"

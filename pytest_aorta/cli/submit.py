@@ -28,8 +28,6 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class _Planned:
-    """The jobs of an action, and how many of its other units there are of which kind."""
-
     action: Action
     jobs: Sequence[PlannedJob]
     others: Counter[str]
@@ -144,7 +142,6 @@ def _planned(
 
 
 def _report(target: Target, planned: Sequence[_Planned]) -> None:
-    """A line for each action."""
     for each in planned:
         units = sum(len(task.units) for job in each.jobs for task in job.job.tasks)
         kind = "trial" if each.action.is_matrix else each.action.table.each
@@ -162,7 +159,6 @@ def _show(jobs: Sequence[PlannedJob]) -> None:
 
 
 def _is_confirmed(target: Target, jobs: Sequence[PlannedJob]) -> bool:
-    """Whether to submit; asked where there is a terminal, as Row does."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     count = _counted(sum(len(job.job.tasks) for job in jobs), "job")

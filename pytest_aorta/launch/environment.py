@@ -225,7 +225,6 @@ def zygote_spec(
         sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
-        warm_up="pytest_aorta.launch.child.workload_main:warm_up",
         extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
         orphaned="pytest_aorta.launch.child.trial_main:orphaned",

@@ -65,7 +65,6 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
 
 
 def _below(config: pytest.Config, trials: Mapping[str, TrialSpec], paths: list[str], root: str) -> set[str]:
-    """The trials that stand in these folders, as tests do: a project's workloads are not those of each of its tests."""
     folders = [path for path in ((config.invocation_params.dir / path).resolve() for path in paths) if path.is_dir()]
     places: dict[str, Path] = {}
     for trial in trials.values():
@@ -112,8 +111,6 @@ def split_arguments(
 
 
 class SelectedTrials(pytest.Collector):
-    """Collector of the trials that the options select."""
-
     plan: Plan
     chosen: set[str]
 
@@ -131,7 +128,6 @@ class SelectedTrials(pytest.Collector):
 
 
 def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
-    """The items of a plan: its trials, or what searches with them."""
     run = run_of(collector.config)
     if (count := collector.config.getoption("count", 1)) != 1 and collector.config.pluginmanager.has_plugin("repeat"):
         raise collector.CollectError(
@@ -149,11 +145,7 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
 
 
 def select_trials(config: pytest.Config, run: Run) -> None:
-    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected.
-
-    Raises:
-        pytest.UsageError: no plan can be made, or it has no trial of a name on the command line.
-    """
+    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
     try:
         plan = run.plan
     except (RegistryError, PlanError) as error:
@@ -242,11 +234,7 @@ _WHERE = "--aorta-where"
 
 
 def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
-    """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``.
-
-    Raises:
-        pytest.UsageError: the durations cannot be read, or no item can be held against a condition.
-    """
+    """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
         kept = shard_of(kept, *run.selection.shard, durations_of(run))
@@ -295,11 +283,6 @@ def set_exit_status(session: pytest.Session) -> None:
 
 
 def durations_of(run: Run) -> Durations:
-    """The expected durations of trials.
-
-    Raises:
-        pytest.UsageError: the file cannot be read.
-    """
     found = Durations()
 
     def read() -> None:
@@ -312,13 +295,11 @@ def durations_of(run: Run) -> Durations:
 
 
 def shard_of(items: Sequence[pytest.Item], number: int, count: int, durations: Durations) -> list[pytest.Item]:
-    """The items of a shard, in their order; ``number`` from 1."""
     shards = shards_of([item.name for item in items], [_keys(item) for item in items], count, durations)
     return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
 
 
 def _keys(item: pytest.Item) -> list[Hashable]:
-    """What an item shares with those that run where it runs: commands of a recipe on one directory, or on one trial."""
     if not item.nodeid.partition("::")[0].endswith(".toml"):
         return []
     from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
@@ -351,7 +332,6 @@ def _value(valued: _Valued) -> Json:
 
 
 def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
-    """Items with values. A command on several directories is run on all of them when one is selected."""
     found: list[_Valued] = []
     for item in items:
         if isinstance(item, TrialItem):

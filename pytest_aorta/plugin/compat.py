@@ -55,8 +55,6 @@ def add_reason(longrepr: object, reason: str) -> None:
 
 
 class _WithLines(TerminalRepr):
-    """A representation of a failure, and lines below it."""
-
     def __init__(self, shown: Any, lines: Sequence[str]) -> None:
         self._shown = shown
         self._lines = lines

@@ -36,12 +36,13 @@ def rerun_line(item: pytest.Item) -> str:
 
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
-    words = ["pytest", *_own_options(item.config), *_other_options(item.config), shown_nodeid(item)]
+    searched = getattr(item.config.option, "aorta_minimize", None)
+    command = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
+    words = [*command, *_own_options(item.config), *_other_options(item.config), shown_nodeid(item)]
     return " ".join(shlex.quote(word) for word in words)
 
 
 def shown_nodeid(item: pytest.Item) -> str:
-    """The node id of an item, its file relative to the directory that pytest was started in."""
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
@@ -60,7 +61,7 @@ def _own_options(config: pytest.Config) -> Iterator[str]:
             if option.name == "extra-env":
                 yield ",".join(f"{name}=..." for name in option.parse(value))
             elif option.name == "host":
-                from pytest_aorta.runtime.hosts.specs import without_values
+                from pytest_aorta.runtime.host_specs import without_values
 
                 yield without_values(value)
             elif not option.is_switch:
@@ -184,13 +185,11 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
 
 
 def _is_wanted(log: str, item: pytest.Item) -> bool:
-    """Whether ``--show-capture`` lets the end of a log be shown."""
     wanted = getattr(item.config.option, "showcapture", "all")
     return wanted == "all" or wanted in log
 
 
 def _is(detail: dict[str, Any], failure: Failure) -> bool:
-    """Whether an entry of ``failure_details`` is the failure of a rank that is shown already."""
     return failure.rank is not None and (
         failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
     )
@@ -236,7 +235,6 @@ def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: Tr
 
 
 def _add_to_allure(record: TrialResult, folder: Path) -> None:
-    """Labels and, of a trial that has failed, logs, by the functions that allure has for tests."""
     allure = importlib.import_module("allure")
     allure.dynamic.label("aorta_cell", printable(record.cell or ""))
     allure.dynamic.label("aorta_exit_status", record.exit_status)

@@ -72,12 +72,10 @@ class FoldedSummary:
 
 
 def _nodeid(report: Any) -> str:
-    """Of a report that may be folded; empty for one that was shown by a debugger."""
     return "" if hasattr(report, "_pdbshown") else str(report.nodeid)
 
 
 def _with_folds(report: Any, folds: list[Fold]) -> Any:
-    """A copy of a report that says at its end what was left out."""
     if not folds:
         return report
     report = copy.copy(report)
@@ -129,7 +127,6 @@ class Fold:
 
     @property
     def short_line(self) -> str:
-        """In the short summary."""
         more = f"more like {self.like.rpartition('::')[2]}" if self.like else f"in {self._cells}: {self.what}"
         return f"... and {self.number} {more}{self._numbers}"
 
@@ -196,7 +193,6 @@ class AlikeFailures:
 
 
 def _numbers_to_show(groups: Mapping[tuple[_Way, str], Sequence[str]]) -> dict[tuple[_Way, str], int]:
-    """How many of each group are shown: each way to fail once, before the same way in further cells."""
     seen: Counter[_Way] = Counter()
     before = {}
     for way, cell in groups:
@@ -212,7 +208,6 @@ def _numbers_to_show(groups: Mapping[tuple[_Way, str], Sequence[str]]) -> dict[t
 
 
 def _bounded(folds: list[Fold]) -> list[Fold]:
-    """Not more than so many lines; the last one stands for all others."""
     rest = folds[_MOST_LINES - 1 :]
     if len(rest) < 2:
         return folds
@@ -269,6 +264,5 @@ def cut_reasons(terminal: pytest.TerminalReporter, width: int, environ: Mapping[
 
 
 def _shown_id(config: pytest.Config, nodeid: str) -> str:
-    """A node id as the summary shows it: relative to the folder that pytest was started in."""
     path, separator, name = nodeid.partition("::")
     return os.path.relpath(config.rootpath / path, config.invocation_params.dir) + separator + name

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin import MARKER, may_have_workloads
 from pytest_aorta.plugin.options import add_options, is_mentioned
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.snapshot import EnvSnapshot
-
-#: What a refused marker is called, after the node id of its test.
-MARKER = "@pytest.mark.aorta"
-
-#: Methods of a workload, in the text of its file.
-_METHODS = (rb"def\s+setup\b", rb"def\s+run\b")
 
 #: Folders in which recipes were looked for.
 _LISTED: pytest.StashKey[set[Path]] = pytest.StashKey()
@@ -51,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(config)
         if not config.option.help:
@@ -59,26 +53,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
             select(config)
     elif any(getattr(config.option, name, None) for name in ("numprocesses", "tx")):  # of xdist
-        from pytest_aorta.plugin.roles import watch_reports
+        from pytest_aorta.plugin.registration import watch_reports
 
         watch_reports(config)
 
 
 def _look_at_files(config: pytest.Config) -> None:
-    """Look for workloads in the Python files that were given as arguments: those are collected. And for recipes."""
     arguments = " ".join(config.args)
     if ".toml" in arguments:
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(config)
     if (".py" in arguments or config.option.pyargs) and _may_be_given(config):
-        from pytest_aorta.plugin.workload_files import register_files
+        from pytest_aorta.plugin.given_files import register_files
 
         register_files(config)
 
 
 def _may_be_given(config: pytest.Config) -> bool:
-    """Whether to look closer at the arguments: there may be hundreds of files, and none with a workload."""
     here = config.invocation_params.dir
     if config.option.pyargs or (here != config.rootpath and any(argument.endswith("]") for argument in config.args)):
         return True  # they may have to be found elsewhere
@@ -88,14 +80,6 @@ def _may_be_given(config: pytest.Config) -> bool:
                 if may_have_workloads(opened.read()):
                     return True
     return False
-
-
-def may_have_workloads(text: bytes) -> bool:
-    """Whether it is worth while to parse a Python file with this text: a workload has a base, or both methods."""
-    if b"Workload" in text:
-        return True
-    # Few texts have both words, and so the expressions need not be compiled.
-    return b"setup" in text and b"run" in text and all(re.search(method, text) for method in _METHODS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,7 +105,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def _may_have_recipes(folder: pytest.Directory) -> bool:
-    """Whether a recipe may be among the files that a folder has collected."""
     if type(folder) not in (pytest.Dir, pytest.Package):  # those of other plugins collect what they like
         return True
     try:
@@ -134,7 +117,6 @@ def _may_have_recipes(folder: pytest.Directory) -> bool:
 
 
 def _register_recipes(config: pytest.Config) -> None:
-    """Have the names of files compared with those of recipes."""
     import pytest_aorta.plugin.recipe_hooks as recipe_hooks  # "from" takes what a nested run of pytest has left
 
     if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
@@ -149,10 +131,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _generate_trials(metafunc: pytest.Metafunc) -> None:
-    """Of a test that may have to do with trials."""
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(metafunc.config, late=True)
     takes_trial = "aorta_trial" in metafunc.fixturenames
@@ -173,7 +154,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 
 def _has_refused(config: pytest.Config) -> bool:
-    """Whether a marker of ours, or a recipe, was an error of the collection, here or in a worker of xdist."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     for report in [] if terminal is None else terminal.stats.get("error", []):
         if isinstance(report, pytest.CollectReport):
@@ -188,7 +168,7 @@ def _has_refused(config: pytest.Config) -> bool:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
-        from pytest_aorta.plugin.workload_files import lines_of_empty_run
+        from pytest_aorta.plugin.given_files import lines_of_empty_run
 
         for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)
@@ -210,7 +190,7 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
     The trial's failure is in the result, not an exception. Every call leaves a trial file.
     """
     from pytest_aorta.plugin.ordinary_tests import RunTrial
-    from pytest_aorta.plugin.roles import register_hooks
+    from pytest_aorta.plugin.registration import register_hooks
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
     return RunTrial(request.node, aorta_extra_env)

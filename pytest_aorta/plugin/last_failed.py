@@ -29,11 +29,7 @@ def remember(config: pytest.Config) -> None:
 
 
 def recall(config: pytest.Config) -> None:
-    """Have only files and trials collected that failed, if the command line names neither these nor options of trials.
-
-    Raises:
-        pytest.UsageError: they had variables, whose values are not kept.
-    """
+    """Have only what failed collected, if the command line names neither files nor options of trials."""
     cache = getattr(config, "cache", None)
     if (
         cache is None

@@ -1,4 +1,4 @@
-"""``--aorta-minimize``: one item per workload and environment, which runs the trials of a search."""
+"""``pytest-aorta minimize``: one item per workload and environment, which runs the trials of a search."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 
 class Subsets:
-    """The cells of a search: the baseline, the whole set, and parts of it.
-
-    Args:
-        baseline, whole: a trial of each.
-        mitigations: of the whole set.
-    """
-
     def __init__(self, baseline: TrialSpec, whole: TrialSpec, mitigations: list[Mitigation]) -> None:
         self._baseline = replace(baseline, execution=in_a_process(baseline.execution))
         self._whole = replace(whole, execution=in_a_process(whole.execution))
@@ -100,7 +93,6 @@ class MinimizeItem(GeneratedFunction):
             raise TrialFailed(sentence)
 
     def _run(self, run: Run, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
-        """Run trials, side by side where there are slots; their facts."""
         planned = [(spec, trial_paths(spec.workload.name, spec.cell, spec.trial_index)) for spec in specs]
         started: list[tuple[RunningTrial, TrialPaths]] = []
         facts = []
@@ -132,7 +124,6 @@ class MinimizeItem(GeneratedFunction):
         return *self.parent.location_of(self.spec), self.name
 
     def _report(self) -> None:
-        """Have what is over written now: the item's last report may be hours away, and never come."""
         payload = self.stash[PAYLOAD]
         found = pytest.TestReport(self.nodeid, self.location, {}, "passed", None, "setup")
         found.aorta = payload.to_plain(with_records=True)  # type: ignore[attr-defined]
@@ -141,8 +132,7 @@ class MinimizeItem(GeneratedFunction):
 
 
 @pytest.mark.aorta
-def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
-    """The fixture that every trial uses."""
+def _use_fixtures(aorta_extra_env: dict[str, str]) -> None: ...
 
 
 def name_of(spec: TrialSpec) -> str:
@@ -158,11 +148,7 @@ def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
 
 
 def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
-    """The items of a plan that has two cells per workload and environment: baseline and whole set.
-
-    Raises:
-        PlanError: there is nothing to choose from.
-    """
+    """The items of a plan that has two cells per workload and environment: baseline and whole set."""
     baselines = {
         (spec.workload.name, spec.environment.name): spec
         for spec in plan.trials
@@ -176,11 +162,11 @@ def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[Minimi
         subsets = Subsets(baseline, whole, mitigations)
         if missing := sorted(set(baseline.overlay) - set(whole.overlay)):
             raise PlanError(
-                f"--aorta-minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
+                f"minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
                 "does not set; expected a baseline whose variables are all in the set, such as none"
             )
         if not subsets.variables:
-            raise PlanError(f"--aorta-minimize {name}: it has no variable with another value than in the baseline")
+            raise PlanError(f"minimize {name}: it has no variable with another value than in the baseline")
         sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
         sibling.subsets, sibling.spec = subsets, whole
         sibling.set_name = name

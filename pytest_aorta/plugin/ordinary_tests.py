@@ -14,9 +14,9 @@ import pytest
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
+from pytest_aorta.plugin import MARKER
 from pytest_aorta.plugin.compat import add_reason, add_section
 from pytest_aorta.plugin.failures import failure_text, short_reason
-from pytest_aorta.plugin.hooks import MARKER
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     ReportPayload,
@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 
 
 def check_keywords(fixture: str, call: Callable[..., Any], unknown: Iterable[str]) -> None:
-    """Refuse the keywords that a fixture does not have, and name those of ``call``, which has.
-
-    Raises:
-        RequestError: there are some.
-    """
+    """Refuse the keywords that a fixture does not have, and name those of ``call``, which has."""
     __tracebackhide__ = True
     names = ", ".join(repr(name) for name in unknown)
     if names:
@@ -197,6 +193,8 @@ class RunTrial:
             running.interrupt(why)
             run.add_record(self.item, paths, running.finish(), running.resumed, row)
             raise
+        if run.watcher is not None:
+            run.watcher.trial_ended(paths.file_in(run.results))
         run.add_record(self.item, paths, record, running.resumed, row)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
@@ -209,7 +207,6 @@ class RunTrial:
 
 
 def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:
-    """Options of a trial in the table: values of variables may be secrets, and are left out."""
     found = [] if steps is None else [f"steps={steps}"]
     found += [f"{key}={value}" for key, value in config.items()]
     return shortened(", ".join([*found, *extra_env]))
@@ -222,7 +219,6 @@ def shortened(text: str) -> str:
 
 
 def _digest_of(spec: TrialSpec, extra_env: Mapping[str, str]) -> str:
-    """Of what decides a trial's outcome, as far as a test can choose it, besides environment and mitigations."""
     parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(extra_env), repr(spec.execution)]
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
 
@@ -294,7 +290,6 @@ class MarkedTrial:
         extra_env: Mapping[str, str] | None = None,
         **unknown: NoReturn,
     ) -> TrialResult:
-        """Run a workload in this trial's cell; arguments as of ``aorta_run``."""
         __tracebackhide__ = True  # pytest would show the arguments
         check_keywords("aorta_trial", self.__call__, unknown)
         return self._run(
@@ -312,18 +307,13 @@ class MarkedTrial:
 
 
 def _without(node_id: str, label: str) -> str:
-    """A node id without one of its parameters."""
     test, bracket, parameters = node_id.partition("[")
     others = f"-{parameters.removesuffix(']')}-".replace(f"-{label}-", "-", 1).strip("-") if bracket else ""
     return f"{test}[{others}]" if others else test
 
 
 def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
-    """The keywords of a test's markers, those of the closest one last.
-
-    Raises:
-        pytest.fail.Exception: one of them is wrong, or a name is unknown; an error of the collection.
-    """
+    """The keywords of a test's markers, those of the closest one last."""
     __tracebackhide__ = True
     run = run_of(metafunc.config)
     given: dict[str, Any] = {}
@@ -358,12 +348,10 @@ def parametrize(metafunc: pytest.Metafunc, given: Mapping[str, Any]) -> None:
 
 
 def _refuse(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
-    """As pytest does for wrong markers: one message, and no traceback through the plugin."""
     pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
 
 
 def _name_problem(run: Run, axes: Mapping[str, Any], more: str) -> str | None:
-    """What is wrong with names that do not exist, or are there twice; ``more`` is what gives more trials."""
     environments = _several(axes.get("environments", ()))
     sets = [_names(names) for names in _several(axes.get("mitigations", ()))]
     try:
@@ -378,7 +366,6 @@ def _name_problem(run: Run, axes: Mapping[str, Any], more: str) -> str | None:
 
 
 def _problem(marker: pytest.Mark) -> str | None:
-    """What is wrong with a marker, and what would be valid; ``None`` when nothing is."""
     unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
     if unknown or marker.args:
         return f"takes the keywords {', '.join(_KEYWORDS)}, not {', '.join(unknown) or 'positional arguments'}"
@@ -391,7 +378,6 @@ def _problem(marker: pytest.Mark) -> str | None:
 
 
 def _are_names(value: object) -> bool:
-    """Whether it is a name, or several."""
     if isinstance(value, str):
         return all(name.strip() for name in value.split(","))
     return isinstance(value, Sequence) and bool(value) and all(isinstance(name, str) and name for name in value)
@@ -417,12 +403,10 @@ _VALID: Mapping[str, valid.Reader] = {
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """One text is a list of one, and not one of letters."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """A mitigation set as a text with commas, or as a sequence."""
     return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
 
 

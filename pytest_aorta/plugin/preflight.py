@@ -28,11 +28,7 @@ _PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
-    """Check the options, the results directory, and one trial of every workload that is about to run.
-
-    Raises:
-        pytest.UsageError: a wrong option, or a workload that cannot be launched this way.
-    """
+    """Check the options, the results directory, and one trial of every workload that is about to run."""
     config = session.config
     mentioned = is_mentioned(config)
     if mentioned:  # also where trials are only started by tests
@@ -65,11 +61,10 @@ def check_trials(session: pytest.Session) -> None:
         cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
         refuse(check_gates, run.selection.gates, list(cells.items()))
     for plan in plans:
-        run.runner.store.settle(plan.flat_cells)
+        run.runner.store.sort_into_cells(plan.flat_cells)
 
 
 def _check_recipes(session: pytest.Session) -> None:
-    """The same for the first trial of every action of recipes."""
     if session.config.getoption("setuponly", False):
         return
     first: dict[int, TrialItem] = {}
@@ -89,7 +84,6 @@ def _check_results(run: Run) -> None:
 
 
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:
-    """Refuse what is said of the output of commands where there is none; in an ini file, it may be for other runs."""
     if selection.commands or selection.replays or "command" in selection.workloads:
         return
     for name in ("fail_on", "pass_on", "metric", "fail_on_nonfinite"):
@@ -99,7 +93,6 @@ def _check_output_options(config: pytest.Config, selection: Selection) -> None:
 
 
 def _has_marked_tests(session: pytest.Session) -> bool:
-    """Whether there may be cells that no plan has: those of marked tests are known when they have run."""
     if is_controller(session.config):
         return bool(session.config.args)
     return any(
@@ -109,18 +102,15 @@ def _has_marked_tests(session: pytest.Session) -> bool:
 
 
 def option_text(name: str, value: object) -> str:
-    """An option as it is typed."""
     return f"--aorta-{name} {value}"
 
 
 def _specs_of_items(session: pytest.Session) -> list[tuple[TrialSpec, float | None]]:
-    """With the deadline of each."""
     items = session.items if hasattr(session, "items") else []
     return [(item.spec, deadline_of(item, item.spec)) for item in items if _is_of_options(item)]
 
 
 def _is_of_options(item: pytest.Item) -> TypeGuard[TrialItem]:
-    """Whether an item is a trial that the options ask for, and not a recipe."""
     return isinstance(item, TrialItem) and item.trial_run.action is None
 
 
@@ -140,7 +130,6 @@ def _specs_under_xdist(config: pytest.Config) -> list[tuple[TrialSpec, float | N
 
 
 def _plans(run: Run) -> list[Plan]:
-    """All plans; those of files are known to xdist's workers only, and are made again."""
     plans, config = list(run.runner.plans), run.config
     if is_controller(config):
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]

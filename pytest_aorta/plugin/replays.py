@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def select_replays(config: pytest.Config, run: Run) -> None:
-    """Read the records; without paths on the command line, only their trials are collected.
-
-    Raises:
-        pytest.UsageError: one of them cannot be run again, or there is none of a name on the command line.
-    """
+    """Read the records; without paths on the command line, only their trials are collected."""
     __tracebackhide__ = True  # pytest would show the variables
     selection = run.selection
     try:
@@ -53,8 +49,6 @@ def selected_replays(session: pytest.Session, collected: list[Any]) -> Replays:
 
 
 class Replays(pytest.Collector):
-    """Collector of the trials of ``--aorta-replay``."""
-
     def collect(self) -> Iterable[pytest.Item]:
         """All of them, or those that were named on the command line."""
         run = run_of(self.config)
@@ -90,7 +84,6 @@ class ReplayItem(TrialItem):
 
 
 def _runner_of(run: Run, spec: TrialSpec) -> TrialRunner:
-    """What runs the trials that have these resources: those of their records, and not of this run."""
     runner = run.further_runners.get(_shared(spec))
     if runner is None:
         selection = replace(run.selection, execution=spec.execution, limits=spec.limits, resources=spec.resources)
@@ -102,6 +95,5 @@ def _runner_of(run: Run, spec: TrialSpec) -> TrialRunner:
 
 
 def _shared(spec: TrialSpec) -> Hashable:
-    """What is the same for all trials of an engine."""
     elastic = spec.execution.elastic
     return spec.resources, spec.limits.grace, elastic if is_multi_node(elastic) else None

@@ -113,21 +113,26 @@ class ReportHooks:
         if run is None:
             return writer
         if run not in self._writers:
-            run.runner.store.settle(run.plan.flat_cells)
+            run.runner.store.sort_into_cells(run.plan.flat_cells)
             self._writers[run] = TrialWriter(run)
             self._writers[run].alike = writer.alike  # failures of all actions are folded together
             action = nodeid.partition("[")[0] + "["
             self._writers[run].select(name for name in self._selected or () if name.startswith(action))
         return self._writers[run]
 
+    def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
+        writer = self._writer_of(nodeid)
+        found = writer.find(nodeid)
+        return None if found is None else (writer.run, *found)
+
     def pytest_sessionstart(self) -> None:
         """On a terminal, show the trials that run."""
         if sys.stdout.isatty():
-            from pytest_aorta.plugin.live.view import LiveView, wanted_file
+            from pytest_aorta.plugin.live_view import LiveView, wanted_file
 
             file = wanted_file(self.config, os.environ)
             if file is not None:
-                view = self.config.stash[WATCHER] = LiveView(self.config, file)
+                view = self.config.stash[WATCHER] = LiveView(self.config, file, self._trial_of)
                 self.config.pluginmanager.register(view, "aorta_live_view")
 
     @pytest.hookimpl(tryfirst=True)
@@ -211,7 +216,6 @@ class ReportHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _write_report(self, run: Run, given: Path) -> None:
-        """``--aorta-report``; not in a run that has ended before its first trial."""
         if any(cell.finished for cell in self.writer.triage.cells):
             from pytest_aorta.plugin.writer import write_run_report
 
@@ -285,13 +289,11 @@ class ReportHooks:
 
 
 def _worker_of(report: pytest.TestReport) -> int:
-    """Which of the workers of ``--dist each`` has sent a report; 0 otherwise."""
     node = getattr(report, "node", None)
     return 0 if node is None else (place_under_each(node) or (0, 1))[0]
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
-    """What has ended the run before its last trial; ``None`` for nothing."""
     stopped = interrupted or session.shouldfail or session.shouldstop
     if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
         stopped = "interrupted"

@@ -68,8 +68,7 @@ def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs)
 # SIGTERM, which batch systems send before they kill: pytest ends as with Ctrl-C, in order and with its results.
 
 
-class Terminated(KeyboardInterrupt):
-    """Pytest was sent SIGTERM."""
+class Terminated(KeyboardInterrupt): ...
 
 
 def reason_of(error: BaseException) -> str:
@@ -133,7 +132,6 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
 
 
 def _pytest_timeout(item: pytest.Item) -> float | None:
-    """pytest-timeout's limit for an item whose timer has not been set yet."""
     if not item.config.pluginmanager.has_plugin("timeout"):
         return None
     marker = item.get_closest_marker("timeout")
@@ -148,13 +146,7 @@ def _pytest_timeout(item: pytest.Item) -> float | None:
 
 @dataclass(frozen=True)
 class RowKey:
-    """What keeps the trials of a test apart from others of the same workload, environment and mitigations.
-
-    Attributes:
-        test: node id of the test, without what says which trial of a marked test it is; empty for a trial of a plan.
-        options: of the trial, as the test gave them, for the table.
-        digest: of all that the test has chosen for the trial, but its environment, mitigations and index.
-    """
+    """What keeps the trials of a test apart from others of the same workload, environment and mitigations."""
 
     test: str = ""
     options: str = ""
@@ -163,15 +155,7 @@ class RowKey:
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """A trial that is over.
-
-    Attributes:
-        path: of its file, relative to the results directory.
-        result: its record as plain data.
-        resumed: whether the file has this record already.
-        not_kept: why an earlier result did not stand for it.
-        row: of the table, besides workload and cell.
-    """
+    """A trial that is over."""
 
     path: str
     result: dict[str, Any]
@@ -234,10 +218,11 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
 
 
 class TrialWatcher(Protocol):
-    """Sees trials start and finish, in the process that owns the reports."""
-
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
         """A slot is about to start a trial, whose file and name are these; called on its thread."""
+
+    def trial_ended(self, file: Path) -> None:
+        """The trial of a test is over, and the test goes on."""
 
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
         """The result of a trial has been written."""
@@ -451,11 +436,7 @@ class Run:
         return Registry.load(self.selection.registry_files)
 
     def check_names(self) -> None:
-        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all.
-
-        Raises:
-            RequestError: one is unknown, or is there twice.
-        """
+        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all."""
         given, default = self.selection, Selection()
         has_axes = (given.environments, given.mitigations) != (default.environments, default.mitigations)
         if given.registry_files or given.collect or has_axes:
@@ -561,11 +542,7 @@ class Run:
 
 
 def run_of(config: pytest.Config) -> Run:
-    """The run of a config, made when it is first asked for.
-
-    Raises:
-        pytest.UsageError: an option has a value that it cannot take.
-    """
+    """The run of a config, made when it is first asked for."""
     if RUN not in config.stash:
         try:
             selection = read_selection(config)
@@ -583,11 +560,6 @@ _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
 
 def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
-    """What counts of a selection that has replays; other settings of an ini file or the environment do not.
-
-    Raises:
-        OptionError: an option on the command line contradicts the records.
-    """
     for option in SETTINGS:
         if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
             valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])

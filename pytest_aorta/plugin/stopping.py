@@ -56,7 +56,6 @@ class DecidedCells:
         return self._reasons.get(key)
 
     def _read(self) -> None:
-        """Take over what another process has published since the last time."""
         if self._file is None:
             return
         try:
@@ -110,7 +109,6 @@ class Rounds:
         return now < self._ends_at
 
     def _agree(self, name: str) -> bool:
-        """The same with the other workers; the monotonic clock is one for all processes of a host."""
         assert self._folder is not None
         clock = self._folder / _CLOCK
         mark = self._folder / f"round-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -131,13 +129,7 @@ class NotNeeded(SkippedItem):
 
 
 class Stopping:
-    """Of one run, which may have several processes.
-
-    Args:
-        config: of pytest.
-        selection: what the user asked for.
-        shared: finds the folder of an action of a recipe, which has several processes, in each of them.
-    """
+    """Of one run, which may have several processes."""
 
     def __init__(self, config: pytest.Config, selection: Selection, shared: Callable[[], Path] | None = None) -> None:
         self._config = config

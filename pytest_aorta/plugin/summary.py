@@ -28,7 +28,6 @@ _MOST = 12
 
 
 def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
-    """How a replayed trial has ended, how the one of its record had, and what differs now."""
     then = result["replay_of"]
     file = Path(then["file"])
     shown = file.relative_to(start) if file.is_relative_to(start) else file
@@ -45,8 +44,6 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
 
 
 class SideBySideLines:
-    """Counts the records of a run."""
-
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
         #: What was imposed on how many trials.
@@ -103,7 +100,6 @@ def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) ->
 
 
 def _threads(result: Mapping[str, Any]) -> int | None:
-    """Of torch in the trial's process, at the end if it got there; ``None`` where it was not imported."""
     env = result["env"]
     end = ((env.get("end") or {}).get("torch") or {}).get("threads")
     start = (env.get("process") or {}).get("torch_threads")
@@ -123,8 +119,6 @@ _WARNINGS = 20
 
 @dataclass
 class CellSummary:
-    """What the lines below the table say of one cell."""
-
     trials: int = 0
     #: How many trials are ok only because their ranks were started again.
     restarted: int = 0
@@ -260,16 +254,14 @@ def shard_line(selection: Selection) -> list[str]:
 
 
 def _shown(run: Run) -> Path:
-    """The results directory, relative to where pytest was started if it lies below."""
     start = run.config.invocation_params.dir
     return run.results.relative_to(start) if run.results.is_relative_to(start) else run.results
 
 
 def _resources(resources: Resources) -> str:
-    """Where trials run, if that is not one after the other on this host."""
     found = [f"{resources.slots} slots"] if resources.slots > 1 else []
     if resources.hosts:
-        from pytest_aorta.runtime.hosts.specs import without_values
+        from pytest_aorta.runtime.host_specs import without_values
 
         hosts = ", ".join(map(without_values, resources.hosts))
         found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]

@@ -122,7 +122,6 @@ class TorchrunResult:
             return ""
 
     def _log(self, rank: int | None, stream: str) -> Path:
-        """A rank's log, or torchrun's own."""
         found = None if rank is None else getattr(self.ranks[rank], stream)
         if found is not None:
             return self.folder.parent / str(found)
@@ -226,7 +225,6 @@ class RunTorchrun:
     def _find(
         self, words: list[str], folder: Path, pythonpath: str | None
     ) -> tuple[dict[str, str], str | None, list[str]]:
-        """What is to be run, as options of the trial; its source file; the arguments."""
         __tracebackhide__ = True
         script, *arguments = words
         if script == "-m":
@@ -255,7 +253,6 @@ class RunTorchrun:
 
 
 def _module_source(module: str, path: list[str], folder: Path) -> str | None:
-    """The file that ``python -m`` would run, found without importing anything; ``None`` where it is no file."""
     __tracebackhide__ = True
     parts = module.split(".")
     places: Sequence[str] | None = None

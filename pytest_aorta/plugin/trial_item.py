@@ -147,7 +147,6 @@ def place_of(config: pytest.Config, root: str, target: str) -> Path:
 
 
 def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
-    """Fixtures of an item, and hooks before it, that are neither pytest's nor an ``installed`` plugin's; and where."""
     for name, definitions in fixture_definitions(item).items():
         # Where it is overridden, even by an installed plugin, its values are known only when the item is set up.
         known = installed if name != "aorta_extra_env" else {"pytest_aorta"}
@@ -159,7 +158,6 @@ def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
 
 
 def installed_modules(config: pytest.Config) -> set[str]:
-    """Top-level modules of pytest and of the plugins that were installed as distributions."""
     plugins = {_module(plugin) for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
     return {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}
 
@@ -169,14 +167,12 @@ def _is_users(function: object, installed: set[str]) -> bool:
 
 
 def _module(thing: object) -> str:
-    """Of a function or a plugin, which is a module or an object of any class."""
     if isinstance(thing, ModuleType):
         return thing.__name__
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def _file(function: object) -> str:
-    """The name of the file that a function is written in."""
     code = getattr(inspect.unwrap(function), "__code__", None)  # type: ignore[arg-type]  # any object will do
     return "?" if code is None else Path(code.co_filename).name
 
@@ -239,7 +235,6 @@ class TrialItem(GeneratedFunction):
         self._wait("setup")
 
     def _show_output(self, run: Run) -> None:
-        """With ``-s``, show what the trial prints until it is over; without isolation, it prints there itself."""
         shown = self.config.getoption("capture", "fd") == "no" and not is_worker(self.config)
         if shown and self.spec.execution.isolation != "none":
             folder = self.paths.folder_in(run.results)
@@ -251,7 +246,6 @@ class TrialItem(GeneratedFunction):
         return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec), again=self.repeat.again)
 
     def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
-        """Record a trial that has no process: its fixtures failed, or it cannot be started."""
         from pytest_aorta.launch.record import lost_record
         from pytest_aorta.trials.outcome import exit_failure
 
@@ -272,11 +266,6 @@ class TrialItem(GeneratedFunction):
         self._wait("run")
 
     def _wait(self, phase: str) -> None:
-        """Wait for the end of a phase.
-
-        Raises:
-            TrialFailed, TrialBroken: the trial did not get through it.
-        """
         running = self.running
         assert running is not None
         try:
@@ -299,11 +288,6 @@ class TrialItem(GeneratedFunction):
             raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 
     def _finish(self) -> None:
-        """Wait until the trial is over, and have its record reported with the teardown.
-
-        Raises:
-            TrialFailed: the cleanup failed, or a warning is an error.
-        """
         running, self.running = self.running, None
         if running is None:
             return
@@ -389,7 +373,6 @@ def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
 
 
 def prefetch(session: pytest.Session, run: Run) -> None:
-    """Start, in the order of their items, all trials that do not depend on what runs before their items."""
     prefetcher = run.prefetcher
     if prefetcher.launched or run.selection.resources.total_slots < 2 or is_worker(session.config):
         return
@@ -445,8 +428,6 @@ class LogStream:
 
 
 class _Log:
-    """One log, and how far it has been read."""
-
     def __init__(self, path: Path, *, begun: bool) -> None:
         self._path = path
         self._earlier = None if begun else _number(path)
@@ -466,7 +447,6 @@ class _Log:
 
 
 def _number(path: Path) -> int | None:
-    """The inode of a file, ``None`` where there is none."""
     try:
         return path.stat().st_ino
     except OSError:

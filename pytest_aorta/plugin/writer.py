@@ -46,15 +46,6 @@ if TYPE_CHECKING:
 
 
 class JudgedTrials:
-    """The trials of a run, or of one action of a recipe, and the gates that judge them.
-
-    Args:
-        gates: on these trials.
-        triage: of these trials.
-        action: of the recipe; empty for the trials that the options ask for.
-        expects_failures: whether the item of a trial that is ok fails.
-    """
-
     def __init__(self, gates: Sequence[Gate], triage: Triage, action: str = "", expects_failures: bool = False) -> None:
         self.gates = gates
         self.triage = triage
@@ -94,7 +85,6 @@ class JudgedTrials:
 
 
 def _without(group: JudgedTrials, others: Sequence[JudgedTrials]) -> JudgedTrials:
-    """The gates of a group that judge no other one either: they are on cells that no trial is in."""
     taken = {gate.text for other in others for gate in other.gates}
     return JudgedTrials([gate for gate in group.gates if gate.text not in taken], group.triage, group.action)
 
@@ -189,7 +179,6 @@ class MatrixWriter:
         self.error: str | None = None
 
     def trial_is_over(self) -> None:
-        """Write, unless that was done just now or would take more than its share of the time."""
         if self._clock() < self._next:
             return
         begun = self._clock()
@@ -210,7 +199,6 @@ class MatrixWriter:
                 self.error = f"GITHUB_STEP_SUMMARY: {error}"
 
     def _write(self, table: Table, *, complete: bool, interrupted: str | None = None) -> str:
-        """Write both files; the Markdown."""
         state = RunState(
             plan=", ".join(plan.digest for plan in self._plans) or None,
             planned=self._count_planned(),
@@ -251,7 +239,6 @@ class MatrixWriter:
 
 
 def planned_trials(plans: Iterable[Plan]) -> dict[CellKey, int]:
-    """The trials of each cell."""
     return Counter(CellKey(spec.workload.name, spec.cell) for plan in plans for spec in plan.trials)
 
 
@@ -289,7 +276,6 @@ class TrialWriter:
         self.errors: list[str] = []
 
     def _folder(self) -> Path:
-        """The one that all trial files of this run are below; those of replays leave others as they are."""
         if not self.run.replays:
             return self.store.results
         from pytest_aorta.replay import REPLAY
@@ -298,7 +284,7 @@ class TrialWriter:
 
     def begin(self, nodeid: str) -> None:
         """The item of a trial has begun."""
-        found = self._find(nodeid)
+        found = self.find(nodeid)
         if found is not None:
             spec = found[0]
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
@@ -351,11 +337,10 @@ class TrialWriter:
 
     def select(self, nodeids: Iterable[str]) -> None:
         """Only the cells of these items have trials in this run, and are compared."""
-        found = [self._find(nodeid) for nodeid in nodeids]
+        found = [self.find(nodeid) for nodeid in nodeids]
         self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
-        """Write a record to the temporary directory; returns a text with its path, empty if that fails as well."""
         path = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.store.stamp}" / trial.path
         try:
             write_json(path, trial.result)
@@ -368,7 +353,7 @@ class TrialWriter:
 
         ``repeat``: which one of its trial it was.
         """
-        found = self._find(nodeid)
+        found = self.find(nodeid)
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
@@ -380,8 +365,7 @@ class TrialWriter:
         self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
         return spec, paths
 
-    def _find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
-        """The trial of a node id."""
+    def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
         from pytest_aorta.plugin.collection import plans_of
 
         base, _, name = nodeid.rpartition("::")
@@ -408,7 +392,7 @@ class TrialWriter:
         for trial in list(self.run.unreported):
             self.write(trial)
         for nodeid, repeat in unfinished:
-            found = self._find(nodeid)
+            found = self.find(nodeid)
             if found is not None and found[1].repeated(repeat).file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}", repeat)
@@ -451,7 +435,6 @@ class TrialWriter:
 
 
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
-    """As they were given; sequential where trials are added to some that were looked at."""
     settings = run.selection.triage
     added = run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(plans))
     return replace(settings, sequential=True) if added else settings
@@ -464,11 +447,6 @@ _CUT = "\n\nThe rest is in `matrix.md`: the summary of a step has no more room.\
 
 
 def append_to_summary(summary: Path, markdown: str) -> None:
-    """Append a text to the file of ``GITHUB_STEP_SUMMARY``; as many lines as there is room for.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
     there = summary.stat().st_size if summary.exists() else 0
     text = f"\n{markdown}".encode(errors="replace")
     room = LARGEST_SUMMARY - there
@@ -480,11 +458,7 @@ def append_to_summary(summary: Path, markdown: str) -> None:
 
 
 def check_report(run: Run) -> None:
-    """Refuse, before hours of trials, what would keep their report from being written.
-
-    Raises:
-        RequestError: saying what would help.
-    """
+    """Refuse, before hours of trials, what would keep their report from being written."""
     if run.selection.report is None:
         return
     from pytest_aorta.triage.report import check_libraries, check_output

@@ -1,4 +1,9 @@
-"""The parent's side of zygotes: processes that prepare once and fork one child per task."""
+"""The parent's side of zygotes: processes that prepare once and fork one fresh child per task.
+
+A zygote is a single-threaded process, started with its environment variables already set. It adopts, ends and reaps
+all processes that a task leaves behind. Every task has two channels: its own, between child and submitter, and that of
+its fate, between zygote and submitter: orders to end it, and the report of its end.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +20,60 @@ import subprocess
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Any, Literal
 
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime import process_tree as process_tags
 from pytest_aorta.runtime.channel import Channel, Message, wait
-from pytest_aorta.runtime.process_tree import new_tag
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
-from pytest_aorta.runtime.zygote_main import (
-    BranchFate,
-    ChildTask,
-    ExtensionReport,
-    ForkReport,
-    PrepareOrder,
-    ServerOrder,
-    Standby,
-    StartReport,
-    Surroundings,
-    TaskEnd,
-)
 
 #: Seconds that a zygote may take to get ready.
 STARTUP_TIMEOUT = 300.0
+
+#: Seconds that preparing a branch further may take.
+EXTENSION_TIMEOUT = 60.0
+
+#: In the words of a command: replaced by the tag of the zygote.
+TAG_WORD = "@AORTA_TAG@"
+
+#: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "from pytest_aorta.runtime.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+#: What runs behind a prefix.
+_ENTRY = Path(__file__).with_name("zygote_entry.py")
+
+#: Bytes of its output that an error quotes, and of the stacks in it.
+_OUTPUT, _STACKS = 4000, 2**18
+
+#: Seconds that the process may take to end once its channel has closed.
+_LINGER = 5.0
+
+#: Seconds between two looks at a start: whether it is still wanted, and a prefix still runs.
+_LOOK = 0.05
+
+#: Seconds that a command may take which ends what a prefix has started.
+_STOP_TIMEOUT = 10.0
+
+#: Seconds that a zygote may take to notice a branch's death and to end what the branch has left.
+_FATE_TIMEOUT = 10.0
+
+#: Seconds that a process which has connected behind a prefix may take to say which zygote it is.
+_INTRODUCTION = 5.0
+
+_SOCKET_NAME = "zygote.sock"
+
+_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,7 @@ class StartLimits:
 
 @dataclass(frozen=True)
 class Behind:
-    """What to know of a launcher prefix; its words may hold ``prefix_socket.TAG_WORD``.
+    """What to know of a launcher prefix; its words may hold ``TAG_WORD``.
 
     Attributes:
         restored: variables that are set again if the prefix passes none on.
@@ -80,31 +108,24 @@ class Behind:
 
 @dataclass(frozen=True)
 class ZygoteSpec:
-    """Everything that is fixed when a zygote starts; two tasks may share a zygote only if all of it is equal.
+    """Everything that is fixed when a zygote starts; tasks share a zygote only if all of it is equal.
+
+    Functions are given as ``module:function``.
 
     Attributes:
         command: launcher prefix and interpreter.
         environ: the complete environment of the process.
-        prepare: ``module:function``, called once with ``argument``; returns a JSON mapping.
+        prepare: called once with ``argument``; returns a JSON mapping.
         argument: JSON value for ``load`` and ``prepare``.
-        run: ``module:function``, called in every child as ``run(payload, channel)``. The channel leads to the
-            submitter of the task, and carries messages both ways.
+        run: called in every child as ``run(payload, channel)``. The channel leads to the submitter of the task.
         sys_path: entries appended to the child's ``sys.path`` where missing.
         cwd: working directory.
-        fresh: prepare in every child instead, each in an interpreter of its own.
-        warm_up: ``module:function``, called with ``argument`` in every child that stands by, to touch what its task
-            will touch. After a fork, the first touch of a page costs about a microsecond, and a task's start is
-            hundreds of them; this way they are over before the task comes. Must have no other effect.
-        load: ``module:function``, called with ``argument`` before ``prepare``, to import what is not ours: its time is
-            measured, and limited by ``StartLimits``.
+        fresh: prepare in every child instead.
+        load: called with ``argument`` before ``prepare``, to import what is not ours; ``StartLimits`` limit its time.
+        extend: called with the extension of a branch; returns a JSON mapping of what it refuses, empty for nothing.
+        orphaned: called when the parent has been killed and all tasks are over, to put away what it has left. Not
+            behind a prefix.
         behind: about the prefix, where ``command`` has one.
-        extend: ``module:function``, called once in a branch that is started with an ``extension``, a JSON value, with
-            that value. What it imports is there for the tasks of this branch only. It returns a JSON mapping of what
-            it refuses to do, empty for nothing; otherwise the branch does not serve.
-        orphaned: ``module:function``, called when the parent has been killed and all tasks are over, to put away what
-            it has left. Not behind a prefix.
-        concurrent: run any number of tasks at the same time, each in a child that is forked when its task comes. Such a
-            zygote has neither a child that stands by nor branches; its tasks are those of ``concurrent_task``.
     """
 
     command: tuple[str, ...]
@@ -115,11 +136,9 @@ class ZygoteSpec:
     sys_path: tuple[str, ...]
     cwd: str
     fresh: bool = False
-    warm_up: str | None = None
-    extend: str | None = None
     load: str | None = None
+    extend: str | None = None
     orphaned: str | None = None
-    concurrent: bool = False
     behind: Behind = field(default_factory=Behind)
 
     @property
@@ -127,38 +146,14 @@ class ZygoteSpec:
         """Whether something stands in front of the interpreter."""
         return len(self.command) > 1
 
-    def with_variables(self, variables: Mapping[str, str]) -> ZygoteSpec:
-        """With more variables, which reach the process behind any prefix."""
-        behind = replace(self.behind, restored={**self.behind.restored, **variables})
-        return replace(self, environ={**self.environ, **variables}, behind=behind)
-
     def key(self) -> str:
         """Digest of all fields."""
         return self._key
 
     @cached_property
     def _key(self) -> str:
-        fields = [
-            self.command,
-            sorted(self.environ.items()),
-            self.prepare,
-            self.argument,
-            self.run,
-            self.sys_path,
-            self.cwd,
-            self.fresh,
-            self.warm_up,
-            self.extend,
-            self.load,
-            self.orphaned,
-            self.concurrent,
-            [sorted(self.behind.restored.items()), self.behind.packages, self.behind.stop],
-        ]
-        return hashlib.sha256(json.dumps(fields).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-#: What a zygote was doing when it failed: being started, or preparing.
-StartPhase = Literal["launch", "import"]
+        fields = {**vars(self), "environ": dict(self.environ), "behind": asdict(self.behind)}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class ZygoteError(Exception):
@@ -174,7 +169,7 @@ class ZygoteError(Exception):
         self,
         message: str,
         *,
-        phase: StartPhase = "launch",
+        phase: Literal["launch", "import"] = "launch",
         error: dict[str, str] | None = None,
         returncode: int | None = None,
     ) -> None:
@@ -182,10 +177,6 @@ class ZygoteError(Exception):
         self.phase = phase
         self.error = error
         self.returncode = returncode
-
-    def again(self) -> ZygoteError:
-        """The same for another thread, which must not share a traceback."""
-        return type(self)(str(self), phase=self.phase, error=self.error, returncode=self.returncode)
 
 
 class ExtensionFailed(ZygoteError):
@@ -207,19 +198,24 @@ class ZygoteTimeout(ZygoteError):
         output: the end of what they had written.
     """
 
-    def __init__(self, limit: float, *, stacks: str, output: str) -> None:
-        super().__init__(f"not ready after {limit:g} s\n{output}", phase="import")
-        self.limit = limit
-        self.stacks = stacks
-        self.output = output
+    limit: float = 0.0
+    stacks: str = ""
+    output: str = ""
 
-    def again(self) -> ZygoteTimeout:
-        """The same for another thread, which must not share a traceback."""
-        return type(self)(self.limit, stacks=self.stacks, output=self.output)
+    @classmethod
+    def after(cls, limit: float, *, stacks: str, output: str) -> ZygoteTimeout:
+        """The error for an import that was ended after ``limit`` seconds."""
+        error = cls(f"not ready after {limit:g} s\n{output}", phase="import")
+        error.limit, error.stacks, error.output = limit, stacks, output
+        return error
 
 
 class ZygoteUnwanted(ZygoteError):
     """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
+
+
+class TaskEnded(Exception):
+    """The task's process has ended and all its messages have been read; ``Task.ended`` says how it went."""
 
 
 def exit_text(code: int) -> str:
@@ -244,36 +240,56 @@ def prefix_text(command: Sequence[str]) -> str:
     )
 
 
-class TaskEnded(Exception):
-    """The task's process has ended and all its messages have been read; ``Task.ended`` says how it went."""
+@dataclass(frozen=True)
+class TaskEnd:
+    """How a task ended.
 
+    Attributes:
+        returncode: of its process; ``None`` where that outlived SIGKILL, as for ``max_rss_bytes``.
+        swept: the processes that it had left behind.
+        unkillable: those that could not be ended.
+        at: when, in seconds of ``time.time()``.
+    """
 
-class TaskOwner(Protocol):
-    """The parent's side of the process whose child runs a task."""
-
-    control: Channel
-
-    def next_report(self) -> TaskEnd | None:
-        """Read the control channel: the end of the task, or ``None`` for something else."""
-
-    def order(self, order: ServerOrder) -> None:
-        """Send an order; that the process is dead is noticed elsewhere."""
+    returncode: int | None
+    max_rss_bytes: int | None = None
+    swept: Sequence[str] = ()
+    unkillable: Sequence[str] = ()
+    at: float = 0.0
 
 
 class Task:
     """A task that was handed to a child process.
 
     One thread follows it, with ``next_message`` or with ``poll_message``; any thread may ``send`` and ``kill``.
+
+    Attributes:
+        ended: how it ended.
+        garbage: what was wrong with its last message, if that could not be read.
     """
 
-    def __init__(self, server: TaskOwner, channel: Channel, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, server: Server, channel: Channel, fate: Channel, *, gives_stacks: bool) -> None:
+        self._pid: int | None = None
         self.ended: TaskEnd | None = None
-        #: What was wrong with its last message, if that could not be read.
         self.garbage = ""
         self._server = server
         self._channel: Channel | None = channel
+        self._fate = fate
+        self._gives_stacks = gives_stacks
         self._lost: ZygoteError | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the child; waits until that is forked.
+
+        Raises:
+            ZygoteError: it is not.
+        """
+        while self._pid is None:
+            if self._lost is not None:
+                raise self._lost
+            self._take_report()
+        return self._pid
 
     def next_message(self, deadline: float | None) -> Message | None:
         """The next message of the child, or ``None`` once it has ended and all its messages have been read.
@@ -305,8 +321,6 @@ class Task:
     def hear(self) -> Message | None:
         """The next message of the child; ``None`` if it is not there, or not yet as a whole. Does not wait.
 
-        Cheaper than ``poll_message``, which also finds out how it has ended.
-
         Raises:
             EOFError: it will send nothing more.
         """
@@ -327,7 +341,7 @@ class Task:
 
     def _sources(self) -> list[Channel]:
         sources = [] if self._channel is None else [self._channel]
-        return sources if self._over() else [*sources, self._server.control]
+        return sources if self._over() else [*sources, self._fate]
 
     def _over(self) -> bool:
         return self.ended is not None or self._lost is not None
@@ -338,9 +352,8 @@ class Task:
             # After its end, read what is there, and do not wait for a descendant that still holds the channel.
             over = self._over()
             limit = 0.0 if over else deadline
-            timeout = None if limit is None else max(0.0, limit - time.monotonic())
             sources = self._sources()
-            ready = wait(sources, timeout) if sources else []
+            ready = wait(sources, None if limit is None else max(0.0, limit - time.monotonic())) if sources else []
             if self._channel is not None and self._channel in ready:
                 try:
                     message = self.hear()
@@ -361,10 +374,19 @@ class Task:
                 self._take_report()
 
     def _take_report(self) -> None:
-        try:
-            self.ended = self._server.next_report()
-        except ZygoteError as error:
-            self._lost = error  # raised once the child's last messages have been read
+        """Read what the zygote says of it. Errors are raised once the child's last messages have been read."""
+        report = self._fate.receive()
+        if report is None:
+            self._lost = self._server.death()
+        elif report["type"] == "forked":
+            self._pid = report["pid"]
+        elif report["type"] == "unforked":
+            self._lost = ZygoteError(f"the zygote cannot fork: {report['error']}")
+        else:
+            del report["type"]
+            self.ended = TaskEnd(**report)
+        if self._over():
+            self._fate.close()
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
@@ -382,12 +404,18 @@ class Task:
         return channel
 
     def kill(self, grace: float) -> None:
-        """Take the stacks of all its processes, then end them: SIGTERM, ``grace`` seconds, SIGKILL.
+        """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL; before, if it has a file for them, their stacks.
 
-        Again while that lasts: with the shorter of both graces. After the end: nothing happens, even if another task
-        runs in the same zygote by then.
+        Again while that lasts: with the shorter of both graces. After the end: nothing happens.
         """
-        self._server.order({"op": "kill", "pid": self.pid, "grace": grace})
+        with contextlib.suppress(OSError):
+            self._fate.send({"grace": grace, "stacks": self._gives_stacks})
+
+    def is_over(self) -> bool:
+        """Whether the zygote has reported its end, or is gone; not beside a thread that follows the task."""
+        while not self._over() and self._fate.poll():
+            self._take_report()
+        return self._over()
 
     def close(self) -> None:
         """Forget the child's channel."""
@@ -396,88 +424,38 @@ class Task:
             self._channel = None
 
 
-#: Seconds that an abandoned task may take to end: longer than its zygote tries.
-_ABANDON = 15.0
-
-
-def child_task(
-    payload: Any,
-    stdout: Path | None,
-    stderr: Path | None,
-    stacks: Path | None,
-    cores: Sequence[int] | None,
-    descriptors: Sequence[int],
-    *,
-    hold: bool = False,
-) -> ChildTask:
-    """The message to the child; the descriptors follow it."""
-    return {
-        "payload": payload,
-        "hold": hold,
-        "stdout": None if stdout is None else str(stdout),
-        "stderr": None if stderr is None else str(stderr),
-        "stacks": None if stacks is None else str(stacks),
-        "cores": None if cores is None else list(cores),
-        "descriptors": len(descriptors),
-    }
-
-
-class Server(ABC):
-    """Serves one task at a time. One thread uses it at a time; ``end`` and ``order`` may be called by any.
+class Server:
+    """Forks children for tasks: a zygote, or a branch of one. Thread-safe.
 
     Attributes:
         spec: what it was started from.
         info: what its preparation returned.
         against_forking: why it cannot serve tasks: it may not be forked.
         extension: what it was prepared with besides its specification; ``None`` for nothing.
-        extending: whether that is going on.
-        control: carries orders to it, and reports from it.
-        tag: of it and its descendants; see ``process_tags``.
+        control: carries orders to it.
     """
 
     spec: ZygoteSpec
     info: dict[str, Any]
     against_forking: list[str]
-    extension: Any
-    extending: bool
+    extension: Any = None
     control: Channel
-    tag: str
 
-    def __init__(self) -> None:
-        self.extension = None
-        self.extending = False
-        self.announced: list[tuple[int, Channel]] = []
-        self._task: Task | None = None
-        self._ending = False
-
-    @abstractmethod
-    def wait_ready(self) -> None:
-        """Block until it can serve; raises ``ZygoteError``."""
-
-    @abstractmethod
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-
-    @abstractmethod
     def death(self) -> ZygoteError:
-        """The error to raise when the control channel has closed; ends what the process can no longer end."""
+        """The error to raise when it has gone; ends what it can no longer end."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def end(self, grace: float = 10.0) -> None:
-        """End the process and whatever it runs, from any thread; a thread that uses it gets ``ZygoteError``."""
-
-    def submit(
+    def start_task(
         self,
         payload: Any,
         *,
-        stdout: Path | None,
-        stderr: Path | None,
-        stacks: Path | None,
+        stdout: Path | None = None,
+        stderr: Path | None = None,
+        stacks: Path | None = None,
         cores: Sequence[int] | None = None,
         descriptors: Sequence[int] = (),
-        hold: bool = False,
     ) -> Task:
-        """Hand a task to the child that stands by.
+        """Have a child forked, and hand it a task.
 
         Args:
             payload: JSON value for the task's function.
@@ -486,104 +464,41 @@ class Server(ABC):
             stacks: a file for the stacks that ``Task.kill`` takes; ``None`` for no stacks.
             cores: cores that the child may run on; ``None`` for those of the zygote.
             descriptors: open files that the child keeps as long as it lives, locked ones for instance.
-            hold: of a ``fresh`` server, whose child prepares itself: have it do only that, until ``resume``.
 
         Raises:
-            ZygoteError: the zygote is gone.
+            ZygoteError: the zygote is gone. That it cannot fork, the task says.
         """
-        self.wait_ready()
-        order = child_task(payload, stdout, stderr, stacks, cores, descriptors, hold=hold)
-        for _ in range(3):  # a standby child that was killed is replaced
-            pid, channel = self.take_standby()
-            try:
-                channel.send(order, descriptors)
-            except OSError:
-                channel.close()
-                self.order({"op": "replace", "pid": pid})
-                continue
-            self.order({"op": "taken", "pid": pid})
-            self._task = Task(self, channel, pid)
-            return self._task
-        raise ZygoteError("its child processes end before they receive a task")
+        files = {"stdout": stdout, "stderr": stderr, "stacks": stacks}
+        task = {
+            "payload": payload,
+            **{name: None if path is None else str(path) for name, path in files.items()},
+            "cores": None if cores is None else list(cores),
+            "descriptors": len(descriptors),
+        }
+        return self._start(task, descriptors, gives_stacks=stacks is not None)
 
-    def take_standby(self) -> tuple[int, Channel]:
-        """The child that stands by: its pid, and the channel to it."""
-        while not self.announced:
-            self.next_report()
-        return self.announced.pop(0)
-
-    def next_report(self) -> TaskEnd | None:
-        """Read the control channel: the end of the task, or ``None`` for an announced child, which is kept."""
-        report = cast("Standby | TaskEnd | None", self.control.receive())
-        if report is None:
-            raise self.death()
-        if report["type"] == "standby":
-            fd = self.control.receive_fd()
-            if fd is None:
-                raise self.death()
-            self.announced.append((report["pid"], Channel.from_fd(fd)))
-            return None
-        self._task = None
-        return report
-
-    def order(self, order: ServerOrder, descriptors: Sequence[int] = ()) -> None:
-        """Send an order; that the process is dead is noticed where its reports are read."""
-        with contextlib.suppress(OSError):
-            self.control.send(order, descriptors)
-
-    def abandon_task(self) -> bool:
-        """End the task that still runs, if one does; whether another one can be submitted."""
-        task = self._task
-        if task is None:
-            return True
-        task.kill(grace=0.0)
+    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = (), *, gives_stacks: bool = False) -> Task:
+        channel, theirs = Channel.pair()
+        fate, its = Channel.pair()
         try:
-            while task.next_message(time.monotonic() + _ABANDON) is not None:
-                pass
-        except (TimeoutError, ZygoteError):
-            return False
-        finally:
-            task.close()
-        return True
-
-    def sweep(self) -> None:
-        """End every process that was started under this server and still runs."""
-        process_tree.end_all(lambda: process_tags.tagged_processes(*self._tags()), lambda: None, grace=0)
-
-    def _tags(self) -> list[str]:
-        return [self.tag]
-
-    def hang_up(self) -> None:
-        """Have it end soon, from any thread."""
-        self._ending = True
-        self.control.hang_up()
-
-    def close(self, grace: float = 10.0) -> None:
-        """End it and free what it takes; twice is harmless. For the thread that uses it, or when none does."""
-        self.end(grace)
-        self.control.close()
-        for _, channel in self.announced:
+            # In one piece: other threads send orders, too.
+            self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+        except OSError:
             channel.close()
-        self.announced.clear()
-        self._task = None
-
-
-# The parent's side of the way to a zygote behind a launcher prefix, which may close the descriptors it inherits.
-#
-# The zygote takes the inherited descriptor of its control channel if the prefix has left it open. Otherwise it
-# connects to a socket on the file system, in a folder that only this user can enter, and is handed the same descriptor
-# there.
-
-
-#: In the words of a command: replaced by the tag of the zygote.
-TAG_WORD = "@AORTA_TAG@"
-
-_NAME = "zygote.sock"
-
-#: Seconds that a process which has connected may take to say which zygote it is.
-_INTRODUCTION = 5.0
-
-_CREDENTIALS = struct.Struct("3i")
+            fate.close()
+            raise self.death() from None
+        finally:
+            theirs.close()
+            its.close()
+        try:
+            channel.send(task, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was not forked, or died at once; its fate says so
+        except BaseException:
+            channel.close()
+            fate.close()  # which ends the child, if there is one
+            raise
+        return Task(self, channel, fate, gives_stacks=gives_stacks)
 
 
 class PrefixSocket:
@@ -607,7 +522,7 @@ class PrefixSocket:
         try:
             folder = os.open(self._folder.path, os.O_PATH | os.O_DIRECTORY)
             try:  # an address has 107 bytes at most, which the path of a temporary directory may exceed
-                self._listener.bind(f"/proc/self/fd/{folder}/{_NAME}")
+                self._listener.bind(f"/proc/self/fd/{folder}/{_SOCKET_NAME}")
             finally:
                 os.close(folder)
             self._listener.listen()
@@ -623,7 +538,7 @@ class PrefixSocket:
     def arguments(self) -> list[str]:
         """What ``zygote_entry`` needs: the descriptor, by which it can be recognised, the socket, the tag."""
         fd = self._far.fileno()
-        return [str(fd), str(os.fstat(fd).st_ino), str(self._folder.path / _NAME), self._tag]
+        return [str(fd), str(os.fstat(fd).st_ino), str(self._folder.path / _SOCKET_NAME), self._tag]
 
     def admit(self) -> None:
         """Hand the descriptor to what has connected, if that is the zygote."""
@@ -666,53 +581,31 @@ class PrefixSocket:
             os.close(process)
 
 
-#: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from pytest_aorta.runtime.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
-
-#: Bytes of its output that an error quotes, and of the stacks in it.
-_OUTPUT, _STACKS = 4000, 2**18
-
-#: Seconds that the process may take to end once its channel has closed.
-_LINGER = 5.0
-
-#: Seconds between two looks at a prefix whose zygote has not reported: whether it still runs.
-_LOOK = 0.05
-
-#: Seconds that a command may take which ends what a prefix has started.
-_STOP_TIMEOUT = 10.0
-
-#: What runs behind a prefix.
-_ENTRY = Path(__file__).with_name("zygote_entry.py")
-
-
 class Zygote(Server):
-    """A running zygote process. Start it, wait until it is ready, submit one task at a time, close it.
+    """A running zygote process: start it, wait until it is ready, start tasks, close it.
 
     The thread that starts it has to live until it is ready; the kernel takes that thread's end for its parent's.
+
+    Attributes:
+        tag: in the environment of it and of its descendants.
+        load_sec: seconds that ``ZygoteSpec.load`` took, and ``loaded_at``, when it had ended (``time.monotonic()``).
     """
 
     def __init__(self, spec: ZygoteSpec) -> None:
-        super().__init__()
         self.spec = spec
         self.info = {}
         self.against_forking = []
-        self.tag = process_tags.new_tag()
-        #: Seconds that ``ZygoteSpec.load`` took, and when it had ended (``time.monotonic()``).
+        self.tag = process_tree.new_tag()
         self.load_sec: float | None = None
         self.loaded_at = 0.0
         self._ready = False
-        #: Tags of its branches, as long as processes of theirs may be left.
-        self.branch_tags: set[str] = set()
+        self._ending = False
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in end())
-        self._log_lock = threading.Lock()  # a branch's thread may ask for the output while this one is ended
+        self._log_lock = threading.Lock()
         self._last_output = ""
-        self._died: ZygoteError | None = None
+        self._death: ZygoteError | None = None
         self._dying = threading.Lock()
-        ours, theirs = Channel.pair()
-        self.control = ours
+        self.control, theirs = Channel.pair()
         #: Open until a zygote behind a prefix has reported; keeps the way to end it until this is closed.
         self._socket: PrefixSocket | None = None
         try:
@@ -720,7 +613,7 @@ class Zygote(Server):
                 self._socket = PrefixSocket(theirs, self.tag)
             self._process = subprocess.Popen(
                 self._command(theirs.fileno()),
-                env={**spec.environ, process_tags.VARIABLE: self.tag},
+                env={**spec.environ, process_tree.VARIABLE: self.tag},
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -729,7 +622,7 @@ class Zygote(Server):
                 start_new_session=True,  # Ctrl-C is for pytest, which then ends its trials in order
             )
         except OSError as error:
-            ours.close()
+            self.control.close()
             self._log.close()
             behind = f", of {self._name.rstrip()}" if spec.has_prefix else ""
             if self._socket is not None:
@@ -738,28 +631,29 @@ class Zygote(Server):
         finally:
             if self._socket is None:
                 theirs.close()
-        if spec.has_prefix:
-            surroundings: Surroundings = {
-                "environ": {**spec.behind.restored, process_tags.VARIABLE: self.tag},
-                "cwd": spec.cwd,
-            }
-            with contextlib.suppress(OSError):  # as below
-                ours.send(surroundings)
-        order: PrepareOrder = {
-            "prepare": spec.prepare,
-            "argument": spec.argument,
-            "run": spec.run,
-            "sys_path": list(spec.sys_path),
-            "fresh": spec.fresh,
-            "warm_up": spec.warm_up,
-            "extend": spec.extend,
-            "load": spec.load,
-            "orphaned": spec.orphaned,
-            "concurrent": spec.concurrent,
-            "owner": False,
-        }
         with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
-            _send_with_owner(ours, order)
+            self._send_order()
+
+    def _send_order(self) -> None:
+        """Say what to prepare, and hand over this process, whose end is the zygote's.
+
+        The end of the channel alone says too little: every fork of this process has a copy of it.
+        """
+        spec = self.spec
+        if spec.has_prefix:
+            environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
+            self.control.send({"environ": environ, "cwd": spec.cwd})
+        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "extend", "orphaned")
+        order = {name: getattr(spec, name) for name in names}
+        try:
+            owner = os.pidfd_open(os.getpid())
+        except OSError:  # Linux before 5.3
+            self.control.send({**order, "owner": False})
+            return
+        try:
+            self.control.send({**order, "owner": True}, [owner])
+        finally:
+            os.close(owner)
 
     def _command(self, fd: int) -> list[str]:
         """The command of the process, which inherits ``fd``."""
@@ -773,28 +667,35 @@ class Zygote(Server):
     def _with_tag(self, words: Sequence[str]) -> list[str]:
         return [word.replace(TAG_WORD, self.tag) for word in words]
 
-    def wait_ready(self, limits: StartLimits = StartLimits()) -> None:
-        """Block until prepared.
+    # The start
+
+    def wait_ready(
+        self,
+        limits: StartLimits = StartLimits(),
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Block until prepared. ``wanted`` is asked again and again, and must answer quickly.
 
         Raises:
             ZygoteTimeout: it took longer to prepare than it may, and was ended.
+            ZygoteUnwanted: it was not ``wanted`` any more, and was ended.
             ZygoteError: it could not be started or prepared; ``phase`` is ``launch`` or ``import``.
         """
         if self._ready:
             return
-        phase: StartPhase = "launch"
+        phase: Literal["launch", "import"] = "launch"
         limit, overall = limits.total, time.monotonic() + limits.total
         give_up = overall
-        while (report := self._start_report(phase, give_up, limit, limits.grace))["type"] not in ("failed", "ready"):
+        while (report := self._start_report(phase, give_up, limit, limits.grace, wanted))["type"] != "ready":
             phase, limit, give_up = "import", limits.total, overall
+            if report["type"] == "failed":
+                self.close()
+                error = report["error"]
+                raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
             if report["type"] == "loading" and limits.load is not None:
                 limit, give_up = limits.load, time.monotonic() + limits.load
             elif report["type"] == "loaded":
                 self.load_sec, self.loaded_at = report["sec"], time.monotonic()
-        if report["type"] == "failed":
-            self.close()
-            error = report["error"]
-            raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
         if report["version"] != __version__:
             self.close()
             raise ZygoteError(
@@ -805,23 +706,49 @@ class Zygote(Server):
         self.info = report["info"]
         self.against_forking = report["against_forking"]
 
-    def _start_report(self, phase: StartPhase, give_up: float, limit: float, grace: float) -> StartReport:
-        if not self._poll(max(0.0, give_up - time.monotonic())):
+    def _start_report(
+        self,
+        phase: Literal["launch", "import"],
+        give_up: float,
+        limit: float,
+        grace: float,
+        wanted: Callable[[], bool],
+    ) -> Message:
+        while not self._poll(min(_LOOK, max(0.0, give_up - time.monotonic()))):
+            if not wanted():
+                self.close()
+                raise ZygoteUnwanted("its start was cancelled", phase=phase)
+            if time.monotonic() < give_up:
+                continue
             if phase == "launch":
                 self.close()
                 raise ZygoteError(f"{self._name}not ready after {limit:g} s\n{self.output()}")
             output = self.output()
             stacks = self._end_import(grace)
             self.close()
-            raise ZygoteTimeout(limit, stacks=stacks, output=output)
+            raise ZygoteTimeout.after(limit, stacks=stacks, output=output)
         report = self.control.receive()
         if report is None:
             raise self._failed_start(phase)
-        return cast(StartReport, report)
+        return report
+
+    def _poll(self, timeout: float) -> bool:
+        """Whether a report can be read, or none will come. What connects behind a prefix is let in."""
+        waiting = self._socket
+        if waiting is None or waiting.fileno() < 0:
+            return self.control.poll(timeout)
+        ready = wait([self.control, waiting.fileno()], timeout)
+        if waiting.fileno() in ready:
+            waiting.admit()
+            return False
+        if not ready and self.alive():
+            return False
+        waiting.hang_up()
+        return True
 
     def _end_import(self, grace: float) -> str:
         """End all processes of an import that hangs; their stacks."""
-        family = process_tree.Family(lambda: [self._process.pid, *process_tags.tagged_processes(self.tag)])
+        family = process_tree.Family(lambda: [self._process.pid, *process_tree.tagged_processes(self.tag)])
         with self._log_lock:
             written = 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
         process_tree.request_stacks(family.members())
@@ -830,29 +757,12 @@ class Zygote(Server):
         process_tree.end_all(family.members, self._process.poll, grace, hurry=lambda: self._ending)
         return stacks.decode(errors="replace")
 
-    def _poll(self, timeout: float) -> bool:
-        """Whether a report can be read, or none will come. What connects meanwhile is let in."""
-        waiting = self._socket
-        if waiting is None or waiting.fileno() < 0:
-            return self.control.poll(timeout)
-        give_up = time.monotonic() + timeout
-        while self.alive():
-            ready = wait([self.control, waiting.fileno()], min(_LOOK, max(0.0, give_up - time.monotonic())))
-            if waiting.fileno() in ready:
-                waiting.admit()
-            elif ready:
-                break
-            elif time.monotonic() > give_up:
-                return False
-        waiting.hang_up()
-        return True
-
     @property
     def _name(self) -> str:
         """The prefix, where there is one, for messages."""
         return "" if self._socket is None else f"`{prefix_text(self._with_tag(self.spec.command))}` "
 
-    def _failed_start(self, phase: StartPhase) -> ZygoteError:
+    def _failed_start(self, phase: Literal["launch", "import"]) -> ZygoteError:
         closed = self._ending
         code = None if closed else self._wait()
         output = self.output()
@@ -867,6 +777,8 @@ class Zygote(Server):
             )
         text = f"{self._name}ended with {exit_text(code)} before it was ready\n{output}".rstrip()
         return ZygoteError(text, phase=phase, returncode=code)
+
+    # The end
 
     def _wait(self, patience: float | None = None) -> int:
         """The exit status of the process; one that stays longer than ``patience`` seconds is killed."""
@@ -891,22 +803,17 @@ class Zygote(Server):
         except subprocess.TimeoutExpired:  # in uninterruptible sleep, or another user's
             return -signal.SIGKILL
 
-    def _tags(self) -> list[str]:
-        return [self.tag, *self.branch_tags.copy()]
-
     def death(self) -> ZygoteError:
-        """The error to raise when the control channel has closed; ends what the zygote can no longer end."""
+        """The error to raise when it has gone; ends what it can no longer end."""
         with self._dying:  # which the threads of all its tasks find out at the same time
-            if self._died is None:
+            if self._death is None:
                 if self._ending:
                     return ZygoteError(f"the zygote (pid {self._process.pid}) was closed")
                 code = self._wait(_LINGER)
-                self.sweep()
-                self._died = ZygoteError(
-                    f"the zygote (pid {self._process.pid}) died with {exit_text(code)}\n{self.output()}".rstrip(),
-                    returncode=code,
-                )
-            return self._died.again()
+                self._sweep()
+                text = f"the zygote (pid {self._process.pid}) died with {exit_text(code)}\n{self.output()}"
+                self._death = ZygoteError(text.rstrip(), returncode=code)
+            return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -922,16 +829,24 @@ class Zygote(Server):
         fd = self._log.fileno()
         return os.pread(fd, _OUTPUT, max(0, os.fstat(fd).st_size - _OUTPUT)).decode(errors="replace")
 
+    def _sweep(self) -> None:
+        """End every process that was started under this zygote and still runs."""
+        process_tree.end_all(lambda: process_tree.tagged_processes(self.tag), lambda: None, grace=0)
+
+    def hang_up(self) -> None:
+        """Have it end soon."""
+        self._ending = True
+        self.control.hang_up()
+
     def end(self, grace: float = 10.0) -> None:
-        """End the zygote, its branches and whatever they run, from any thread."""
+        """End the zygote and whatever it runs; a thread that waits for a task gets ``ZygoteError``."""
         self.hang_up()
         try:
             code = self._process.wait(timeout=grace if self._ready else 0.2)
         except subprocess.TimeoutExpired:
-            # Busy importing, or stuck: it does not read its channel.
-            code = self._kill()
+            code = self._kill()  # busy importing, or stuck: it does not read its channel
         if code != 0:  # it has not done so itself
-            self.sweep()
+            self._sweep()
         with self._log_lock:
             if not self._log.closed:
                 self._last_output = self._read_output()  # an error may still quote it
@@ -939,518 +854,240 @@ class Zygote(Server):
 
     def close(self, grace: float = 10.0) -> None:
         """End it and free what it takes; twice is harmless."""
-        super().close(grace)
+        self.end(grace)
+        self.control.close()
         if self._socket is not None:
             self._socket.close()
 
 
-def _send_with_owner(control: Channel, order: PrepareOrder) -> None:
-    """Send the first order, with this process, whose end is the zygote's.
+class Branch(Server):
+    """A fork of a zygote that has prepared further, and serves tasks of its own beside it. Ends with the zygote.
 
-    The end of the channel alone says too little: every fork of this process has a copy of it.
-    """
-    try:
-        owner = os.pidfd_open(os.getpid())
-    except OSError:  # Linux before 5.3
-        control.send(order)
-        return
-    try:
-        control.send({**order, "owner": True}, [owner])
-    finally:
-        os.close(owner)
-
-
-#: Seconds that the zygote may take to fork; it does nothing else while it ends a task that resists.
-_FORK_TIMEOUT = 60.0
-
-#: Seconds that the zygote may take to notice a branch's death and to end what the branch has left.
-_FATE_TIMEOUT = 10.0
-
-#: Seconds that preparing a branch further may take.
-EXTENSION_TIMEOUT = 60.0
-
-
-def start_branch(zygote: Zygote, extension: Any = None) -> Branch:
-    """Another process that serves tasks of the zygote's specification, forked from it; from any thread.
-
-    With an ``extension``, a JSON value for ``spec.extend``, it serves after ``wait_extended``.
+    Args:
+        zygote: it is ready.
+        extension: JSON value for ``ZygoteSpec.extend``.
+        limit: seconds that this may take.
+        wanted: asked again and again; a branch that is not wanted any more is ended.
 
     Raises:
-        ZygoteError: the zygote is gone, or cannot be forked any more.
-        ValueError: it must not be forked.
-    """
-    zygote.wait_ready()
-    if zygote.spec.fresh or zygote.against_forking:
-        raise ValueError("a zygote that prepares nothing, or must not be forked, has no branches")
-    branch = Branch(zygote, extension)
-    branch.wait_ready()
-    return branch
-
-
-class Branch(Server):
-    """A branch, made by ``start_branch``.
-
-    The branch itself answers on its control channel; the zygote, whose child it is, reports its fate on another one.
+        ExtensionFailed: ``extend`` raised, crashed, refused, did not end in time, or has made forks unsafe.
+        ZygoteUnwanted: it was not wanted any more.
+        ZygoteError: the zygote is gone.
     """
 
-    def __init__(self, zygote: Zygote, extension: Any = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        zygote: Zygote,
+        extension: Any,
+        limit: float = EXTENSION_TIMEOUT,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.zygote = zygote
+        self.spec, self.info, self.against_forking = zygote.spec, zygote.info, []
         self.extension = extension
-        self.extending = extension is not None
-        self.tag = new_tag()
-        self.spec = zygote.spec
-        self.info = zygote.info
-        self.against_forking = []
-        self.pid: int | None = None
-        self._known_fate: BranchFate | None = None
+        files = dict.fromkeys(("stdout", "stderr", "stacks"))
+        self._task = zygote._start({"extension": extension, **files, "descriptors": 0})
         self._asking = threading.Lock()
-        zygote.branch_tags.add(self.tag)
-        self.control, control = Channel.pair()
-        self._fate, fate = Channel.pair()
-        # The zygote's own thread may be sending at the same time, hence all in one piece.
-        zygote.order({"op": "branch", "tag": self.tag, "extension": extension}, [control.fileno(), fate.fileno()])
-        control.close()
-        fate.close()
-
-    def wait_ready(self) -> None:
-        """Block until forked.
-
-        Raises:
-            ZygoteError: the zygote is gone, or cannot be forked any more.
-        """
-        if self.pid is not None:
-            return
-        message = self.control.receive() if self.control.poll(_FORK_TIMEOUT) else {}
-        if not message:
-            error = (
-                self.death()
-                if message is None
-                else ZygoteError(f"the zygote has made no branch in {_FORK_TIMEOUT:g} s\n{self.zygote.output()}")
-            )
-            self.close()
-            raise error
-        self.pid = message["pid"]
-
-    def wait_extended(self, limit: float = EXTENSION_TIMEOUT) -> None:
-        """Block until prepared further, at most ``limit`` seconds; closes it when that fails.
-
-        Raises:
-            ExtensionFailed: it raised, crashed, did not end in time, or has made forks unsafe.
-            ZygoteUnwanted: it was ended meanwhile.
-            ZygoteError: the zygote is gone.
-        """
-        report: ExtensionReport | None = {}
+        self.control = self._task.open_channel()
         try:
-            if self.control.poll(limit):
-                report = cast("ExtensionReport | None", self.control.receive())
-            self._take_extension(report, limit)
+            self._extend(limit, wanted)
         except BaseException:
             self.close()
             raise
-        self.extending = False
 
-    def _take_extension(self, report: ExtensionReport | None, limit: float) -> None:
+    def _extend(self, limit: float, wanted: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + limit
+        while True:
+            if not wanted():
+                raise ZygoteUnwanted("its start was cancelled")
+            if time.monotonic() > give_up:
+                raise ExtensionFailed(f"not done after {limit:g} s")
+            try:
+                report = self._task.next_message(time.monotonic() + _LOOK)
+                break
+            except TimeoutError:
+                continue
         if report is None:
-            if self._ending:
-                raise ZygoteUnwanted("it was closed while it was prepared")
-            died = self.death()
-            raise ExtensionFailed(str(died).partition("\n")[0]) if self.zygote.alive() else died
-        if not report:
-            raise ExtensionFailed(f"not done after {limit:g} s")
+            raise ExtensionFailed(str(self.death()).partition("\n")[0])
         if report["type"] == "failed":
-            raise ExtensionFailed(f"{report['error']['type']}: {report['error']['message']}", error=report["error"])
+            error = report["error"]
+            raise ExtensionFailed(f"{error['type']}: {error['message']}", error=error)
         if report["refused"] or report["against_forking"]:
             failed = ExtensionFailed(", ".join(report["against_forking"]) or "refused")
             failed.refused = report["refused"]
             raise failed
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._task.pid
+
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._known_fate is None and not self._fate.poll()
-
-    def _learn_fate(self, timeout: float) -> BranchFate | None:
-        """What the zygote reports: nothing in time, or an empty mapping when it is gone itself."""
         with self._asking:
-            if self._known_fate is None and self._fate.poll(timeout):
-                self._known_fate = cast(BranchFate, self._fate.receive() or {})
-            return self._known_fate
+            return not self._task.is_over()
 
     def death(self) -> ZygoteError:
-        """The error to raise when the control channel has closed; ends what the zygote cannot end."""
-        name = f"the zygote's branch (pid {self.pid})"
-        if self._ending:
-            return ZygoteError(f"{name} was closed")
-        fate = self._learn_fate(_FATE_TIMEOUT)
-        if fate == {}:
-            return self.zygote.death()
-        if fate is not None and "error" in fate:
-            return ZygoteError(f"the zygote cannot fork: {fate['error']}")
-        code = None if fate is None else fate["returncode"]
-        if code is None:
-            self.sweep()
+        """The error to raise when it has gone."""
+        with self._asking:  # the threads of its tasks
+            try:
+                while self._task.ended is None:
+                    self._task.next_message(time.monotonic() + _FATE_TIMEOUT)
+                code = self._task.ended.returncode
+            except TimeoutError:
+                code = None
+            except ZygoteError as error:
+                return error
         how = "does not answer" if code is None else f"died with {exit_text(code)}"
-        return ZygoteError(f"{name} {how}\n{self.zygote.output()}".rstrip(), returncode=code)
+        return ZygoteError(f"the zygote's branch {how}\n{self.zygote.output()}".rstrip(), returncode=code)
 
-    def end(self, grace: float = 10.0) -> None:
-        """End the branch and whatever it runs, from any thread."""
-        self.hang_up()
-        # While it is prepared, it does not read its channel.
-        if self._learn_fate(0.2 if self.extending else grace) in (None, {}):
-            self.sweep()
-        self.zygote.branch_tags.discard(self.tag)
-
-    def close(self, grace: float = 10.0) -> None:
-        """End it and free what it takes; twice is harmless."""
-        super().close(grace)
-        self._fate.close()
+    def close(self) -> None:
+        """End it."""
+        self._task.kill(0.0)
+        self._task.close()
 
 
-#: Seconds that a zygote may take to fork, which is all that it does.
-FORK_TIMEOUT = 60.0
-
-
-def start_task(
-    zygote: Zygote, payload: Any, *, cores: Sequence[int] | None = None, descriptors: Sequence[int] = ()
-) -> Task:
-    """Fork a child of a zygote that is ``concurrent``, and hand it a task; from any thread. It gives no stacks.
-
-    Args:
-        zygote: it is ready.
-        payload: JSON value for the task's function.
-        cores: cores that the child may run on; ``None`` for those of the zygote.
-        descriptors: open files that the child keeps as long as it lives, locked ones for instance.
-
-    Raises:
-        ZygoteError: the zygote is gone, or cannot fork.
-        OSError: the task or its descriptors cannot be sent.
-    """
-    channel, theirs = Channel.pair()
-    fate, its = Channel.pair()
-    zygote.order({"op": "fork"}, [theirs.fileno(), its.fileno()])
-    theirs.close()
-    its.close()
-    owner = _Owner(zygote, fate)
-    try:
-        pid = owner.forked()
-        channel.send(child_task(payload, None, None, None, cores, descriptors), descriptors)
-    except BaseException:
-        channel.close()
-        fate.close()  # which ends the child, if there is one
-        raise
-    return Task(owner, channel, pid)
-
-
-class _Owner:
-    """Orders a task's end, and learns its fate, both over one channel that is the task's alone."""
-
-    def __init__(self, zygote: Zygote, control: Channel) -> None:
-        self.zygote = zygote
-        self.control = control
-
-    def forked(self) -> int:
-        """The pid of the child, once it was forked."""
-        if not self.control.poll(FORK_TIMEOUT):
-            raise ZygoteError(f"the zygote has not forked in {FORK_TIMEOUT:g} s\n{self.zygote.output()}".rstrip())
-        report = cast("ForkReport | None", self.control.receive())
-        if report is None:
-            raise self.zygote.death()
-        if "error" in report:
-            raise ZygoteError(f"the zygote cannot fork: {report['error']}")
-        return report["pid"]
-
-    def next_report(self) -> TaskEnd:
-        """The end of the task."""
-        try:
-            report = cast("TaskEnd | None", self.control.receive())
-            if report is None:
-                raise self.zygote.death()
-            return report
-        finally:
-            self.control.close()
-
-    def order(self, order: ServerOrder) -> None:
-        """Send an order to end the task; that it has ended is noticed elsewhere."""
-        with contextlib.suppress(OSError):
-            self.control.send(order)
-
-
-#: Warm zygotes per pool. One that has imported torch holds some 200 MB; its branches share them.
-MAX_WARM = 8
-
-
+@dataclass(eq=False)
 class _Entry:
-    """A zygote with its branches."""
+    """A zygote of a pool, and how many use it or wait for its start."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.root: Zygote | None = None
-        self.started: Future[Zygote] = Future()
-        self.idle: list[Server] = []
-        #: Callers that have acquired, or wait for, one of these servers.
-        self.users = 0
-        #: Those of them that wait for its start and do not want it any more.
-        self.gave_up = 0
+    started: Future[Zygote] = field(default_factory=Future)
+    users: int = 0
+    wanted: list[Callable[[], bool]] = field(default_factory=list)
 
-    @property
-    def unwanted(self) -> bool:
-        """Whether none of them waits for its start any more."""
-        return self.gave_up >= self.users > 0
+    def zygote(self) -> Zygote | None:
+        """Its zygote, once that is ready."""
+        return self.started.result() if self.started.done() and self.started.exception() is None else None
 
     def has_died(self) -> bool:
-        """Whether its zygote was ready once, and is gone."""
-        return (
-            self.root is not None
-            and self.started.done()
-            and not self.root.against_forking  # that one is gone on purpose
-            and not self.root.alive()
-        )
-
-    def unused(self) -> list[Server]:
-        """What is not in use, and may therefore be closed; the zygote first, as its end is theirs."""
-        return sorted(self.idle, key=lambda server: server is not self.root)
-
-    def shared(self) -> list[Server]:
-        """Its zygote, where all callers have that and none releases it."""
-        return [self.root] if self.root is not None and self.started.done() and _is_shared(self.root) else []
+        zygote = self.zygote()
+        return zygote is not None and not zygote.against_forking and not zygote.alive()
 
 
 class ZygotePool:
     """Zygotes by their specification's key; beyond the bound, the least recently used unused one is closed.
 
-    Any thread may call any method. The lock is held for moments only; imports, forks and endings happen outside it.
+    Any thread may call any method. The lock is held for moments only; imports and endings happen outside it.
+
+    Args:
+        limit: zygotes that are kept warm. One that has imported torch holds some 200 MB.
     """
 
-    def __init__(self, limit: int = MAX_WARM) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 8) -> None:
+        self._limit = limit
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._lent: dict[Server, _Entry] = {}
+        self._starting: set[Zygote] = set()
         self._closed = False
 
     def acquire(
         self,
         spec: ZygoteSpec,
         limits: StartLimits = StartLimits(),
-        extension: Any = None,
-        extension_limit: float = EXTENSION_TIMEOUT,
-    ) -> Server:
-        """A server of tasks of ``spec``, for the caller alone until it is released.
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Zygote:
+        """A zygote, for all who ask for it; started by the first of them. Stays at least until it is released.
 
-        With an ``extension``: a branch that has been prepared further with it, so that the zygote stays as it was. This
-        may take ``extension_limit`` seconds.
+        One that must not be forked has gone already; its ``info`` and ``against_forking`` say what is known.
 
-        Its zygote is started when there is none, and branched when all are in use. One that must not be forked is only
-        asked for its ``info`` and ``against_forking``, so all callers get the same, and need not release it; as they do
-        of one that is ``concurrent``. A
-        ``fresh`` one serves one task and is then gone, so each caller gets a new one. ``limits`` count if it is this
-        call that starts the zygote.
+        Args:
+            spec: what it is started from.
+            limits: of its start.
+            wanted: asked again and again, and must answer quickly; a start that nobody wants any more is ended.
 
         Raises:
             ZygoteTimeout: its start took too long.
-            ZygoteError: it cannot be started or prepared (then all who wait for it get the error), or is gone.
-            ExtensionFailed: it cannot be prepared further.
+            ZygoteUnwanted: it was not wanted any more.
+            ZygoteError: it cannot be started or prepared (then all who wait for it get the error).
         """
-        entry, surplus = self._join(spec)
+        key, surplus = spec.key(), []
+        with self._lock:
+            if self._closed:
+                raise ZygoteError("the zygotes have been closed")
+            entry = self._entries.get(key)
+            if entry is not None and entry.has_died():
+                surplus.append(self._entries.pop(key))
+                entry = None
+            is_first = entry is None
+            if entry is None:
+                surplus += self._make_room()
+                entry = self._entries[key] = _Entry()
+            self._entries.move_to_end(key)
+            entry.users += 1
+            entry.wanted.append(wanted)
+        for other in surplus:
+            if (zygote := other.zygote()) is not None:
+                zygote.close()
         try:
-            if surplus is not None:
-                root = self._start(entry, spec, limits, surplus)
-                if extension is None or root.against_forking:
-                    return root
-                with self._lock:
-                    del self._lent[root]
-                    entry.idle.append(root)
-            return self._take(entry, extension, extension_limit)
+            if is_first:
+                self._start(key, entry, spec, limits)
+            return self._wait(entry, wanted)
         except BaseException:
             with self._lock:
                 entry.users -= 1
             raise
+        finally:
+            with self._lock:
+                entry.wanted.remove(wanted)
 
-    def _join(self, spec: ZygoteSpec) -> tuple[_Entry, list[Server] | None]:
-        """An entry with one more user; of a new one, whose zygote is to be started, also what to close before."""
-        key = spec.key()
-        with self._lock:
-            self._check_open()
-            entry = None if spec.fresh else self._entries.get(key)
-            surplus: list[Server] | None = None
-            if entry is None or entry.has_died():
-                surplus = [] if entry is None else [*self._forget(entry), *entry.shared()]
-                entry = _Entry(key)
-                if not spec.fresh:
-                    surplus += self._make_room()
-                    self._entries[key] = entry
-            else:
-                self._entries.move_to_end(key)
-            entry.users += 1
-            return entry, surplus
+    def _start(self, key: str, entry: _Entry, spec: ZygoteSpec, limits: StartLimits) -> None:
+        def is_wanted() -> bool:
+            with self._lock:
+                return not self._closed and any(wanted() for wanted in entry.wanted)
 
-    def _start(self, entry: _Entry, spec: ZygoteSpec, limits: StartLimits, surplus: list[Server]) -> Server:
+        zygote: Zygote | None = None
         try:
-            _close(surplus)
-            root = self._launch(entry, spec, limits)
+            zygote = Zygote(spec)
+            with self._lock:
+                self._starting.add(zygote)
+            zygote.wait_ready(limits, is_wanted)
+            entry.started.set_result(zygote)
         except BaseException as error:
-            self._forget_failed(entry)
-            if not isinstance(error, ZygoteError):
-                entry.started.set_exception(ZygoteError(f"its start was interrupted: {error!r}"))
-                raise
-            failure = ZygoteUnwanted("its start was cancelled") if entry.unwanted else error
-            entry.started.set_exception(failure)
-            if failure is error:
-                raise
-            raise failure from None
-        if _is_shared(root):
             with self._lock:
-                self._take_from(root)
-        entry.started.set_result(root)
-        return root
-
-    def _launch(self, entry: _Entry, spec: ZygoteSpec, limits: StartLimits) -> Zygote:
-        root = Zygote(spec)
-        with self._lock:
-            entry.root = root
-            self._lent[root] = entry  # so that ``close`` can end it before it is ready
-            unwanted = self._closed or entry.unwanted
-        if unwanted:
-            root.end()
-        root.wait_ready(limits)
-        return root
-
-    def _forget_failed(self, entry: _Entry) -> None:
-        with self._lock:
-            self._forget(entry)
-            if entry.root is not None:
-                self._lent.pop(entry.root, None)
-        if entry.root is not None:
-            entry.root.close()
-
-    def _take(self, entry: _Entry, extension: Any, limit: float) -> Server:
-        try:
-            root = entry.started.result()
-        except ZygoteError as error:
-            raise error.again() from None
-        if _is_shared(root):
+                if self._entries.get(key) is entry:
+                    del self._entries[key]
+            if zygote is not None:
+                zygote.close()
+            is_ours = isinstance(error, ZygoteError)
+            entry.started.set_exception(error if is_ours else ZygoteError(f"its start was interrupted: {error!r}"))
+            if not is_ours:
+                raise
+        finally:
             with self._lock:
-                self._check_open()
+                self._starting.discard(zygote)
+
+    def _wait(self, entry: _Entry, wanted: Callable[[], bool]) -> Zygote:
+        while not entry.started.done() and wanted():
+            with contextlib.suppress(FutureTimeout):
+                entry.started.exception(_LOOK)
+        if not entry.started.done():
+            raise ZygoteUnwanted("its start was cancelled")
+        error = entry.started.exception()
+        if error is not None:
+            raise error
+        return entry.started.result()
+
+    def _make_room(self) -> list[_Entry]:
+        unused = [key for key, entry in self._entries.items() if entry.users == 0 and entry.started.done()]
+        surplus = max(0, len(self._entries) - self._limit + 1)
+        return [self._entries.pop(key) for key in unused[:surplus]]
+
+    def release(self, zygote: Zygote) -> None:
+        """One user does not need it any more; it may be closed when nobody does."""
+        with self._lock:
+            entry = self._entries.get(zygote.spec.key())
+            if entry is not None and entry.zygote() is zygote:
                 entry.users -= 1
-            return root
-        server = self._take_idle(entry, extension)
-        return self._branch(entry, root, extension, limit) if server is None else server
-
-    def _branch(self, entry: _Entry, root: Zygote, extension: Any, limit: float) -> Branch:
-        branch = start_branch(root, extension)
-        with self._lock:
-            self._lent[branch] = entry  # so that ``close`` can end it
-        if extension is not None:
-            try:
-                branch.wait_extended(limit)
-            except BaseException:
-                with self._lock:
-                    self._lent.pop(branch, None)
-                raise
-        return branch
-
-    def _take_idle(self, entry: _Entry, extension: Any) -> Server | None:
-        """An unused server of the entry, prepared like that; those that have died meanwhile are closed."""
-        server: Server | None = None
-        dead: list[Server] = []
-        with self._lock:
-            self._check_open()
-            for candidate in [it for it in reversed(entry.idle) if it.extension == extension]:
-                entry.idle.remove(candidate)
-                if candidate.alive():
-                    server = candidate
-                    self._lent[server] = entry
-                    break
-                dead.append(candidate)
-        _close(dead)
-        return server
-
-    def _take_from(self, server: Server) -> _Entry | None:
-        entry = self._lent.pop(server, None)
-        if entry is not None:
-            entry.users -= 1
-        return entry
-
-    def release(self, server: Server) -> None:
-        """Give back what was acquired; a task that still runs there is ended, and a dead server forgotten."""
-        with self._lock:
-            if server not in self._lent:
-                return
-        fit = server.abandon_task() and server.alive() and not server.spec.fresh
-        surplus = [server]
-        with self._lock:
-            entry = self._take_from(server)
-            if entry is None:
-                return  # released by two at a time
-            if fit and self._entries.get(entry.key) is entry:
-                entry.idle.append(server)
-                surplus = []
-            elif server is entry.root:
-                surplus += self._forget(entry)
-        _close(surplus)
-
-    def discard(self, server: Server) -> None:
-        """Close what was acquired and forget it: a branch alone, a zygote with all its branches."""
-        with self._lock:
-            entry = self._take_from(server) or self._entries.get(server.spec.key())
-            others = self._forget(entry) if entry is not None and entry.root is server else []
-        _close([server, *others])
-
-    def abandon(self, spec: ZygoteSpec) -> None:
-        """One caller that waits in ``acquire`` does not want it any more; once none does, its start is ended.
-
-        Branches that are being prepared further are ended at once: those who wait for one can do without it.
-        """
-        with self._lock:
-            entry = self._entries.get(spec.key())
-            if entry is None:
-                return
-            unwanted: list[Server] = []
-            if not entry.started.done():
-                entry.gave_up += 1
-                unwanted += [entry.root] if entry.unwanted and entry.root is not None else []
-            else:
-                unwanted += [it for it, its in self._lent.items() if its is entry and it.extending]
-        for server in unwanted:
-            server.hang_up()
-            server.end()
-
-    def _make_room(self) -> list[Server]:
-        surplus = len(self._entries) - self.limit + 1
-        unused = [entry for entry in self._entries.values() if entry.users == 0]
-        return [server for entry in unused[: max(0, surplus)] for server in self._forget(entry)]
-
-    def _forget(self, entry: _Entry) -> list[Server]:
-        """Give it to no further caller; what is to be closed now, outside the lock. The rest, when it is released."""
-        if self._entries.get(entry.key) is entry:
-            del self._entries[entry.key]
-        unused, entry.idle = entry.unused(), []
-        return unused
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ZygoteError("the zygotes have been closed")
 
     def close(self) -> None:
-        """Close all of them, for good. Their users get ``ZygoteError``, and should release them nevertheless."""
+        """Close all of them, for good. Tasks that still run end with ``ZygoteError``."""
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())
-            used = {*self._lent, *(entry.root for entry in entries if entry.root is not None)}
-            unused = [server for entry in entries for server in (*self._forget(entry), *entry.shared())]
-        for server in used:
-            server.hang_up()
-        for server in used:
-            server.end()
-        _close(unused)
-
-
-def _is_shared(root: Zygote) -> bool:
-    """Whether all callers get the same, and none has to release it."""
-    return bool(root.against_forking) or root.spec.concurrent
-
-
-def _close(servers: Iterable[Server]) -> None:
-    for server in servers:
-        with contextlib.suppress(OSError):
-            server.close()
+            self._entries.clear()
+            zygotes = {*self._starting, *(zygote for entry in entries if (zygote := entry.zygote()) is not None)}
+        for zygote in zygotes:
+            zygote.hang_up()
+        for zygote in zygotes:
+            with contextlib.suppress(OSError):
+                zygote.close()

@@ -17,11 +17,7 @@ import signal
 import socket
 import stat
 import sys
-from typing import TYPE_CHECKING, NoReturn, cast
-
-if TYPE_CHECKING:
-    from pytest_aorta.runtime.zygote_main import Surroundings
-
+from typing import NoReturn
 
 # The start of a zygote behind a launcher prefix.
 #
@@ -109,10 +105,9 @@ def _complete_environment(parent: str, fd: int, tag: str, packages: list[str]) -
     from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.process_tree import VARIABLE
 
-    received = Channel.from_fd(os.dup(fd)).receive()
-    if received is None:
+    given = Channel.from_fd(os.dup(fd)).receive()
+    if given is None:
         os._exit(1)  # not wanted any more
-    given = cast("Surroundings", received)
     if os.getcwd() != given["cwd"]:
         os.chdir(given["cwd"])
     # A prefix that has passed the tag on passes variables on: what differs, it has changed on purpose.

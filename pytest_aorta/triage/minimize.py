@@ -224,11 +224,11 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
             return False, f"nothing to minimize: no trial of the baseline failed, of {found.baseline_trials}"
         return False, (
             f"nothing to minimize: not shown that {name} fixes; {baseline}, and none of {whole.trials} with it: "
-            "more trials may show it (--aorta-trials, --aorta-max-trials)"
+            "more trials may show it (--aorta-trials, --max-trials)"
         )
     left = " ".join(found.left)
     if not found.is_complete:
-        return False, f"not at its end (--aorta-max-trials): so far, of {name}, {left} is enough"
+        return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
     return True, f"of {counted_variables(found.variables)} of {name}, {left} {needed}"
 

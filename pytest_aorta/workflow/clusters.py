@@ -48,8 +48,6 @@ def _megabytes(size: str) -> float:
 
 
 class Identify(OneOf):
-    """How a cluster is recognised: by the value of a variable, or always (``false``: only by its name)."""
-
     by_environment: tuple[str, str] | None = None
     always: bool | None = None
 
@@ -124,9 +122,6 @@ class Cluster(Table):
         """The partition of this name, or the first that takes such a job and need not be asked for by its name.
 
         ``None`` for a cluster that names none: its default one.
-
-        Raises:
-            RecipeError: there is none; the message has a reason for each.
         """
         if not self.partition:
             return Partition(name=name) if name is not None else None
@@ -152,8 +147,6 @@ class Cluster(Table):
 
 
 class ClustersTable(Table):
-    """``clusters.toml``."""
-
     cluster: tuple[Cluster, ...] = ()
 
 

@@ -54,7 +54,6 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list
 
 
 def _hashable(key: Json) -> object:
-    """Equal for keys that compare as equal: 1 and 1.0 do, 1 and true do not."""
     return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
 
 

@@ -247,7 +247,6 @@ def _planned(
 
 
 def job_name(action: str, units: Sequence[str]) -> str:
-    """``matrix-local-none-0+7.3f2a91c4``: action, first unit, how many more; no other job has it."""
     more = f"+{len(units) - 1}" if len(units) > 1 else ""
     first = units[0].replace("/", "-") if units[0] else "all"
     return f"{identifier(action)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}"
@@ -314,7 +313,6 @@ def submit(target: Target, planned: PlannedJob) -> Job:
 
 
 def _run_here(job: Job, root: Path) -> None:
-    """Run a script at once."""
     process = subprocess.Popen(
         ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -364,16 +362,6 @@ def reconcile(
     """Ask the schedulers for the states of the jobs that are open; those of another cluster stay as they are.
 
     Call it before the index is read: what a job has completed is on disk when it is no longer in the queue.
-
-    Args:
-        recipe: whose jobs.
-        settle: for tasks that have ended.
-        environ: by which clusters are recognised.
-        is_submitting: whether no other process submits meanwhile; else young jobs without a number are left alone:
-            the process that submits them may still wait for the answer of ``sbatch``.
-
-    Returns:
-        The jobs that were open before, and why some of it may be out of date.
     """
     if not read_jobs(recipe.index, only_open=True):
         return [], []
@@ -397,13 +385,11 @@ def reconcile(
 
 
 def _answers_here(job: Job, clusters: Sequence[Cluster], environ: Mapping[str, str]) -> bool:
-    """Whether the scheduler of this host is that of a job: its cluster is here, or cannot be recognised."""
     cluster = next((each for each in clusters if each.name == job.cluster), None)
     return cluster is None or cluster.identify.by_environment is None or cluster.identify.matches(environ)
 
 
 def _confirm(jobs: Sequence[Job]) -> None:
-    """Look jobs whose answer was lost up by their names; those that no scheduler knows were never submitted."""
     found = slurm.numbers_of({job.name for job in jobs}) if jobs else {}
     for job in jobs:
         job.number = found.get(job.name)

@@ -55,8 +55,6 @@ _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
 
 @dataclass(frozen=True)
 class ActionSummary:
-    """An action in numbers: units in each state, and the cost of what is still to be run."""
-
     action: Action
     counts: Mapping[State, int]
     remaining: Cost
@@ -132,7 +130,6 @@ class Project:
         return submitted_units(self.jobs)
 
     def rebuild(self) -> None:
-        """Where files of the index are damaged, look on disk for what they had said."""
         if not self.workspace.damaged:
             return
         for name, reason in self.workspace.damaged.items():
@@ -202,7 +199,6 @@ class Project:
         return folder / f"trial_{trial}" if trial else folder
 
     def _matrix_of(self, action: Action) -> Action | None:
-        """The action whose trials, cells or matrix an action is about; ``None`` where it is about directories."""
         if action.is_matrix:
             return action
         return None if action.table.each == "directory" else self.recipe.matrix_before(action)
@@ -361,7 +357,6 @@ class Project:
         return bool(action.table.products) and not self.missing_products(action, unit)
 
     def _settle_trials(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
-        """A trial that was started and has left no file gets one that says how its job has ended."""
         from pytest_aorta.launch.record import logs_in, lost_record
         from pytest_aorta.plan import Selection, make_plan
         from pytest_aorta.workspace.history import stamp
@@ -394,7 +389,6 @@ class Scan:
     """
 
     def __init__(self, project: Project, actions: Sequence[Action], only: Collection[str] | None = None) -> None:
-        """``only``: units that are looked for, with all that lie in them; ``None`` for all."""
         self._project = project
         # Actions of one name have the same products.
         self._actions = {action.name: action for action in reversed(actions)}

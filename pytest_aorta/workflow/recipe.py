@@ -63,7 +63,6 @@ class OneOf(Table):
     """A table of which exactly one key is set."""
 
     def model_post_init(self, context: object) -> None:
-        """Count the keys; raises ``ValueError`` unless one is set."""
         if len(self.model_fields_set) != 1:
             raise ValueError(f"set exactly one of {', '.join(type(self).model_fields)}")
 
@@ -90,8 +89,6 @@ def _completed_value(ours: Any, theirs: Any) -> Any:
 
 
 class Selector(OneOf):
-    """One condition on a directory's value, or several of which all, or any, have to be met."""
-
     condition: Condition | None = None
     all: tuple[Condition, ...] | None = None
     any: tuple[Condition, ...] | None = None
@@ -123,8 +120,6 @@ class Processes(OneOf):
 
 
 class Walltime(OneOf):
-    """Time limit of a job or for each of its directories: "02:30:00", "1 day, 12:00:00"."""
-
     per_submission: Duration | None = None
     per_directory: Duration | None = None
 
@@ -155,7 +150,6 @@ class Cost:
 
 
 def _hours(hours: float) -> str:
-    """Whole hours; of few, two digits that matter."""
     return f"{hours:,.0f}" if hours >= 10 or hours == round(hours) else f"{hours:.2g}"
 
 
@@ -197,8 +191,6 @@ class Resources(Table):
 
 
 class WorkspaceTable(Table):
-    """Where the directories are, and the JSON file in each that holds its value."""
-
     path: Path = Path("workspace")
     value_file: Path | None = None
 
@@ -213,16 +205,12 @@ class SubmitOptions(Table):
 
 
 class Distributed(Table):
-    """Ranks of a workload's trials: the options ``--aorta-nproc``, ``--aorta-launcher`` and ``--aorta-elastic``."""
-
     nproc: PositiveWhole | None = None
     launcher: Literal["auto", "elastic", "torchrun", "external"] = "auto"
     elastic: Mapping[str, str | WholeNumber | Number] = Field(default_factory=dict)
 
 
 class CommandTable(Table):
-    """Keys of an action that runs a command on directories; ``each`` says on which, where they are those of trials."""
-
     command: str | None = None
     products: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
@@ -230,8 +218,6 @@ class CommandTable(Table):
 
 
 class MatrixTable(Table):
-    """Keys of an action that is a matrix of trials; they mean what the options of the same names do."""
-
     workload: str | None = None
     trials: PositiveWhole = 1
     environments: tuple[str, ...] = ("local",)
@@ -271,14 +257,10 @@ class ActionTable(CommandTable, MatrixTable):
 
 
 class DefaultTable(Table):
-    """What all actions have in common, where they do not say otherwise."""
-
     action: ActionTable = ActionTable()
 
 
 class RecipeTable(Table):
-    """The whole file."""
-
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()

@@ -38,14 +38,6 @@ _STATUSES = ("ok", "workload_failed", "timeout", "infrastructure_failed")
 
 @dataclass(frozen=True)
 class CellRequest:
-    """What a recipe asks of a cell.
-
-    Attributes:
-        digest: of the request.
-        value: for JSON pointers; a trial's has ``trial``, its index, in addition.
-        folder: of the cell's files, below the results directory of the action: those of the workload and of the cell.
-    """
-
     digest: str
     value: dict[str, Json]
     folder: tuple[str, str]
@@ -61,7 +53,6 @@ def unit_of(spec: TrialSpec) -> str:
 
 
 def cell_value(spec: TrialSpec) -> dict[str, Json]:
-    """What JSON pointers lead into, of a cell: what was asked for, and no defaults of the workload."""
     return {
         "workload": spec.workload.name,
         "environment": spec.environment.name,
@@ -113,11 +104,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
-    """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported.
-
-    Raises:
-        RecipeError: an action asks for what is not there, or cannot be.
-    """
+    """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported."""
     found: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:
@@ -182,7 +169,6 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
 
 
 def completion_of(outcome: Any, request: Request) -> Completion:
-    """As ``Known.completed`` has it."""
     return outcome, request.key
 
 
@@ -212,7 +198,6 @@ _is_file = lru_cache(maxsize=2**16)(os.path.isfile)
 
 @lru_cache(maxsize=1024)
 def _source_root(target: str, cwd: str, sys_path: tuple[str, ...]) -> str | None:
-    """The folder that ``trials.sources.source_root`` has given, without importing anything."""
     module = target.rpartition(":")[0]
     if module.endswith(".py"):
         return os.path.dirname(os.path.realpath(os.path.join(cwd, module)))

@@ -60,22 +60,7 @@ trap end EXIT
 
 @dataclass(frozen=True)
 class JobScript:
-    """What a script is made of.
-
-    Attributes:
-        options: of sbatch, each one a line that it can read; none for a job that runs at once.
-        name: of the job, safe in file names.
-        root: folder of the recipe.
-        folder: of the job, relative to ``root``; safe without quotes.
-        variables: that the commands find.
-        setup: shell text that comes before them.
-        tasks: for each task of the job the commands, shell text; several tasks are an array.
-        throttle: tasks that run at a time; ``None`` for no limit.
-        note: command that notes what has become of a task.
-        runs_trials: whether the commands run pytest: an exit status of 1 says that trials have failed, and of these
-            it takes care itself when it has to end.
-        for_slurm: whether sbatch reads it.
-    """
+    """What a script is made of."""
 
     options: Sequence[str]
     name: str
@@ -147,11 +132,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
 
 
 def sbatch_options(action: Action, cluster: Cluster, partition: Partition | None, units: int) -> Iterator[str]:
-    """The options of a job over so many units, in an order in which those of the user win.
-
-    Raises:
-        RecipeError: an option cannot be given to sbatch.
-    """
+    """The options of a job over so many units, in an order in which those of the user win."""
     own = action.table.submit_options.get(cluster.name, SubmitOptions())
     resources = action.table.resources
     if partition is not None:
@@ -175,7 +156,6 @@ def sbatch_options(action: Action, cluster: Cluster, partition: Partition | None
 
 
 def _command_sizes(action: Action, partition: Partition | None, units: int) -> Iterator[str]:
-    """Of a job whose command is started by launchers, on as many nodes as the partition says that it needs."""
     resources = action.table.resources
     yield f"--ntasks={resources.total_processes(units)}"
     if resources.gpus_per_process is not None:
@@ -188,7 +168,6 @@ def _command_sizes(action: Action, partition: Partition | None, units: int) -> I
 
 
 def _trial_sizes(action: Action, units: int) -> Iterator[str]:
-    """Of a job whose trials have their ranks on one node, or on as many as ``nnodes`` says."""
     nodes, resources = nodes_of(action), action.table.resources
     tasks = math.ceil(resources.total_processes(units) / nodes)
     yield f"--nodes={nodes}"
@@ -198,7 +177,6 @@ def _trial_sizes(action: Action, units: int) -> Iterator[str]:
 
 
 def _memory(action: Action, partition: Partition | None) -> Iterator[str]:
-    """What the action asks for, or else what the partition has for each core or GPU."""
     resources, memory = action.table.resources, action.table.resources.memory
     if memory is not None and memory.per_gpu_mb is not None:
         if resources.gpus_per_process is None:

@@ -31,7 +31,6 @@ class Durations:
 
 
 def cell_of_item(name: str) -> str:
-    """What all trials of a cell have in common: ``gemm[local-none]`` for the item ``gemm[local-none-3]``."""
     found = _NUMBERED.fullmatch(name)
     return f"{found['cell']}]" if found else name
 

@@ -118,7 +118,6 @@ def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
 
 
 def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
-    """What the accounting says of jobs, which it knows for a long time; nothing where there is none."""
     found = {}
     for line in _accounted(f"--jobs={','.join(numbers)}", "--format=JobID,State,ExitCode"):
         fields = line.split("|")
@@ -130,11 +129,7 @@ def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
 
 
 def numbers_of(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
-    """Which of these names jobs have, with the numbers of the jobs, by queue and accounting.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
-    """
+    """Which of these names jobs have, with the numbers of the jobs, by queue and accounting."""
     lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
     pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
     found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}

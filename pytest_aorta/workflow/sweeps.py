@@ -33,8 +33,6 @@ class Confound(Table):
 
 
 class InlineEnvironment(Table):
-    """An environment without a name."""
-
     docker: str
     env: Mapping[str, str] = Field(default_factory=dict)
 
@@ -43,8 +41,6 @@ Collect = tuple[str, ...] | Mapping[str, Mapping[str, Any]]
 
 
 class SweepCell(Table):
-    """A cell; what it leaves out is as in the whole sweep."""
-
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
     mitigations: tuple[str, ...] = Field(min_length=1)
     environment: str | InlineEnvironment
@@ -56,8 +52,6 @@ class SweepCell(Table):
 
 
 class Sweep(Table):
-    """The whole file."""
-
     schema_version: Literal[1]
     workload: str
     trials: PositiveWhole
@@ -123,11 +117,6 @@ def read_sweep(file: Path) -> Sweep:
 
 
 def _add_lines(node: Any, location: Location, lines: dict[Location, int], file: Path) -> None:
-    """Note where the keys and elements of a node stand; pydantic's locations have the same names and indexes.
-
-    Raises:
-        RecipeError: a key is there twice, of which YAML would take the last.
-    """
     place: Location
     if node.id == "sequence":
         for index, element in enumerate(node.value):
@@ -145,8 +134,6 @@ def _add_lines(node: Any, location: Location, lines: dict[Location, int], file: 
 
 @dataclass
 class _Action:
-    """Cells that have all but environment and mitigations in common."""
-
     keys: Mapping[str, Any]
     cells: list[SweepCell]
     environments: list[str]
@@ -172,7 +159,6 @@ def converted(sweep: Sweep) -> tuple[str, list[str]]:
 
 
 def _actions(sweep: Sweep) -> list[_Action]:
-    """Cells by what they have in common, in their order; environments with the same mitigation sets together."""
     found: list[_Action] = []
     for cell in sweep.cells:
         keys = _common(sweep, cell)
@@ -199,7 +185,6 @@ def _actions(sweep: Sweep) -> list[_Action]:
 
 
 def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
-    """The keys of an action that a cell decides, apart from environment and mitigations."""
     return {
         "trials": cell.trials or sweep.trials,
         "steps": cell.steps or sweep.steps,
@@ -221,7 +206,6 @@ def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
 
 
 def _baseline(sweep: Sweep) -> SweepCell | None:
-    """The cell that AORTA compares the others with."""
     wanted = sweep.confound.baseline_cell
     if wanted is not None:
         return next(cell for cell in sweep.cells if cell.name == wanted)
@@ -241,7 +225,6 @@ def _notes(sweep: Sweep) -> Iterator[str]:
 
 
 def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
-    """Which cells are not in one table with what AORTA compares them with."""
     baseline = _baseline(sweep)
     home = next((action for action in actions if baseline is not None and baseline in action.cells), None)
     for action in actions:
@@ -254,7 +237,6 @@ def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
 
 
 def _label(cell: SweepCell) -> str:
-    """The name of a cell here."""
     return f"{cell.environment}-{'+'.join(cell.mitigations)}"
 
 
@@ -263,7 +245,6 @@ def _comment(text: str | None) -> str:
 
 
 def _toml(value: Any, key: str) -> str:
-    """A value as TOML has it, tables inline; raises ``RequestError`` where TOML has no such value."""
     import tomlkit
 
     for name, each in value.items() if isinstance(value, Mapping) else ():

@@ -114,7 +114,6 @@ def _words(message: str) -> str:
 
 
 def _place(location: Location, content: Any) -> str:
-    """``action 'matrix': group.maximum_size``; ``cluster[0].name`` in other files than recipes."""
     beginning = ""
     if len(location) > 1 and location[0] == "action" and isinstance(location[1], int):
         action = content["action"][location[1]]
@@ -144,7 +143,6 @@ def _known(location: Sequence[str | int], content: Any, root: Any) -> tuple[Loca
 
 
 def _within(annotation: Any, step: str | int) -> Iterator[Any]:
-    """What a step into a value of this type leads to; nothing where that is no step."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         for each in inner:
@@ -158,7 +156,6 @@ def _within(annotation: Any, step: str | int) -> Iterator[Any]:
 
 
 def _keys(annotation: Any, content: Any) -> list[str]:
-    """The keys of a table; it may say which of them act with what it has (``useless_keys``)."""
     while not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         if not (inner := [each for each in get_args(annotation) if each is not type(None)]):
             return []
@@ -168,7 +165,6 @@ def _keys(annotation: Any, content: Any) -> list[str]:
 
 
 def _shown(location: Location, value: object) -> str:
-    """A bad value; of what may hold a secret, its type."""
     if not _SECRET.isdisjoint(location) or "{" in str(value):
         return f" is {_toml_type(value)}"
     text = repr(value) if isinstance(value, (str, list)) else str(value)

@@ -1,4 +1,4 @@
-"""Earlier results are moved aside, never overwritten; of each trial, a number of them is kept."""
+"""Earlier results are moved aside, never overwritten; a folder has the trials of one cell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import glob
 import itertools
+import json
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_of
 
 #: Earlier records of a trial that are kept.
@@ -68,7 +70,6 @@ def retire(
 
 
 def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
-    """The folders of a trial's artifacts from further ranks and nodes."""
     name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
     return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
 
@@ -101,7 +102,6 @@ def _free(history: Path, run: str, parts: Collection[PurePosixPath]) -> Path:
 
 
 def _order(run: str) -> tuple[str, int]:
-    """Sorts the folders of runs by time: ``<run>~10`` comes after ``<run>~2``."""
     name, _, number = run.partition("~")
     return name, int(number) if number.isdecimal() else 0
 
@@ -154,7 +154,6 @@ def keep(results: Path, files: Collection[PurePosixPath], run: str, *, even_alon
 
 
 def _prune_alone(history: Path, runs: Collection[str], kept: int) -> None:
-    """Of runs whose trials are gone from the history, or never came there, keep the newest files of ``keep``."""
     alone = [run for run in runs if all(path.is_file() for path in (history / run).glob("*"))]
     for run in alone[: max(0, len(alone) - kept)]:
         shutil.rmtree(history / run, ignore_errors=True)
@@ -180,7 +179,6 @@ def prune(results: Path, run: str, kept: int) -> int:
 def _versions(
     history: Path, runs: Collection[str], folder: Path, trials: Collection[str]
 ) -> Iterator[list[list[Path]]]:
-    """Of each trial, its earlier records from the oldest on, each as all its files and folders."""
     found: dict[str, dict[str, list[Path]]] = {trial: defaultdict(list) for trial in trials}
     for run in runs if found else ():
         with contextlib.suppress(OSError):
@@ -193,7 +191,6 @@ def _versions(
 
 
 def _remove(parts: Collection[Path], history: Path) -> None:
-    """Remove the parts of a record, and the folders that are empty then."""
     for part in parts:
         if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part, ignore_errors=True)
@@ -204,3 +201,82 @@ def _remove(parts: Collection[Path], history: Path) -> None:
             while folder != history:
                 folder.rmdir()
                 folder = folder.parent
+
+
+#: The cell among the first lines of a trial file; to read all of thousands of them would take seconds.
+_CELL = re.compile(r'^ "cell": ("(?:[^"\\]|\\.)*"),$', re.MULTILINE)
+
+#: Characters that these lines have.
+_HEAD = 4096
+
+
+def cell_of(file: Path) -> str | None:
+    """The cell of a trial file; ``None`` when there is none, or it is torn."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            head = opened.read(_HEAD)
+        found = _CELL.search(head)
+        cell = json.loads(found[1]) if found else json.loads(file.read_text(encoding="utf-8")).get("cell")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return cell if isinstance(cell, str) else None
+
+
+def started_at(file: Path) -> str:
+    """When the trial of a file was started, sortable; empty when that cannot be read."""
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["started_at"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def sort_into_cells(results: Path, workload: str, cell: str | None, run: str) -> None:
+    """Give every file of a workload the place that it has in a plan with only this ``cell``, ``None`` for several.
+
+    Of two records of one trial, the one that was started later stays, and the other one moves to ``.history/<run>/``.
+    """
+    top = results / identifier(workload)
+    for file in sorted(top.glob("trial_*.json")):
+        own = cell_of(file)
+        if own is not None and own != cell:
+            move(results, file, top / identifier(own), run)
+    if cell is not None:
+        folder = top / identifier(cell)
+        for file in sorted(folder.glob("trial_*.json")):
+            if cell_of(file) == cell:
+                move(results, file, top, run)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only when it is empty
+
+
+def move_other_cell(results: Path, paths: TrialPaths, run: str, *, with_artifacts: bool = True) -> None:
+    """Move what lies in a trial's place, and is of another cell, to the folder of that cell."""
+    if paths.cell is None:
+        return
+    file = paths.file_in(results)
+    own = cell_of(file)
+    if own is not None and own != paths.cell:
+        move(results, file, file.parent / identifier(own), run, with_artifacts=with_artifacts)
+
+
+def move(results: Path, file: Path, folder: Path, run: str, *, with_artifacts: bool = True) -> None:
+    """Move a trial into ``folder``, unless something that is no record is there.
+
+    The file goes last, so that a move which was cut short can be gone on with.
+    """
+    paths = TrialPaths(PurePosixPath(file.relative_to(results).as_posix()))
+    there = TrialPaths(PurePosixPath((folder / file.name).relative_to(results).as_posix()))
+    if (folder / file.name).exists():
+        if not (other := started_at(folder / file.name)):
+            return
+        if other > started_at(file):
+            retire(results, paths, run, with_artifacts=with_artifacts)
+            return
+        retire(results, there, run)
+    artifacts = [paths.folder_in(results), *further_folders(results, paths)] if with_artifacts else []
+    if any((folder / path.name).exists() and path.exists() for path in artifacts):
+        return
+    folder.mkdir(exist_ok=True)
+    for path in [*artifacts, file]:
+        with contextlib.suppress(FileNotFoundError):  # there are none, or another process was faster
+            path.rename(folder / path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -10,13 +11,50 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.packages import read_package_list, write_package_list
-from pytest_aorta.workspace import cells, history
-from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json
+from pytest_aorta.workspace import history
+from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
-from pytest_aorta.workspace.resume import KEPT, read_kept, read_record, reasons_against, retitle
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
+
+
+#: Statuses that depend on the workload; with any other, a trial is run again.
+KEPT = ("ok", "workload_failed", "timeout")
+
+
+def read_record(file: Path) -> TrialResult | None:
+    """The record in a trial file; ``None`` when there is none, or it is torn."""
+    from pytest_aorta.trials.result import TrialResult  # pydantic, which the writer does without until here
+
+    try:
+        return TrialResult.from_dict(_load(file))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def reasons_against(record: TrialResult) -> list[str]:
+    """Why a record cannot stand for any trial; empty where it may."""
+    if record.exit_status not in KEPT:
+        return [f"{record.exit_status}, which says nothing about the workload"]
+    return [] if record.request_fingerprint is not None else ["its request was not recorded"]
+
+
+def read_kept(file: Path) -> TrialResult | None:
+    record = read_record(file)
+    return None if record is None or reasons_against(record) else record
+
+
+def retitle(file: Path, trial_id: str) -> None:
+    content = _load(file)
+    if content["trial_id"] != trial_id:
+        # As it was read, and not through the model, which leaves out what it does not know.
+        write_json(file, {**content, "trial_id": trial_id})
+
+
+def _load(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
 
 #: Parts of the path of a trial file that lies in its workload's folder.
 _FLAT = 2
@@ -94,12 +132,11 @@ class TrialStore:
         """Move aside what an earlier run has left of a trial: to the history, or to the folder of another cell."""
         with locked(self.results):
             if self.is_writer:
-                cells.move_other_cell(self.results, paths, self.stamp)
+                history.move_other_cell(self.results, paths, self.stamp)
             further = self._may_have_further(paths)
             history.retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
 
     def _may_have_further(self, paths: TrialPaths) -> bool:
-        """Whether there may be folders of further ranks or nodes; a listing per folder and run, not one per trial."""
         folder = paths.file.parent
         if folder not in self._further:
             self._further[folder] = history.trials_with_further_folders(self.results / folder)
@@ -114,7 +151,7 @@ class TrialStore:
                 kept = {*planned, *map(TrialPaths, self.written)}
                 history.retire_others(self.results, workloads, kept, self.stamp, self._begun)
 
-    def settle(self, cells_of: Mapping[str, str | None]) -> None:
+    def sort_into_cells(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.
 
         Args:
@@ -122,7 +159,7 @@ class TrialStore:
         """
         with locked(self.results):
             for workload, cell in cells_of.items():
-                cells.settle(self.results, workload, cell, self.stamp)
+                history.sort_into_cells(self.results, workload, cell, self.stamp)
 
     def prune(self, kept: int) -> int:
         """After a run: keep only so many earlier records of each trial that it has added one of; how many are gone."""
@@ -143,13 +180,12 @@ class TrialStore:
             return True
 
     def _stays(self, paths: TrialPaths) -> bool:
-        """Whether the result that is there is one of an earlier run to be kept."""
         file = paths.file_in(self.results)
         return self.resume and paths.file not in self.written and file.exists() and read_kept(file) is not None
 
     def _move_aside(self, paths: TrialPaths, *, with_artifacts: bool = True) -> None:
         if paths.file_in(self.results).exists():
-            cells.move_other_cell(self.results, paths, self.stamp, with_artifacts=with_artifacts)
+            history.move_other_cell(self.results, paths, self.stamp, with_artifacts=with_artifacts)
             history.retire(self.results, paths, self.stamp, with_artifacts=with_artifacts)
 
     def write(self, paths: TrialPaths, result: Mapping[str, Any], *, resumed: bool = False) -> None:
@@ -173,7 +209,6 @@ class TrialStore:
             self.written.add(paths.file)
 
     def _retire_repeats(self, paths: TrialPaths) -> None:
-        """Move aside what an earlier run has left of a trial's repeats."""
         folder = paths.file.parent
         if folder not in self._repeats:
             self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
@@ -183,7 +218,6 @@ class TrialStore:
                 history.retire(self.results, repeat, self.stamp)
 
     def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
-        """Where a record goes, which is free then; ``None`` for nowhere."""
         file = paths.file_in(self.results)
         if not file.exists():
             return file
@@ -191,15 +225,14 @@ class TrialStore:
             return None
         paths = replace(paths, cell=result["cell"] if len(paths.file.parts) == _FLAT else None)
         # It was retired when the trial started, so another run has written it since.
-        later = paths.file not in self.written and cells.started_at(file) > result["started_at"]
-        if later and paths.cell in (None, cells.cell_of(file)):
+        later = paths.file not in self.written and history.started_at(file) > result["started_at"]
+        if later and paths.cell in (None, history.cell_of(file)):
             return history.retired_file(self.results, paths, self.stamp)
         # Its artifacts were moved aside when this trial started, and what is there now are this trial's.
         self._move_aside(paths, with_artifacts=not result.get("artifacts"))
         return file
 
     def _remove_temporary(self, file: PurePosixPath) -> None:
-        """Remove what killed writers of a trial file have left beside it."""
         if file.parent not in self._temporary:
             self._temporary[file.parent] = _temporary_files(self.results / file.parent)
         for path in self._temporary[file.parent].pop(file.name, []):
@@ -207,7 +240,6 @@ class TrialStore:
 
 
 def _temporary_files(folder: Path) -> dict[str, list[Path]]:
-    """By trial file, as ``atomic.write_json`` names them: ``.trial_3.json.x1y2z3.tmp``."""
     found: dict[str, list[Path]] = {}
     for path in folder.glob(".trial_*.json.*.tmp"):
         found.setdefault(path.name[1:].rsplit(".", 2)[0], []).append(path)

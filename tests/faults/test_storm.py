@@ -23,7 +23,7 @@ from support.processes import MARK
 from support.stage import Stage
 
 from pytest_aorta import TrialResult
-from pytest_aorta.workspace.resume import KEPT, read_record
+from pytest_aorta.workspace.trial_store import KEPT, read_record
 
 TRIALS = 20
 

@@ -52,7 +52,7 @@ def carry_out(results: Path, number: int, run: PytestRun) -> dict[tuple[str, int
     """What a run of pytest does to the results, without its processes; which run each trial's newest record is of."""
     plan = plan_of(run)
     store = TrialStore(results, f"run{number:02}", resume=run.resume)
-    store.settle(plan.flat_cells)
+    store.sort_into_cells(plan.flat_cells)
     made = {}
     for spec, chosen in zip(plan.trials, run.chosen, strict=False):
         if chosen:

@@ -92,7 +92,7 @@ def test_whatever_is_typed_it_is_a_value_or_a_value_error(each: Setting, text: s
 
 #: What each option says is valid. A test further up has the same texts, each with a mistake.
 VALID = {
-    **dict.fromkeys(("trials", "steps", "nproc", "max-trials", "max-jobs"), "a whole number of at least 1"),
+    **dict.fromkeys(("trials", "steps", "nproc", "max-trials"), "a whole number of at least 1"),
     **dict.fromkeys(("timeout", "stall-timeout"), "a number of seconds above 0"),
     **dict.fromkeys(
         ("memory", "log-limit"), "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"

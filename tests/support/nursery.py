@@ -106,7 +106,9 @@ class Nursery:
         """Hand over a task; its logs are files of the nursery."""
         number = next(self._tasks)
         logs: dict[str, Any] = {name: self.path / f"{number}.{name}" for name in ("stdout", "stderr", "stacks")}
-        task = server.submit(payload, **logs, **settings)
+        if isinstance(server, Zygote):
+            server.wait_ready()
+        task = server.start_task(payload, **logs, **settings)
         vars(task)["logs"] = logs
         return task
 
@@ -132,7 +134,7 @@ def finish(task: Task) -> Finished:
     assert task.ended is not None
     logs = vars(task)["logs"]
     texts = {name: path.read_text() if path.exists() else "" for name, path in logs.items()}
-    return Finished(messages, dict(task.ended), **texts)
+    return Finished(messages, vars(task.ended), **texts)
 
 
 def message_of(task: Task) -> Any:
@@ -197,7 +199,7 @@ ECHO = """
 """
 
 
-def touched(pool: ZygotePool, spec: ZygoteSpec) -> Server:
+def touched(pool: ZygotePool, spec: ZygoteSpec) -> Zygote:
     """Acquired and released."""
     server = pool.acquire(spec)
     pool.release(server)

@@ -133,11 +133,11 @@ def test_results_of_a_workload_that_has_several_cells_now_move_into_their_folder
     put(tmp_path)
     store = TrialStore(tmp_path, "now")
 
-    store.settle({"probe": "local-none"})
+    store.sort_into_cells({"probe": "local-none"})
     assert tree(tmp_path) == {"probe/trial_0.json": "here"}
-    store.settle({"probe": None})
+    store.sort_into_cells({"probe": None})
     assert tree(tmp_path) == {"probe/local-none/trial_0.json": "here"}
-    store.settle({"probe": "local-none"})
+    store.sort_into_cells({"probe": "local-none"})
     assert tree(tmp_path) == {"probe/trial_0.json": "here"}
 
 

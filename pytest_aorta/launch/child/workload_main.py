@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -11,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.lazy_imports import LazyImports
-from pytest_aorta.launch.child.preloading import preload_as_asked, preload_on_cores
+from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance, preload_as_asked
 from pytest_aorta.probe.collect import (
     StaticEnv,
     before_forks,
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 
 def join_group(cls: type[Any], config: Any) -> None:
-    """In a rank, before the constructor: make the process group of a workload that leaves that to its runner."""
     distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not distributed or not supports_process(cls) or not hasattr(cls, "isolated_distributed_backend"):
         return
@@ -55,7 +52,6 @@ def join_group(cls: type[Any], config: Any) -> None:
 
 
 def leave_group(cls: type[Any]) -> None:
-    """After the cleanup: destroy it."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and supports_process(cls):
         with contextlib.suppress(Exception):  # the other ranks may have gone
@@ -141,7 +137,7 @@ def extend(extension: Extension) -> Refused:
     """Import what a trial has imported, for those that will be forked from this process."""
     global _static, _sources_in_advance
     before = children_now()
-    refused = preload_on_cores(extension["modules"], extension["cores"])
+    refused = import_in_advance(extension["modules"], extension["cores"])
     _note_children(before)
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
@@ -149,14 +145,6 @@ def extend(extension: Extension) -> Refused:
         if _watches:
             _static = before_forks(_static)
     return refused
-
-
-def warm_up(argument: WorkloadArgument) -> None:
-    """Touch what every trial needs before its workload's code runs."""
-    json.dumps(collect_env(_static).to_dict())
-    json.dumps(collect_end(_static, over=False).to_dict())
-    use_seed(random_seed())
-    load_class(argument["target"])
 
 
 def use_seed(seed: int) -> None:
@@ -186,9 +174,7 @@ def run_workload(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
-    lazy = LazyImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
-    if lazy is not None:
-        lazy.start()
+    lazy = LearnedImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
 
     def after_run() -> None:
         if lazy is not None:

@@ -29,7 +29,7 @@ from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
-from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.events import parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
@@ -108,44 +108,29 @@ class ProcessTrial:
         self._side_by_side = allocation.side_by_side
         self._import_limits = start_limits(self.spec, timeout)
         try:
-            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout)
+            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout, self._is_wanted)
             self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell, inherited)
             self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            if not self._resume_held(cell, inherited, allocation):
-                self._submit(cell, inherited, allocation, timeout)
+            self._submit(cell, inherited, allocation, timeout)
+        except ZygoteUnwanted:
+            pass  # it was interrupted
         except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
-            see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
-
-    def _resume_held(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation) -> bool:
-        """Run in the process that has imported the workload for the first trial of the cell, if it is there."""
-        held = self._zygotes.take_held(self.spec, inherited, allocation)
-        if held is None:
-            return False
-        given, self._seed = self._seed, held[0]
-        try:
-            self._task = held[1].resume(
-                self._payload(cell, held[1].server), self._log_files(), allocation.cores, allocation.descriptors
-            )
-        except OSError:  # it has died since
-            held[1].close()
-            self._seed = given
-            return False
-        self._server = held[1].server
-        self.seen.phases_sec["import"] = held[1].import_sec
-        self._start_clock()
-        return True
+            if not self._interrupted.is_set():
+                see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     def _submit(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation, timeout: float | None) -> None:
-        self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, timeout)
-        self._task = self._server.submit(
+        self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, timeout, self._is_wanted)
+        self._task = self._server.start_task(
             self._payload(cell, self._server),
             **self._log_files(),
             cores=allocation.cores,
             descriptors=allocation.descriptors,
         )
+        if self._interrupted.is_set():  # meanwhile
+            self._kill_interrupted()
         if self._server.spec.fresh:
             self.seen.phase = "import"
             self._limit_import(self._import_limits.total)
@@ -154,6 +139,9 @@ class ProcessTrial:
         if imported is not None:
             self.seen.phases_sec["import"], ended_at = imported
         self._start_clock(waited=imported is not None and ended_at > self._start)
+
+    def _is_wanted(self) -> bool:
+        return not self._interrupted.is_set()
 
     def _log_files(self) -> dict[str, Any]:
         return {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
@@ -239,6 +227,9 @@ class ProcessTrial:
             self.seen.lost = interruption(self.seen.phase, why)
         self._interrupted.set()
         self._deadline = self._stalls_at = None
+        self._kill_interrupted()
+
+    def _kill_interrupted(self) -> None:
         task = self._task
         if task is not None and task.ended is None:
             task.kill(grace=min(self.spec.limits.grace, 1.0))
@@ -339,8 +330,8 @@ class ProcessTrial:
         """Its process has ended."""
         assert task.ended is not None
         assert self._evidence is not None
-        self.seen.returncode = task.ended["returncode"]
-        self.stuck = task.ended["unkillable"]
+        self.seen.returncode = task.ended.returncode
+        self.stuck = list(task.ended.unkillable)
         self._note(leftover_notes(task.ended))
         task.close()
         self._task = None

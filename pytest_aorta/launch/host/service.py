@@ -117,10 +117,7 @@ class TrialHost:
         spec, inherited = order.spec, order.inherited
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
-                job.on_cancel(lambda why: self.zygotes.abandon(spec, inherited, allocation))
-                cell = self.zygotes.prepare(spec, inherited, allocation, order.timeout)
-                if allocation.device_ids:  # it may use what it has no lease for any more
-                    self.zygotes.close_held(spec, inherited, allocation)
+                cell = self.zygotes.prepare(spec, inherited, allocation, order.timeout, lambda: not job.cancelled)
             self.allocator.check_need(spec.workload.name, cell.plan.nproc)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:
@@ -134,10 +131,9 @@ class TrialHost:
         spec = order.spec
         # One device per rank.
         with self.allocator.allocate(job, slot, self._ranks.get(spec.workload.name, 1)) as allocation:
-            job.on_cancel(lambda why: self.zygotes.abandon(spec, order.inherited, allocation))
             trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.node_store)
-            trial.start(order.inherited, allocation, order.timeout)
             job.on_cancel(trial.interrupt)
+            trial.start(order.inherited, allocation, order.timeout)
             for text in self.zygotes.take_warnings():
                 job.warn(text)
             listing = trial.packages

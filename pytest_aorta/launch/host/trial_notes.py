@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pytest_aorta.runtime.zygote_main import TaskEnd
+from pytest_aorta.runtime.zygote import TaskEnd
 from pytest_aorta.trials.events import GroupEvent
 
 #: Processes that are named when they outlive their trial.
@@ -16,8 +16,8 @@ def leftover_notes(ended: TaskEnd) -> list[str]:
     """One for each process that has outlived its trial; of many, the first, and how many more there are."""
     notes = []
     for left, one, many in (
-        (ended["swept"], "was left running, and ended", "were left running, and ended"),
-        (ended["unkillable"], "could not be ended", "could not be ended"),
+        (ended.swept, "was left running, and ended", "were left running, and ended"),
+        (ended.unkillable, "could not be ended", "could not be ended"),
     ):
         notes += [f"{name} {one}" for name in left[:_NAMED]]
         more = len(left) - _NAMED

@@ -25,9 +25,6 @@ class ItemStates:
     """How far items are. With several processes each has a file, which is locked as long as the item runs.
 
     So the kernel says when a process dies with an item.
-
-    Args:
-        folder: that the processes share; ``None`` where there is one.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -132,12 +129,7 @@ _ENDS: tuple[ItemState, ...] = ("passed", "failed", "skipped")
 
 
 class ItemStateHooks:
-    """Notes the states of items by pytest's hooks, which are called whatever keeps an item from running.
-
-    Attributes:
-        nodeids: of the items whose states matter.
-        selected: node ids of all items of this run.
-    """
+    """Notes the states of items by pytest's hooks, which are called whatever keeps an item from running."""
 
     def __init__(self, states: ItemStates) -> None:
         self.states = states

@@ -82,12 +82,7 @@ class CommandItem(pytest.Item):
     run: RecipeRun
 
     def runtest(self) -> None:
-        """Run the command on the directories that need it.
-
-        Raises:
-            NotNeeded: a previous action is not complete.
-            TrialFailed: the command has failed, or has not made its products.
-        """
+        """Run the command on the directories that need it."""
         __tracebackhide__ = True
         action = self.unit.action
         left = [name for name in self.unit.units if not self.run.project.has_products(action, name)]
@@ -128,7 +123,6 @@ class CommandItem(pytest.Item):
             raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {run.recipe.root}"))
 
     def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
-        """The exit status; the output goes to the item's report, or with ``-s`` to the terminal."""
         end_in_order_when_terminated(self.config)
         grace = run_of(self.config).selection.limits.grace
         if self.config.getoption("capture", "fd") == "no":
@@ -219,11 +213,7 @@ class RecipeTrialItem(TrialItem):
         super().setup()
 
     def runtest(self) -> None:
-        """Wait for the end of ``run()``, and hold it against what is expected.
-
-        Raises:
-            TrialFailed: the trial has failed, or was expected to.
-        """
+        """Wait for the end of ``run()``, and hold it against what is expected."""
         if self.running is not None and self.running.resumed:
             self.user_properties.append(("aorta_state", "kept"))
         if not self.reproduced:
@@ -249,7 +239,6 @@ class RecipeTrialItem(TrialItem):
 
 
 def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
-    """The trials of an action, in the order of its plan."""
     run = action_run(parent.config, recipe, action)
     recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
     sibling: RecipeTrialItem | None = None
@@ -263,8 +252,6 @@ def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) ->
 
 
 class _TrialStates:
-    """What is on disk of the trials of an action."""
-
     def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
         self._recipe, self._run, self._action = recipe, run, action
         self._digests: dict[str, str] = {}
@@ -294,6 +281,5 @@ class _TrialStates:
 
     @cached_property
     def _decided_before(self) -> Collection[str]:
-        """The cells that an earlier run has decided, of the same request."""
         found = self._recipe.known.decided.get(self._action.name)
         return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._run.plan) else ()

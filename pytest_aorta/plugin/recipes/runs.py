@@ -68,8 +68,6 @@ _WORDS = {
 
 
 class StartedTrials:
-    """The trials that the job of this process has started; a requeued one knows those of its earlier times."""
-
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
         is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
@@ -187,7 +185,6 @@ class RecipeRun:
         return None
 
     def _units_before(self, follower: Action, action: Action, unit: str) -> Sequence[str]:
-        """The units of ``action`` that matter for one of its follower: those that contain it, or that it contains."""
         known = self.items.get(action.name, {})
         kinds = {"trial" if each.is_matrix else each.table.each for each in (follower, action)}
         if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
@@ -203,7 +200,6 @@ class RecipeRun:
         return list(contained) or [outer for outer in containing(unit) if outer in known]
 
     def _progress(self, action: Action, unit: str) -> Progress:
-        """By what is on disk. Under xdist, the controller may not have written the record of a trial that has ended."""
         if not action.is_matrix:
             return "completed" if self.project.has_products(action, unit) else "open"
         state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
@@ -215,7 +211,6 @@ class RecipeRun:
         return state_of(unit)
 
     def _reason(self, action: Action, units: Sequence[str]) -> str:
-        """Why units of an action are not complete, in one line."""
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"
         nodeid = self.items[action.name][units[0]]
@@ -253,18 +248,13 @@ def _item_state_hooks(config: pytest.Config) -> ItemStateHooks:
 
 
 def _shared_folder(name: str) -> Path:
-    """A folder of all processes of an xdist run; the last one that uses it removes it."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}items-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
-    """The run of an action with a workload: its plan, its results directory, its engine.
-
-    Raises:
-        RequestError: no plan can be made of it.
-    """
+    """The run of an action with a workload: its plan, its results directory, its engine."""
     runs = config.stash.setdefault(_ACTION_RUNS, {})
     key = (recipe.recipe.file, action.name)
     if key not in runs:
@@ -344,7 +334,6 @@ def _gate(text: str, place: str) -> Gate:
 
 
 def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
-    """Where xdist's workers and their controller find decisions on an action; ``None`` in a single process."""
     run = test_run_everywhere(config)
     if run is None:
         return None
@@ -368,5 +357,4 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
 
 
 def action_runs(config: pytest.Config) -> list[Run]:
-    """All runs of actions in this process."""
     return list(config.stash.get(_ACTION_RUNS, {}).values())

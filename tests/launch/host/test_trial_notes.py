@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
-from pytest_aorta.runtime.zygote_main import TaskEnd
+from pytest_aorta.runtime.zygote import TaskEnd
 from pytest_aorta.trials.events import GroupEvent, GroupStateName
 
 
 def ended(swept: list[str], unkillable: list[str]) -> TaskEnd:
-    return {
-        "type": "ended",
-        "returncode": 0,
-        "max_rss_bytes": None,
-        "swept": swept,
-        "unkillable": unkillable,
-        "at": 0.0,
-    }
+    return TaskEnd(0, swept=swept, unkillable=unkillable)
 
 
 def state(attempt: int, size: int, name: GroupStateName = "HEALTHY") -> GroupEvent:

@@ -6,8 +6,7 @@ from typing import Any
 
 from support.nursery import Nursery, deadline, message_of
 
-from pytest_aorta.runtime.zygote import Task, Zygote, start_task
-from pytest_aorta.runtime.zygote_main import TaskEnd
+from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote
 
 #: Leaves orphans behind as it is asked to, tells their pids, and runs until it is told to end, or ends at once.
 SOURCE = """
@@ -51,14 +50,14 @@ SOURCE = """
 
 
 def concurrent(nursery: Nursery, before: str = "") -> Zygote:
-    zygote = nursery.start(before + SOURCE, concurrent=True)
+    zygote = nursery.start(before + SOURCE)
     zygote.wait_ready()
     return zygote
 
 
 def begin(zygote: Zygote, **payload: Any) -> tuple[Task, list[int]]:
     """A task, and the orphans that it has made."""
-    task = start_task(zygote, payload)
+    task = zygote.start_task(payload)
     return task, message_of(task)
 
 
@@ -74,4 +73,4 @@ def end_of(task: Task) -> TaskEnd:
 def let_go(task: Task) -> None:
     """Have it end by itself."""
     task.send({})
-    assert end_of(task)["returncode"] == 0
+    assert end_of(task).returncode == 0

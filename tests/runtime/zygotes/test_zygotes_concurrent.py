@@ -17,7 +17,7 @@ from support.nursery import pool as pool
 from support.nursery import threads as threads
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool, start_task
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool
 
 TESTS = str(Path(__file__).parents[2])
 
@@ -50,7 +50,7 @@ def test_tasks_begin_and_end_on_many_threads(zygote: Zygote, threads: ThreadPool
         for _ in range(10):
             task, _ = begin(zygote, orphans=["fork"] * (number % 2), stays=number % 3 > 0)
             task.kill(0.0) if number % 3 else None
-            codes.append(end_of(task)["returncode"])
+            codes.append(end_of(task).returncode)
         return codes
 
     for number, codes in enumerate(threads.map(work, range(8))):
@@ -60,7 +60,7 @@ def test_tasks_begin_and_end_on_many_threads(zygote: Zygote, threads: ThreadPool
 def test_all_callers_of_a_pool_share_one_zygote_that_is_started_once(
     nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
 ) -> None:
-    spec = nursery.spec(SOURCE, concurrent=True)
+    spec = nursery.spec(SOURCE)
     for starts in (1, 2):
         zygotes = set(threads.map(lambda _: pool.acquire(spec), range(8)))
         assert len(zygotes) == 1
@@ -82,7 +82,7 @@ def test_a_child_keeps_the_files_that_it_was_given_and_no_other_has_them(zygote:
 
     file = tmp_path / "lock"
     with file.open("w") as opened:
-        task = start_task(zygote, {}, descriptors=[opened.fileno()])
+        task = zygote.start_task({}, descriptors=[opened.fileno()])
     message_of(task)
     other, _ = begin(zygote)
 
@@ -104,9 +104,9 @@ def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_e
     os.kill(task.pid, number)
 
     ended = end_of(task)
-    assert ended["returncode"] == -number
+    assert ended.returncode == -number
     assert all(map(is_gone, orphans))
-    assert len(ended["swept"]) == 3
+    assert len(ended.swept) == 3
     assert not any(map(is_gone, [other.pid, *others]))
     let_go(other)
     assert all(map(is_gone, others))
@@ -126,7 +126,7 @@ def test_a_kill_ends_the_child_and_all_its_descendants(zygote: Zygote) -> None:
     task.kill(0.1)
 
     ended = end_of(task)
-    assert (ended["returncode"], ended["unkillable"]) == (-signal.SIGTERM, [])
+    assert (ended.returncode, ended.unkillable) == (-signal.SIGTERM, [])
     assert all(map(is_gone, orphans))
 
 
@@ -134,13 +134,13 @@ def test_a_kill_wakes_what_is_stopped(zygote: Zygote) -> None:
     task, _ = begin(zygote)
     os.kill(task.pid, signal.SIGSTOP)
     task.kill(600)
-    assert end_of(task)["returncode"] == -signal.SIGTERM
+    assert end_of(task).returncode == -signal.SIGTERM
 
 
 def test_descendants_have_their_grace_although_the_child_has_ended(nursery: Nursery, zygote: Zygote) -> None:
     task, (orphan,) = begin(zygote, orphans=["tidy"])
     task.kill(600)
-    assert end_of(task)["returncode"] == -signal.SIGTERM
+    assert end_of(task).returncode == -signal.SIGTERM
     assert is_gone(orphan)
     assert (nursery.path / "tidied").exists()
 
@@ -162,7 +162,7 @@ def test_a_grace_holds_up_no_other_task(zygote: Zygote) -> None:
 
     for task, code in ((stubborn, -signal.SIGKILL), (lingering, -signal.SIGTERM)):
         task.kill(0.0)  # the shorter grace counts
-        assert end_of(task)["returncode"] == code
+        assert end_of(task).returncode == code
     assert is_gone(orphan)
 
 
@@ -206,11 +206,11 @@ def test_one_that_outlives_sigkill_is_given_up_and_holds_up_no_other(nursery: Nu
 
     other, orphans = begin(zygote, orphans=["fork"])
     other.kill(0.0)
-    assert end_of(other)["returncode"] == -signal.SIGKILL
+    assert end_of(other).returncode == -signal.SIGKILL
     assert all(map(is_gone, orphans))
     ended = end_of(stuck)
-    assert ended["returncode"] is None
-    assert f"(pid {stuck.pid}, sleeping)" in ended["unkillable"][0]
+    assert ended.returncode is None
+    assert f"(pid {stuck.pid}, sleeping)" in ended.unkillable[0]
     os.kill(stuck.pid, signal.SIGKILL)
     wait_until_gone([stuck.pid])
     let_go(begin(zygote)[0])
@@ -259,8 +259,7 @@ def test_a_child_that_dies_before_its_task_comes_is_an_error(nursery: Nursery) -
         """,
     )
     (nursery.path / "deadly").touch()
-    with pytest.raises((OSError, ZygoteError)):
-        start_task(zygote, {"large": "x" * 10**7})
+    assert end_of(zygote.start_task({"large": "x" * 10**7})).returncode == 3
     (nursery.path / "deadly").unlink()
     let_go(begin(zygote)[0])
 
@@ -279,7 +278,7 @@ def test_a_zygote_that_is_killed_takes_all_with_it(nursery: Nursery, zygote: Zyg
     assert {str(error) for error in errors} == {f"the zygote (pid {zygote.info['pid']}) died with signal SIGKILL"}
     assert nursery.alive() == []
     with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
-        start_task(zygote, {})
+        zygote.start_task({})
 
 
 def test_a_zygote_that_is_closed_takes_all_with_it(nursery: Nursery, zygote: Zygote) -> None:
@@ -298,10 +297,9 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {TESTS!r})
 from support.nursery import Nursery
-from pytest_aorta.runtime.zygote import start_task
-zygote = Nursery(Path({str(tmp_path)!r})).start({SOURCE!r}, concurrent=True)
+zygote = Nursery(Path({str(tmp_path)!r})).start({SOURCE!r})
 zygote.wait_ready()
-tasks = [start_task(zygote, {{"orphans": ["fork", "stubborn"], "stubborn": True}}) for _ in range(3)]
+tasks = [zygote.start_task({{"orphans": ["fork", "stubborn"], "stubborn": True}}) for _ in range(3)]
 for task in tasks:
     task.next_message(None)
 tasks[0].kill(600)

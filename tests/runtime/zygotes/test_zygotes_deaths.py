@@ -10,7 +10,6 @@ import textwrap
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 from support.nursery import Nursery, finish, message_of, nursery_at
 from support.processes import MARK, is_gone, wait_until, wait_until_gone
@@ -30,40 +29,7 @@ ECHO = """
 TESTS = str(Path(__file__).parents[2])
 
 
-def only_child(pid: int) -> int:
-    """The child that stands by in a zygote."""
-    found: list[psutil.Process] = []
-
-    def is_there() -> bool:
-        found[:] = psutil.Process(pid).children()
-        return len(found) == 1
-
-    wait_until(is_there, "one child")
-    return found[0].pid
-
-
 # The child that stands by.
-
-
-def test_a_child_that_is_killed_while_it_stands_by_is_replaced(nursery: Nursery) -> None:
-    zygote = nursery.start(ECHO)
-    zygote.wait_ready()
-    child = only_child(zygote.info["pid"])
-    os.kill(child, signal.SIGKILL)
-    wait_until_gone([child])
-
-    assert nursery.run(zygote, "first").told == ["first"]
-    assert nursery.run(zygote, "second").told == ["second"]
-
-
-def test_a_child_that_stands_by_ends_with_its_zygote(nursery: Nursery) -> None:
-    zygote = nursery.start(ECHO)
-    zygote.wait_ready()
-    child = only_child(zygote.info["pid"])
-
-    os.kill(zygote.info["pid"], signal.SIGKILL)
-
-    wait_until_gone([child])
 
 
 # The zygote.
@@ -122,47 +88,6 @@ def test_a_task_that_kills_its_zygote_takes_nothing_else_along(nursery: Nursery)
         nursery.run(victim, True)
 
     assert nursery.run(other, False).told == ["here"]
-
-
-def test_what_a_task_has_told_is_heard_before_the_death_of_its_zygote(nursery: Nursery) -> None:
-    """The zygote dies between announcing the next child and handing over the channel to it."""
-    zygote = nursery.start(
-        """
-        import os, signal, time
-        from pytest_aorta.runtime.channel import Channel
-        hand_over, announced = Channel.send_fd, []
-
-        def die_the_second_time(channel, fd):
-            announced.append(1)
-            if len(announced) > 1:
-                while not os.path.exists("told"):
-                    time.sleep(0.005)
-                os.kill(os.getpid(), signal.SIGKILL)
-            hand_over(channel, fd)
-
-        Channel.send_fd = die_the_second_time
-
-        def run(payload, send):
-            while not os.path.exists("go"):
-                time.sleep(0.005)
-            for number in range(100):
-                send({"value": number})
-            open("told", "w").close()
-            time.sleep(600)
-        """
-    )
-    task = nursery.submit(zygote)
-    wait_until(lambda: zygote.control.poll(), "the announcement of the next child")
-    assert task.filenos()
-    (nursery.path / "go").touch()
-    # The announcement is all there is to read, and what is to follow it is waited for, until the zygote has died.
-    task._take_report()
-
-    assert [message_of(task) for _ in range(100)] == list(range(100))
-    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
-        task.next_message(None)
-    with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
-        task.poll_message()
 
 
 def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery) -> None:
@@ -269,31 +194,6 @@ def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> 
 
 
 # Closing.
-
-
-def test_a_zygote_whose_parent_leaves_before_it_can_announce_the_next_child_ends_everything(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, subprocess, time
-        def prepare(argument):
-            return {"pid": os.getpid()}
-        def run(payload, send):
-            subprocess.Popen(["sleep", "600"], start_new_session=True)
-            open("running", "w").close()
-            time.sleep(600)
-        """
-    )
-    zygote.wait_ready()
-    zygote.announced.append(zygote.take_standby())
-    os.kill(zygote.info["pid"], signal.SIGSTOP)
-    task = nursery.submit(zygote)
-    wait_until((nursery.path / "running").exists, "the task")
-    sleeper = only_child(task.pid)
-
-    zygote.control.close()
-    os.kill(zygote.info["pid"], signal.SIGCONT)
-
-    wait_until_gone([zygote.info["pid"], task.pid, sleeper])
 
 
 def test_closing_ends_a_running_task(nursery: Nursery) -> None:

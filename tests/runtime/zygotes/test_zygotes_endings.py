@@ -303,24 +303,6 @@ def test_a_swarm_is_swept(nursery: Nursery) -> None:
     wait_until_gone(pids | set(done.told))
 
 
-def test_the_child_that_stands_by_for_the_next_task_is_not_swept(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        ESCAPE
-        + """
-    def run(payload, send):
-        escape(send)
-        """
-    )
-    nursery.run(zygote)
-    before = {process.pid for process in nursery.alive()}
-
-    done = nursery.run(zygote)
-
-    # The first task's successor had been forked before that task was swept, and has run the second one.
-    assert done.returncode == 0
-    assert len(before) == 2
-
-
 def test_an_end_that_comes_before_the_kill_is_the_task_s_own(nursery: Nursery) -> None:
     zygote = nursery.start(
         """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from support.nursery import Nursery, pool_of
-from support.processes import wait_until
+import os
+import signal
 
-from pytest_aorta.runtime.zygote import Branch, ExtensionFailed, ZygoteUnwanted, start_branch
+import pytest
+from support.nursery import Nursery, finish, message_of
+from support.processes import is_gone, wait_until
+
+from pytest_aorta.runtime.zygote import Branch, ExtensionFailed, ZygoteError, ZygoteUnwanted
 
 SOURCE = """
     import os
@@ -43,28 +46,38 @@ SOURCE = """
 
     def run(payload, send):
         send({"value": added})
+        if payload == "stays":
+            time.sleep(1000)
 """
 
 
 def test_what_a_branch_is_prepared_with_is_there_for_its_tasks_only(nursery: Nursery) -> None:
-    with pool_of(1) as pool:
-        spec = nursery.extensible(SOURCE)
-        root = pool.acquire(spec)
-        first, second = pool.acquire(spec, extension="one"), pool.acquire(spec, extension="two")
+    root = nursery.start_from(nursery.extensible(SOURCE))
+    root.wait_ready()
+    first, second = Branch(root, "one"), Branch(root, "two")
 
-        assert [nursery.run(server).told for server in (root, first, second, first)] == [
-            *([[]], [["one"]], [["two"]], [["one"]]),
-        ]
+    told = [nursery.run(server).told for server in (root, first, second, first)]
+
+    assert told == [[[]], [["one"]], [["two"]], [["one"]]]
+    assert first.alive()
 
 
-def test_an_unused_branch_serves_the_next_equal_request(nursery: Nursery) -> None:
-    with pool_of(1) as pool:
-        spec = nursery.extensible(SOURCE)
-        first = pool.acquire(spec, extension="one")
-        pool.release(first)
+def test_a_branch_that_is_killed_takes_its_task_along_and_no_other(nursery: Nursery) -> None:
+    root = nursery.start_from(nursery.extensible(SOURCE))
+    root.wait_ready()
+    branch = Branch(root, "one")
+    lost, other = nursery.submit(branch, "stays"), nursery.submit(root, "stays")
+    assert (message_of(lost), message_of(other)) == (["one"], [])
 
-        assert pool.acquire(spec, extension="two") is not first
-        assert pool.acquire(spec, extension="one") is first
+    os.kill(branch.pid, signal.SIGKILL)
+
+    with pytest.raises(ZygoteError, match="branch died with signal SIGKILL"):
+        finish(lost)
+    assert not branch.alive()
+    assert not is_gone(other.pid)
+    other.kill(0.0)
+    finish(other)
+    assert nursery.run(root).told == [[]]
 
 
 FAILURES = {
@@ -80,23 +93,21 @@ FAILURES = {
 
 @pytest.mark.parametrize(("how", "said"), FAILURES.items(), ids=FAILURES)
 def test_a_failure_is_told_and_the_zygote_goes_on(nursery: Nursery, how: str, said: str) -> None:
-    with pool_of(1) as pool:
-        spec = nursery.extensible(SOURCE)
-        with pytest.raises(ExtensionFailed, match=said) as caught:
-            pool.acquire(spec, extension=how, extension_limit=0.3 if how == "hangs" else 60)
+    root = nursery.start_from(nursery.extensible(SOURCE))
+    root.wait_ready()
+    with pytest.raises(ExtensionFailed, match=said) as caught:
+        Branch(root, how, 0.3 if how == "hangs" else 60)
 
-        assert dict(caught.value.refused) == ({"module": "refuses"} if how == "refuses" else {})
-        server = pool.acquire(spec)
-        assert nursery.run(server).told == [[]]
-        wait_until(lambda: len(nursery.alive()) == 2)  # the zygote and its child that stands by
+    assert dict(caught.value.refused) == ({"module": "refuses"} if how == "refuses" else {})
+    assert nursery.run(root).told == [[]]
+    wait_until(lambda: len(nursery.alive()) == 1)  # the zygote
 
 
 def test_a_branch_that_is_not_wanted_any_more_is_ended_while_it_is_prepared(nursery: Nursery) -> None:
-    zygote = nursery.start_from(nursery.extensible(SOURCE))
-    waiting = start_branch(zygote, "hangs")
-    assert isinstance(waiting, Branch)
-    waiting.hang_up()
+    root = nursery.start_from(nursery.extensible(SOURCE))
+    root.wait_ready()
+    answers = iter([True, True, False])
 
     with pytest.raises(ZygoteUnwanted):
-        waiting.wait_extended()
-    assert nursery.run(zygote).told == [[]]
+        Branch(root, "hangs", wanted=lambda: next(answers))
+    assert nursery.run(root).told == [[]]

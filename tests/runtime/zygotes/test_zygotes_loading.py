@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.nursery import Nursery, deadline, message_of
+from support.nursery import Nursery
 from support.processes import MARK
 
-from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteTimeout, child_task
+from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteTimeout
 
 LOADS = """
     import os, subprocess, time
@@ -54,7 +54,6 @@ def test_what_is_loaded_may_hang_and_then_shows_its_stacks_and_is_ended_with_all
 
     assert (caught.value.phase, caught.value.limit) == ("import", 0.3)
     assert "in wait_for_ever" in caught.value.stacks
-    assert caught.value.again().stacks == caught.value.stacks
     assert nursery.alive() == []
 
 
@@ -65,15 +64,3 @@ def test_the_limit_for_what_is_loaded_is_for_nothing_else(nursery: Nursery) -> N
 
     assert zygote.load_sec is not None
     assert zygote.load_sec < 0.25
-
-
-def test_a_held_task_prepares_itself_before_it_gets_its_payload(nursery: Nursery) -> None:
-    zygote = nursery.start(PREPARES_ITSELF, fresh=True)
-    logs: dict[str, Any] = {name: nursery.path / f"held.{name}" for name in ("stdout", "stderr", "stacks")}
-    task = nursery.submit(zygote, None, hold=True)
-    assert task.next_message(deadline()) == {"type": "prepared", "info": {"argument": None}}
-
-    task.send(child_task("payload", **logs, cores=None, descriptors=()))
-
-    assert message_of(task) == ["payload", True]
-    assert logs["stdout"].exists()

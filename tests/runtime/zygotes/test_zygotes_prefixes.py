@@ -69,15 +69,11 @@ def test_a_prefix_that_passes_variables_on_may_change_them(nursery: Nursery) -> 
     assert nursery.run(zygote, ["CELL", "GONE"]).told == [["changed", None, str(nursery.path)]]
 
 
-def test_tasks_branches_and_descriptors_work_behind_a_prefix_that_closes_them(nursery: Nursery) -> None:
-    from pytest_aorta.runtime.zygote import start_branch
-
+def test_tasks_and_descriptors_work_behind_a_prefix_that_closes_them(nursery: Nursery) -> None:
     zygote = behind(nursery, "def run(payload, send): send({'value': payload})")
-    branch = start_branch(zygote)
 
     with open(os.devnull) as file:
-        assert [nursery.run(server, 7, descriptors=[file.fileno()]).told for server in (zygote, branch)] == [[7], [7]]
-    branch.close()
+        assert nursery.run(zygote, 7, descriptors=[file.fileno()]).told == [7]
 
 
 def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(

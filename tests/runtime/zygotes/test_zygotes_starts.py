@@ -243,25 +243,6 @@ def test_further_paths_come_after_the_interpreter_s_own(nursery: Nursery) -> Non
 # Rehearsals, and what specifications have in common.
 
 
-def test_a_warm_up_runs_in_the_child_before_its_task_and_may_fail(nursery: Nursery) -> None:
-    name = nursery.module(
-        """
-        warmed = []
-        def prepare(argument):
-            return {}
-        def warm_up(argument):
-            warmed.append(argument)
-            raise ValueError
-        def run(payload, channel):
-            channel.send({"value": warmed})
-        """
-    )
-    spec = nursery.spec("", prepare=f"{name}:prepare", run=f"{name}:run", warm_up=f"{name}:warm_up", argument=5)
-    zygote = nursery.start_from(spec)
-
-    assert [nursery.run(zygote).told for _ in range(2)] == [[[5]], [[5]]]
-
-
 CHANGED: dict[str, Any] = {
     "command": ("other",),
     "environ": {"A": "\udcff"},
@@ -271,11 +252,9 @@ CHANGED: dict[str, Any] = {
     "sys_path": ("/other",),
     "cwd": "/other",
     "fresh": True,
-    "warm_up": "other:warm_up",
     "load": "other:load",
     "orphaned": "other:orphaned",
     "extend": "other:extend",
-    "concurrent": True,
     "behind": Behind({"A": "1"}),
 }
 

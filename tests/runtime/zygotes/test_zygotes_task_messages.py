@@ -118,7 +118,7 @@ def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
         follow(task)
     assert task.filenos() == []
     assert task.ended is not None
-    assert task.ended["returncode"] == 0
+    assert task.ended.returncode == 0
     with pytest.raises(TaskEnded):
         task.poll_message()
 

@@ -356,8 +356,9 @@ def test_a_task_without_logs_of_its_own_writes_to_the_zygote_s(nursery: Nursery)
             time.sleep(600)
         """
     )
+    zygote.wait_ready()
     before = {path.name for path in nursery.path.iterdir()}
-    task = zygote.submit(None, stdout=None, stderr=None, stacks=None)
+    task = zygote.start_task(None)
     assert message_of(task) == 1
 
     task.kill(grace=600)
@@ -365,6 +366,6 @@ def test_a_task_without_logs_of_its_own_writes_to_the_zygote_s(nursery: Nursery)
     while task.next_message(deadline()) is not None:
         pass
     assert task.ended is not None
-    assert task.ended["returncode"] == -signal.SIGTERM
+    assert task.ended.returncode == -signal.SIGTERM
     wait_until(lambda: zygote.output() == "into the zygote's log\n", "the output")
     assert {path.name for path in nursery.path.iterdir()} - {"__pycache__"} == before - {"__pycache__"}

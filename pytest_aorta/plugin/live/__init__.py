@@ -1,1 +1,0 @@
-"""The live view: lines below what pytest writes, while trials run."""

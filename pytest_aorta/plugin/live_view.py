@@ -1,0 +1,469 @@
+"""The live view: while trials run on a terminal, lines below pytest's own that say how far they are.
+
+In the process that owns the reports. It sees trials start through the ``TrialRunner``, on the threads of slots; in an
+xdist controller, through the reports of the workers. Steps are read from the file that every trial and rank writes its
+last step to (``trials.steps``), so the trials send nothing more than without it; those of other hosts have no such file
+here until they are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pytest_aorta.common.texts import one_line
+from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
+from pytest_aorta.plugin.live_state import CellName, LiveState, RunningTrial
+from pytest_aorta.plugin.roles import is_controller
+from pytest_aorta.plugin.run import current_run, current_runs
+from pytest_aorta.triage.facts import COUNTED, OUTCOMES
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.live import Live
+    from rich.segment import Segment
+
+    from pytest_aorta.launch.slot_trial import SlotTrial
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.facts import TrialFacts
+    from pytest_aorta.trials.spec import TrialSpec
+    from pytest_aorta.workspace.paths import TrialPaths
+
+#: What runs a trial, the trial, and where its file lies.
+FoundTrial = tuple["Run", "TrialSpec", "TrialPaths"]
+
+#: Seconds between two looks at what runs.
+_INTERVAL = 0.2
+
+#: Lines of the view at most, and of the terminal, one half.
+_MOST_LINES = 20
+
+#: Columns of a trial's line beside its name.
+_BESIDE_NAME = 40
+
+#: Variables by which pytest, too, knows that it runs for a log.
+_CI = ("CI", "BUILD_NUMBER")
+
+
+def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | None:
+    """The terminal that pytest writes to, if a live view is to be shown on it."""
+    file = terminal_file(config)
+    if file is None or not file.isatty() or config.get_verbosity() < 0:
+        return None
+    # Some CI services give a terminal to what they run, and keep all that it writes in a log.
+    if environ.get("TERM", "dumb") == "dumb" or any(environ.get(name) for name in _CI):
+        return None
+    # What tests print would come in between, and a debugger needs the terminal for itself.
+    shares = config.getoption("capture", "no") in ("no", "tee-sys")
+    return None if shares or any(config.getoption(name, False) for name in ("usepdb", "trace")) else file
+
+
+class _Raw:
+    """What pytest writes, for rich to write as it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Generator[Segment, None, None]:
+        from rich.segment import Segment
+
+        yield Segment(self._text)
+
+
+class LinesBelow:
+    """pytest's file, and lines below what is written to it, which come and go without a trace. Thread-safe.
+
+    pytest writes its lines dot by dot: while others are shown below it, the last one is the first of rich's.
+
+    Args:
+        file: that pytest writes to; a terminal.
+        draw: makes the lines, for a terminal of so many columns and lines.
+        has_colours: whether pytest uses some.
+    """
+
+    def __init__(self, file: TextIO, draw: Callable[[int, int], Sequence[RenderableType]], has_colours: bool) -> None:
+        self._file = file
+        self._draw = draw
+        self._has_colours = has_colours
+        # Capture redirects the file's own descriptor while tests run.
+        self._terminal = os.fdopen(os.dup(file.fileno()), "w", encoding=file.encoding or "utf-8", errors="replace")
+        self._place = _place(self._terminal)
+        self._lock = threading.RLock()
+        self._live: Live | None = None
+        #: What is on pytest's last line.
+        self._line = ""
+
+    def show(self) -> None:
+        """Show the lines, or show them anew."""
+        from rich.console import Console
+        from rich.live import Live
+
+        with self._lock, contextlib.suppress(OSError, ValueError):  # a terminal that has gone is no reason to fail
+            size = os.get_terminal_size(self._terminal.fileno())
+            if self._live is None:
+                console = Console(
+                    file=self._terminal,
+                    force_terminal=True,
+                    color_system="standard" if self._has_colours else None,
+                    highlight=False,
+                )
+                console.size = size
+                self._live = Live(
+                    console=console,
+                    get_renderable=self._renderable,
+                    auto_refresh=False,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._file.flush()
+                self._terminal.write("\r\x1b[K")
+                self._live.start()
+            self._live.console.size = size
+            self._live.refresh()
+
+    def hide(self) -> None:
+        """Erase the lines."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    live.stop()
+                    self._terminal.write(self._line)
+                    self._terminal.flush()
+
+    def close(self) -> None:
+        """Erase the lines, for good."""
+        self.hide()
+        with contextlib.suppress(OSError):
+            self._terminal.close()
+
+    def _renderable(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        line = Text.from_ansi(self._line, no_wrap=True, overflow="crop") if self._line else Text("")
+        size = os.get_terminal_size(self._terminal.fileno())
+        return Group(line, *self._draw(size.columns, size.lines))
+
+    def write(self, text: str) -> int:
+        """pytest writes."""
+        with self._lock:
+            if self._live is not None and self._is_reached():
+                complete, newline, self._line = (self._line + text).rpartition("\n")
+                if newline:
+                    with contextlib.suppress(OSError, ValueError):
+                        self._live.console.print(_Raw(complete + newline), soft_wrap=True, end="")
+                        self._live.refresh()
+                return len(text)
+            if self._is_reached():
+                self._line = (self._line + text).rpartition("\n")[2].rpartition("\r")[2]
+            return self._file.write(text)
+
+    def flush(self) -> None:
+        """What is shown by rich is on the terminal soon."""
+        if self._live is None:
+            self._file.flush()
+
+    def _is_reached(self) -> bool:
+        """Whether pytest's file is the terminal now, and not captured."""
+        try:
+            return _place(self._file) == self._place
+        except (OSError, ValueError):
+            return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _place(file: TextIO) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_rdev, found.st_ino
+
+
+class LiveView:
+    """Hooks, and the thread that draws; ``find`` gives the trial of an item by its node id."""
+
+    def __init__(self, config: pytest.Config, file: TextIO, find: Callable[[str], FoundTrial | None]) -> None:
+        self._config = config
+        self._find = find
+        self._file = file
+        self._below: LinesBelow | None = LinesBelow(file, self._lines, config.get_terminal_writer().hasmarkup)
+        set_terminal_file(config, cast("TextIO", self._below))
+        #: Of all below; held for moments only, as slots wait for it, and never while something is drawn.
+        self._lock = threading.Lock()
+        self._state = LiveState(time.monotonic())
+        self._trials: dict[Hashable, SlotTrial] = {}
+        self._folders: dict[Hashable, Path] = {}
+        #: Trials of this run by node id, in an xdist controller; and how many workers there are.
+        self._known: dict[str, FoundTrial] = {}
+        self._workers: set[str] = set()
+        self._ticker: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    # What happens, on any thread
+
+    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
+        """A slot is about to start a trial."""
+        with self._lock:
+            self._trials[file] = trial
+            self._add(file, name, cell, trial.place, trial.folder)
+
+    def _add(self, key: Hashable, name: str, cell: CellName | None, place: str, folder: Path) -> None:
+        self._folders[key] = folder
+        self._state.running[key] = RunningTrial(name, cell, place, time.monotonic())
+        if self._ticker is None and self._below is not None:
+            self._stop = threading.Event()
+            arguments = (self._stop, self._below)
+            self._ticker = threading.Thread(target=self._tick, args=arguments, name="aorta-live-view", daemon=True)
+            self._ticker.start()
+
+    def trial_ended(self, file: Path) -> None:
+        """The trial of a test is over: the terminal may be the test's now, or a debugger's."""
+        with self._lock:
+            self._state.ended(file)
+            self._forget(file)
+            is_quiet = not self._state.running
+        if is_quiet:
+            self._end_ticker()
+
+    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
+        """The result of a trial has been written."""
+        with self._lock:
+            self._state.finished(file, cell, facts.wall_sec, facts.outcome)
+            self._forget(file)
+
+    def _forget(self, key: Hashable) -> None:
+        self._trials.pop(key, None)
+        self._folders.pop(key, None)
+
+    # Hooks
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """See which trials there will be."""
+        from pytest_aorta.plugin.trial_item import TrialItem
+
+        self._state.begun = time.monotonic()
+        if current_run(self._config) is not None and not is_controller(self._config):
+            self._state.expect(
+                (item.nodeid, _cell_of(item.trial_run, item.spec) if isinstance(item, TrialItem) else None)
+                for item in session.items
+                if isinstance(item, TrialItem) or "aorta_trial" in getattr(item, "fixturenames", ())
+            )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """In a controller: see which trials there will be, as the first worker has found them."""
+        with self._lock:
+            self._workers.add(node.gateway.id)
+            self._state.slots = len(self._workers)
+        if current_run(self._config) is None or self._known:
+            return
+        self._known = {nodeid: found for nodeid in ids if (found := self._find(nodeid)) is not None}
+        with self._lock:
+            self._state.expect((nodeid, _cell_of(its, spec)) for nodeid, (its, spec, _) in self._known.items())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """In a controller, a trial begins with its item. Elsewhere, a test may fork if nothing runs beside it."""
+        run = current_run(self._config)
+        if run is None:
+            return
+        if not is_controller(self._config):
+            held = any(each.held_by for each in current_runs(self._config))
+            self._state.slots = 1 if held else run.selection.resources.total_slots
+            with self._lock:
+                is_quiet = not self._state.running and not self._state.expects(nodeid)
+            if is_quiet:
+                self._end_ticker()
+        elif nodeid in self._known:
+            its, spec, paths = self._known[nodeid]
+            with self._lock:
+                folder = paths.folder_in(its.results)
+                self._add(paths.file_in(its.results), its.shown_name(spec), _cell_of(its, spec), "", folder)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """See on which worker a trial runs, and that an item did not run one."""
+        node = getattr(report, "node", None)
+        with self._lock:
+            if node is not None and report.when == "setup" and report.nodeid in self._known:
+                its, _, paths = self._known[report.nodeid]
+                trial = self._state.running.get(paths.file_in(its.results))
+                if trial is not None:
+                    trial.place = node.gateway.id
+            if report.when == "teardown" or (report.when == "setup" and report.skipped):
+                self._state.item_over(report.nodeid, ran=report.when == "teardown")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str) -> None:
+        """The worker of an item has died."""
+        if crashitem in self._known:
+            with self._lock:
+                self._state.item_over(crashitem, ran=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_enter_pdb(self) -> None:
+        """Leave the terminal to the debugger, for good."""
+        self.close()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        self.close()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self) -> None:
+        self.close()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+        """The end of the run is pytest's."""
+        self.close()
+        return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        """Also of a session that did not finish."""
+        self.close()
+
+    def close(self) -> None:
+        """Erase the view, for good."""
+        with self._lock:
+            below, self._below = self._below, None
+        self._end_ticker()
+        if below is not None:
+            below.close()
+            set_terminal_file(self._config, self._file)
+
+    # The thread
+
+    def _end_ticker(self) -> None:
+        with self._lock:
+            ticker, self._ticker = self._ticker, None
+            self._stop.set()
+        if ticker is not None:
+            ticker.join(1.0)  # a terminal may be stopped (Ctrl-S)
+        if self._below is not None:
+            self._below.hide()
+
+    def _tick(self, stop: threading.Event, below: LinesBelow) -> None:
+        while not stop.wait(_INTERVAL):
+            self._look()
+            below.show()
+
+    def _look(self) -> None:
+        """See what has ended, and how far the others are."""
+        with self._lock:
+            for key, trial in list(self._trials.items()):
+                if trial.is_over():
+                    self._state.ended(key)
+                    self._forget(key)
+            folders = {key: self._folders[key] for key in self._state.running if key in self._folders}
+        found = {key: last_step(folder) for key, folder in folders.items()}
+        with self._lock:
+            for key, step in found.items():
+                if step is not None and key in self._state.running:
+                    self._state.running[key].reached(*step, time.monotonic())
+
+    def _lines(self, width: int, height: int) -> Sequence[RenderableType]:
+        with self._lock:
+            return live_lines(self._state, time.monotonic(), width, height)
+
+
+def live_lines(state: LiveState, now: float, width: int, height: int) -> list[RenderableType]:
+    """The run, its running trials, and as there is room the cells with failures, those that fail most often first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    room = min(_MOST_LINES, height // 2)
+    if room < 1:
+        return []
+    failed = sum(pace.failed for pace in state.cells.values())
+    counts = [
+        (sum(pace.outcomes[name] for pace in state.cells.values()), name) for name in OUTCOMES if name not in COUNTED
+    ]
+    left = state.left(now)
+    parts = [
+        f"{state.done}/{max(state.done, state.total)} done",
+        f"{failed} failed" if failed else "",
+        *(f"{number} {name}" for number, name in counts if number),
+        "" if left is None else f"eta {clock(left)}",
+        f"elapsed {clock(now - state.begun)}",
+    ]
+    found: list[RenderableType] = [_text("aorta: " + ", ".join(filter(None, parts)), "red" if failed else "")]
+
+    trials = sorted(state.running.values(), key=lambda trial: (_natural(trial.place), trial.begun))
+    shown = trials if len(trials) < room else trials[: max(0, room - 2)]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(5):
+        grid.add_column(no_wrap=True)
+    for trial in shown:
+        is_slow = state.is_slow(trial, now)
+        eta = state.left_of(trial, now)
+        step = "" if trial.step is None else f"step {trial.step}" + ("" if trial.total is None else f"/{trial.total}")
+        cells = [
+            f"  {one_line(trial.place)[:20]}" if trial.place else "",
+            _end_of(one_line(trial.name), width - _BESIDE_NAME),
+            clock(now - trial.begun) + (" slow" if is_slow else ""),
+            step,
+            "" if eta is None else f"eta {clock(eta)}",
+        ]
+        grid.add_row(*map(Text, cells), style="yellow" if is_slow else "")
+    if shown:
+        found.append(grid)
+    if len(shown) < len(trials):
+        found.append(_text(f"  and {len(trials) - len(shown)} more"))
+
+    failing = [(name, pace) for name, pace in state.cells.items() if pace.failed]
+    failing.sort(key=lambda each: each[1].failed / each[1].counted, reverse=True)
+    several = len({workload for workload, _ in state.cells}) > 1
+    taken = len(found) - bool(shown) + len(shown)
+    for (workload, cell), pace in failing[: max(0, room - taken)]:
+        name = one_line(f"{workload} {cell}" if several else cell)
+        found.append(_text(f"  {name}: {pace.failed} of {pace.counted} failed", "red"))
+    return found[:room] if shown or room > 1 else found[:1]
+
+
+def _text(text: str, style: str = "") -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="crop")
+
+
+def _end_of(name: str, room: int) -> str:
+    """The end of a name that is too long: there, names of trials differ."""
+    room = max(12, room)
+    return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}"
+
+
+def _natural(place: str) -> tuple[str, int, str]:
+    """``slot 10`` comes after ``slot 9``."""
+    words = place.rstrip("0123456789")
+    return words, int(place[len(words) :] or 0), place
+
+
+def clock(seconds: float) -> str:
+    """``0:07``, ``12:30``, ``3:00:00``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def last_step(folder: Path) -> tuple[int, int | None] | None:
+    """Step and total that a trial, or its rank 0, has reported last, by its artifacts folder; ``None`` without one."""
+    from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
+    from pytest_aorta.trials.lifecycle import read_steps, step_file
+
+    found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))
+    return None if found is None else (found["step"], found["total"])
+
+
+def _cell_of(run: Run, spec: TrialSpec) -> CellName:
+    return run.shown_cell(spec.workload.name, spec.cell)
