@@ -9,8 +9,9 @@ import pytest
 import scipy.special  # noqa: F401  (as numpy)
 from support.stage import Stage, counts
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.verdicts import TriageSettings, triage_of
+from pytest_aorta.triage.verdicts import triage_of
 
 #: Fails without the variable of the mitigation ``fixed``; ``FAILS_AT`` are indices that fail with it as well.
 WORKLOAD = """
