@@ -1,4 +1,4 @@
-"""A command as a child process whose output passes through this one, line by line, into its logs."""
+"""A command as a workload: its process and output, the result of what it has printed, and its ranks under torchrun."""
 
 from __future__ import annotations
 
