@@ -28,7 +28,6 @@ Group = TypeVar("Group", Execution, Limits, Resources)
 
 
 def _without_arguments(cls: type[T]) -> type[T]:
-    """Have errors of ``__init__`` raised without its frame: pytest would show the variables."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -81,7 +80,6 @@ class RunRequest:
 
 
 def _elastic(value: object) -> ElasticOptions:
-    """``ElasticOptions``, or a mapping of their values."""
     if not isinstance(value, ElasticOptions | Mapping):
         raise ValueError("ElasticOptions, or a mapping of their names to values")
     return elastic_options(value.to_plain() if isinstance(value, ElasticOptions) else value)
@@ -94,16 +92,15 @@ def _hosts(value: object) -> tuple[str, ...]:
         valid.taken(valid.name, each, "Resources.hosts")
     if not texts:
         return ()
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+    from pytest_aorta.runtime.host_specs import expand_specs
 
     try:
-        return tuple(expand_without_secrets(texts))
+        return tuple(expand_specs(texts))
     except ValueError as error:
         raise RequestError(f"Resources.hosts: {error}") from None
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """One text or path is one, and not several letters."""
     if isinstance(value, str | os.PathLike):
         return (value,)
     if not isinstance(value, list | tuple):
@@ -126,7 +123,6 @@ _OWN_READERS: Mapping[str, valid.Reader] = {
 
 
 def _readers(kind: type[Any]) -> dict[str, valid.Reader]:
-    """What each field of a request, or of a group of its fields, takes: that of the setting of its name."""
     found = {}
     for each in fields(kind):
         if each.name not in ("extra_env", "execution", "limits", "resources"):
@@ -136,7 +132,6 @@ def _readers(kind: type[Any]) -> dict[str, valid.Reader]:
 
 
 def _group(field: str, kind: type[Group], given: object) -> Group:
-    """A checked copy of a group of fields."""
     if not isinstance(given, kind):
         raise RequestError(f"RunRequest.{field}: {valid.shown(given)} is not valid; expected {kind.__name__}(...)")
     changes = {
@@ -151,7 +146,6 @@ def _group(field: str, kind: type[Group], given: object) -> Group:
 
 
 def _variables(given: object) -> Mapping[str, str]:
-    """Variables from a mapping or a text. No message shows a value."""
     __tracebackhide__ = True
     source = "RunRequest.extra_env"
     if not isinstance(given, str):
@@ -226,5 +220,4 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
 
 
 def _spelled(name: str, value: object) -> str:
-    """An option as a field."""
     return f"{name}={value}"

@@ -16,7 +16,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
-from pytest_aorta.triage.verdicts import TriageSettings
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import (
@@ -37,12 +37,11 @@ if TYPE_CHECKING:
     from pytest_aorta.triage.gates import Gate
 
 
-class CommandError(RequestError):
-    """A command that cannot be run as asked for."""
+class PlanError(RequestError):
+    """A selection that no plan can be made of."""
 
 
 def command_entries(commands: Sequence[str]) -> list[WorkloadEntry]:
-    """One workload per command."""
     names = distinct_names([words_of(command) for command in commands])
     return [
         WorkloadEntry(name, COMMAND_TARGET, BUILTIN_SOURCE, {"command": command})
@@ -54,7 +53,7 @@ def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) ->
     """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
 
     Raises:
-        CommandError: an option that its ranks cannot have.
+        PlanError: an option that its ranks cannot have.
     """
     if entry.target != COMMAND_TARGET:
         return entry
@@ -65,16 +64,15 @@ def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) ->
 
 
 def _check_ranks(name: str, execution: Execution) -> None:
-    """Refuse what torchrun does not do for the ranks of a command."""
     if execution.isolation == "none":
-        raise CommandError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
+        raise PlanError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
     if execution.launcher not in ("auto", "torchrun"):
-        raise CommandError(f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot")
+        raise PlanError(f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot")
     defaults = DEFAULTS.to_plain()
     given = [option for option, value in execution.elastic.to_plain().items() if value != defaults[option]]
     refused = [option for option in given if option != "max_restarts"]
     if refused:
-        raise CommandError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
+        raise PlanError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
 
 
 Order = Literal["interleaved", "grouped", "random"]
@@ -85,10 +83,6 @@ WARM_CELLS = 8
 
 #: Trials of a plan whose end is a time (more would take long to collect), and the least of each cell.
 _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
-
-
-class PlanError(RequestError):
-    """A selection that no plan can be made of."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +200,6 @@ def _check_order(values: Mapping[str, Any], duration: float | None) -> None:
 
 
 def _check_search(values: dict[str, Any]) -> None:
-    """Refuse what a search for the smallest set cannot be combined with, and add the set to the mitigations."""
     if not values["minimize"]:
         return
     for name, why in (
@@ -215,12 +208,12 @@ def _check_search(values: dict[str, Any]) -> None:
         ("stop", "a search ends by itself"),
     ):
         if values[name]:
-            raise OptionError(f"--aorta-minimize and --aorta-{name}: use one of them; {why}")
+            raise OptionError(f"pytest-aorta minimize and --aorta-{name}: use one of them; {why}")
     baseline = values["mitigations"] or (("none",),)
     if len(baseline) > 1 or baseline[0] == values["minimize"]:
         given = " and ".join(",".join(names) for names in baseline)
         raise OptionError(
-            f"--aorta-mitigations {given}: with --aorta-minimize, expected one other mitigation set, the baseline "
+            f"--aorta-mitigations {given}: with pytest-aorta minimize, expected one other mitigation set, the baseline "
             "(default none)"
         )
     values["mitigations"] = (*baseline, values["minimize"])
@@ -228,7 +221,6 @@ def _check_search(values: dict[str, Any]) -> None:
 
 
 def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float | None) -> int | None:
-    """The number of trials per cell as given, or the most where something else is to end them."""
     if values["trials"] is None and duration is not None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
         cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
@@ -240,10 +232,10 @@ def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+    from pytest_aorta.runtime.host_specs import expand_specs
 
     try:
-        return tuple(expand_without_secrets(texts)) if texts else ()
+        return tuple(expand_specs(texts)) if texts else ()
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
 
@@ -253,7 +245,6 @@ def _optional_path(text: str | None) -> Path | None:
 
 
 def _path(text: str, base: Path) -> Path:
-    """A file named on the command line is relative to the current directory, one in an ini file to that file."""
     try:
         path = Path(text).expanduser()
         return path if path.is_absolute() or path.exists() else base / path
@@ -322,10 +313,7 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    try:
-        entries = [completed(entry, selection.output, selection.execution) for entry in entries]
-    except CommandError as error:
-        raise PlanError(str(error)) from None
+    entries = [completed(entry, selection.output, selection.execution) for entry in entries]
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
@@ -373,14 +361,12 @@ def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]]
 
 
 def refuse_repeated(what: str, names: Sequence[str], more: str = "--aorta-trials") -> None:
-    """Raise ``PlanError`` where a name is there twice."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise PlanError(f"{what} {twice[0]!r} is given twice; for more trials use {more}")
 
 
 def _check_labels(cells: list[list[TrialSpec]]) -> None:
-    """Names may hold dashes, so environment ``a-b`` with ``c`` reads like environment ``a`` with ``b-c``."""
     found: dict[str, TrialSpec] = {}
     for cell in cells:
         spec = cell[0]

@@ -61,7 +61,6 @@ def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
 
 
 def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]) -> Iterator[str]:
-    """What is known of both."""
     before, after = _facts(then), _facts(now)
     found: dict[Fact, tuple[Value | None, Value | None]] = {}
     for section in before.keys() & after.keys():
@@ -80,7 +79,6 @@ def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]
 
 
 def _facts(env: Mapping[str, Any]) -> dict[str, tuple[Mapping[Fact, Value], bool]]:
-    """Of each section that is compared the facts, and whether what is not among them does not exist."""
     reasons = env.get("partial_reasons") or []
     return {
         name: (facts_of_section(name, content), is_complete(name, reasons))
@@ -90,7 +88,6 @@ def _facts(env: Mapping[str, Any]) -> dict[str, tuple[Mapping[Fact, Value], bool
 
 
 def _parts(then: Parts, now: Parts) -> Iterator[str]:
-    """What the fingerprint is made of besides."""
     if then and now:
         before, after = then.get(IMPORTED_LATER, {}), now.get(IMPORTED_LATER, {})
         both = before.keys() & after.keys()  # one of them may have ended before an import
@@ -103,7 +100,6 @@ def _some(parts: Parts) -> Parts:
 
 
 def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
-    """Of the process, or of each rank."""
     if then.seeds is None and not any(rank.seeds for rank in then.ranks):
         if then.env.get("python"):  # else it had not come to them
             yield "seeds: there are none in the record"
@@ -285,16 +281,6 @@ def read_record(file: Path) -> TrialResult:
 
 
 def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> TrialSpec:
-    """The trial that a record is of.
-
-    Args:
-        record: with a request.
-        variables: values of secrets, which it does not have.
-        hosts: as of ``find_replays``.
-
-    Raises:
-        ReplayError: it cannot be run again here.
-    """
     request = _request(record)
     elastic = _elastic(request, hosts)
     _check_launch(record, hosts, elastic)
@@ -343,7 +329,6 @@ def _request(record: TrialResult) -> Request:
 
 
 def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
-    """Options of the agent; where hosts are given, they decide on the nodes and their rendezvous."""
     given = {name: value for name, value in request.elastic.items() if not (hosts and name in PLACES)}
     try:
         return elastic_options(given)
@@ -352,7 +337,6 @@ def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
 
 
 def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticOptions) -> None:
-    """Whether the trial can start from this pytest process as it has from the one that recorded it."""
     external = _is_external(record)
     if external and not under_launcher():
         ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
@@ -375,7 +359,6 @@ def _is_external(record: TrialResult) -> bool:
 
 
 def _rank_seed(record: TrialResult) -> int | None:
-    """Of this process, where pytest was a rank itself."""
     if not _is_external(record):
         return None
     return next((rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None), None)
@@ -394,7 +377,6 @@ def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _config(request: Request) -> dict[str, Any]:
-    """Options of the workload, as given; for a script, with its digest as it is now."""
     target, environment = request.workload.target, request.environment
     where = target.rpartition(":")[0]
     if target == SCRIPT_TARGET:
@@ -413,7 +395,6 @@ def _config(request: Request) -> dict[str, Any]:
 
 
 def _is_there(top: str, added: Sequence[str]) -> bool:
-    """Whether there is a module; nothing is imported."""
     if importlib.machinery.PathFinder.find_spec(top, [*added, *sys.path]) is not None:
         return True
     # A finder of an editable install knows what no path leads to.
@@ -421,5 +402,4 @@ def _is_there(top: str, added: Sequence[str]) -> bool:
 
 
 def _resources(request: Request, hosts: tuple[str, ...]) -> Resources:
-    """As recorded, but on the hosts that are named now: those of the record may need what it does not have."""
     return replace(request.resources, hosts=hosts)

@@ -23,15 +23,6 @@ _OF_NODES = ("c10d", "static")
 
 
 def check_elastic(execution: Execution, spell: Spelling) -> None:
-    """Refuse options that cannot act, and rendezvous that cannot work.
-
-    Args:
-        execution: of the trials.
-        spell: for messages.
-
-    Raises:
-        RequestError: naming the option, and what would be valid.
-    """
     options = execution.elastic
     given = options.given()
     if execution.launcher == "external" or (execution.launcher == "auto" and under_launcher()):
@@ -104,12 +95,10 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
 
 
 def _alone(spell: Spelling, name: str) -> str:
-    """An option without its value."""
     return spell(name, "").rstrip(" =")
 
 
 def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
-    """Refuse several slots or hosts where another tool runs trials side by side already."""
     resources = selection.resources
     if resources.own_cores and selection.execution.isolation == "none":
         raise RequestError(

@@ -91,7 +91,6 @@ def choice(*values: str) -> Reader:
 
 
 def _integer(value: Any, least: int) -> int | None:
-    """``None`` for what is no whole number of at least ``least``."""
     if isinstance(value, str):
         number = int(value) if re.fullmatch(rf"\s*\+?[0-9]{{1,{_DIGITS}}}\s*", value, re.ASCII) else None
     else:
@@ -101,7 +100,6 @@ def _integer(value: Any, least: int) -> int | None:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is no number: it is in no range."""
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, str | numbers.Real) else float(value)
     except (ValueError, OverflowError):
@@ -340,11 +338,10 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
             repeated on the command line, lines in an ini file.
         scope: ``option`` for all three spellings; ``ini`` for ini file and environment; ``internal`` for what a command
             of pytest-aorta hands to pytest, see ``plugin.options.CommandSettings``.
-        bare: value of an option that may stand without one.
     """
 
     __slots__ = (
-        *("name", "metavar", "help", "default", "separator", "repeat", "is_switch", "scope", "bare"),
+        *("name", "metavar", "help", "default", "separator", "repeat", "is_switch", "scope"),
         *("flag", "ini", "variable", "_reader"),
     )
 
@@ -358,7 +355,6 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         *,
         separator: str = "",
         scope: str = "option",
-        bare: str = "",
     ) -> None:
         self.name = name
         self._reader = reader
@@ -369,7 +365,6 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         self.repeat = bool(separator)
         self.is_switch = not metavar  # stands without a value on the command line
         self.scope = scope
-        self.bare = bare
         self.ini = f"aorta_{name.replace('-', '_')}"
         self.variable = f"PYTEST_{self.ini.upper()}"
         self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
@@ -504,8 +499,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "commands of trials": (
-        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes"),
-        Setting("max-trials", positive_int, "N", "all trials of --aorta-minimize together", "2000"),
+        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes", scope="internal"),
+        Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
     ),
 }
 
@@ -515,6 +510,8 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 #: Options that there are no more, or never were but are looked for, and what to type.
 RENAMED = {
     "--aorta-until-decided": "--aorta-stop=decided",
+    "--aorta-minimize": "pytest-aorta minimize",
+    "--aorta-max-trials": "pytest-aorta minimize --max-trials",
     "--aorta-duration": "--aorta-stop=8h, or another time",
     "--aorta-durations": "--aorta-shard=I/N:FILE",
     "--aorta-submit": "pytest-aorta submit --cluster CLUSTER",

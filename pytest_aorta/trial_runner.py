@@ -81,9 +81,9 @@ class TrialRunner:
             return self._engine
 
     def _make_engine(self) -> TrialEngine:
-        from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+        from pytest_aorta.runtime.event_loop import SIGINT_HELD
 
-        with SIGINT_GUARD.deferred():
+        with SIGINT_HELD:
             from pytest_aorta.launch.engine import TrialEngine
 
         elastic, resources = self.selection.execution.elastic, self.selection.resources
@@ -124,7 +124,6 @@ class TrialRunner:
         return None if record is None else ResumedTrial(spec, record)
 
     def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
-        """Why a record is not of the request that ``spec`` is; empty where it is."""
         try:
             cell = self.check(spec, timeout)
         except Exception:
@@ -173,7 +172,6 @@ class TrialRunner:
         )
 
     def _temporary(self) -> TemporaryFolders:
-        """For trials in this process."""
         if self._folders is None:
             from pytest_aorta.launch.host.place import TemporaryFolders
 
@@ -181,7 +179,6 @@ class TrialRunner:
         return self._folders
 
     def _make_room(self, paths: TrialPaths) -> bool:
-        """Whether a trial that could not be started may have artifacts."""
         if self.store.is_writer:
             return self.store.make_room(paths)
         if not self.store.resume:
@@ -198,7 +195,7 @@ class TrialRunner:
 
 def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
     """Digests of the source files that a trial on another host would run, by their names."""
-    from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+    from pytest_aorta.runtime.host_main import code_identity, package_files
 
     files: dict[str, Path] = package_files("pytest_aorta")
     for target in {spec.workload.target for plan in plans for spec in plan.trials}:

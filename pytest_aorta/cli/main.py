@@ -16,6 +16,7 @@ from pytest_aorta.cli.init import init
 from pytest_aorta.cli.jobs import cancel, job_ended, jobs
 from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.merge import merge
+from pytest_aorta.cli.minimize import minimize
 from pytest_aorta.cli.report import report
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show, show_cluster, show_launchers
@@ -60,6 +61,7 @@ main.add_command(show)
 main.add_command(scan)
 main.add_command(clean)
 main.add_command(submit)
+main.add_command(minimize)
 main.add_command(jobs)
 main.add_command(cancel)
 main.add_command(job_ended)

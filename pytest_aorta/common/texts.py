@@ -25,7 +25,6 @@ def describe_exception(error: BaseException) -> dict[str, str]:
 
 
 def _bounded(text: str) -> str:
-    """Head and tail of a text that is too long for a report."""
     if len(text) <= _LIMIT:
         return text
     half = _LIMIT // 2

@@ -1,1 +1,19 @@
 """Everything that imports pytest."""
+
+from __future__ import annotations
+
+import re
+
+#: What a refused marker is called, after the node id of its test.
+MARKER = "@pytest.mark.aorta"
+
+#: Methods of a workload, in the text of its file.
+_METHODS = (rb"def\s+setup\b", rb"def\s+run\b")
+
+
+def may_have_workloads(text: bytes) -> bool:
+    """Whether it is worth while to parse a Python file with this text: a workload has a base, or both methods."""
+    if b"Workload" in text:
+        return True
+    # Few texts have both words, and so the expressions need not be compiled.
+    return b"setup" in text and b"run" in text and all(re.search(method, text) for method in _METHODS)

@@ -36,7 +36,9 @@ def rerun_line(item: pytest.Item) -> str:
 
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
-    words = ["pytest", *_own_options(item.config), *_other_options(item.config), shown_nodeid(item)]
+    searched = getattr(item.config.option, "aorta_minimize", None)
+    command = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
+    words = [*command, *_own_options(item.config), *_other_options(item.config), shown_nodeid(item)]
     return " ".join(shlex.quote(word) for word in words)
 
 
@@ -59,7 +61,7 @@ def _own_options(config: pytest.Config) -> Iterator[str]:
             if option.name == "extra-env":
                 yield ",".join(f"{name}=..." for name in option.parse(value))
             elif option.name == "host":
-                from pytest_aorta.runtime.hosts.specs import without_values
+                from pytest_aorta.runtime.host_specs import without_values
 
                 yield without_values(value)
             elif not option.is_switch:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin import MARKER, may_have_workloads
 from pytest_aorta.plugin.options import add_options, is_mentioned
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.snapshot import EnvSnapshot
-
-#: What a refused marker is called, after the node id of its test.
-MARKER = "@pytest.mark.aorta"
-
-#: Methods of a workload, in the text of its file.
-_METHODS = (rb"def\s+setup\b", rb"def\s+run\b")
 
 #: Folders in which recipes were looked for.
 _LISTED: pytest.StashKey[set[Path]] = pytest.StashKey()
@@ -51,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         recall(config)
     _look_at_files(config)
     if is_mentioned(config):
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(config)
         if not config.option.help:
@@ -59,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             select(config)
     elif any(getattr(config.option, name, None) for name in ("numprocesses", "tx")):  # of xdist
-        from pytest_aorta.plugin.roles import watch_reports
+        from pytest_aorta.plugin.registration import watch_reports
 
         watch_reports(config)
 
@@ -67,11 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def _look_at_files(config: pytest.Config) -> None:
     arguments = " ".join(config.args)
     if ".toml" in arguments:
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(config)
     if (".py" in arguments or config.option.pyargs) and _may_be_given(config):
-        from pytest_aorta.plugin.workload_files import register_files
+        from pytest_aorta.plugin.given_files import register_files
 
         register_files(config)
 
@@ -86,14 +80,6 @@ def _may_be_given(config: pytest.Config) -> bool:
                 if may_have_workloads(opened.read()):
                     return True
     return False
-
-
-def may_have_workloads(text: bytes) -> bool:
-    """Whether it is worth while to parse a Python file with this text: a workload has a base, or both methods."""
-    if b"Workload" in text:
-        return True
-    # Few texts have both words, and so the expressions need not be compiled.
-    return b"setup" in text and b"run" in text and all(re.search(method, text) for method in _METHODS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -147,7 +133,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _generate_trials(metafunc: pytest.Metafunc) -> None:
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
-        from pytest_aorta.plugin.roles import register_hooks
+        from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(metafunc.config, late=True)
     takes_trial = "aorta_trial" in metafunc.fixturenames
@@ -182,7 +168,7 @@ def _has_refused(config: pytest.Config) -> bool:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
-        from pytest_aorta.plugin.workload_files import lines_of_empty_run
+        from pytest_aorta.plugin.given_files import lines_of_empty_run
 
         for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)
@@ -204,7 +190,7 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
     The trial's failure is in the result, not an exception. Every call leaves a trial file.
     """
     from pytest_aorta.plugin.ordinary_tests import RunTrial
-    from pytest_aorta.plugin.roles import register_hooks
+    from pytest_aorta.plugin.registration import register_hooks
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
     return RunTrial(request.node, aorta_extra_env)

@@ -1,4 +1,4 @@
-"""``--aorta-minimize``: one item per workload and environment, which runs the trials of a search."""
+"""``pytest-aorta minimize``: one item per workload and environment, which runs the trials of a search."""
 
 from __future__ import annotations
 
@@ -162,11 +162,11 @@ def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[Minimi
         subsets = Subsets(baseline, whole, mitigations)
         if missing := sorted(set(baseline.overlay) - set(whole.overlay)):
             raise PlanError(
-                f"--aorta-minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
+                f"minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
                 "does not set; expected a baseline whose variables are all in the set, such as none"
             )
         if not subsets.variables:
-            raise PlanError(f"--aorta-minimize {name}: it has no variable with another value than in the baseline")
+            raise PlanError(f"minimize {name}: it has no variable with another value than in the baseline")
         sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
         sibling.subsets, sibling.spec = subsets, whole
         sibling.set_name = name

@@ -44,8 +44,6 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def _arguments(setting: Setting) -> dict[str, Any]:
-    if setting.bare:
-        return {"nargs": "?", "const": setting.bare, "metavar": setting.metavar}
     if setting.is_switch:
         return {"action": "store_const", "const": "true"}
     return {"action": "append" if setting.repeat else "store", "metavar": setting.metavar}
@@ -102,7 +100,6 @@ def given_options(config: pytest.Config) -> dict[str, Any]:
 
 
 def ini_value(config: pytest.Config, name: str) -> Any:
-    """Of a declared ini key."""
     try:
         return config.getini(name)
     except (TypeError, pytest.UsageError):  # native TOML; which of them depends on the version of pytest
@@ -112,11 +109,6 @@ def ini_value(config: pytest.Config, name: str) -> Any:
 
 
 def read_option(config: pytest.Config, name: str, environ: Mapping[str, str] = os.environ) -> Any:
-    """The value of one setting; ``None`` where it has none, a tuple where there may be several.
-
-    Raises:
-        OptionError: it cannot take the value.
-    """
     setting = settings.BY_NAME[name]
     given, source = getattr(config.option, setting.ini, None), setting.flag
     if setting.scope != "internal":
@@ -147,11 +139,7 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
 
 
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:
-    """The Selection of a pytest run.
-
-    Raises:
-        OptionError: naming the value, where it came from and what would be valid.
-    """
+    """The Selection of a pytest run."""
     from pytest_aorta.plan import select
     from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 

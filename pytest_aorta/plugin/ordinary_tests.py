@@ -14,9 +14,9 @@ import pytest
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
+from pytest_aorta.plugin import MARKER
 from pytest_aorta.plugin.compat import add_reason, add_section
 from pytest_aorta.plugin.failures import failure_text, short_reason
-from pytest_aorta.plugin.hooks import MARKER
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     ReportPayload,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.plugin.roles import register_hooks
+from pytest_aorta.plugin.registration import register_hooks
 
 #: Name of the plugin.
 NAME = "aorta_recipes"

@@ -76,7 +76,6 @@ def environment_from(
 
 
 def _engine(value: object, where: str) -> bool | Engine:
-    """Whether to enter, or by what."""
     if value is None or isinstance(value, bool):
         return bool(value)
     for engine in ENGINES:
@@ -87,7 +86,6 @@ def _engine(value: object, where: str) -> bool | Engine:
 
 
 def _variables(payload: object, where: str) -> dict[str, str]:
-    """A checked copy. No message shows a value: it may be a secret."""
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of environment variables, not {_kind(payload)}")
     variables: dict[str, str] = {}
@@ -137,7 +135,6 @@ def _words(value: object, where: str) -> tuple[str, ...]:
 
 
 def _fits_environ(value: str) -> bool:
-    """Whether the system can take the string: no NUL, nothing (a lone surrogate) that it cannot encode."""
     try:
         return b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -145,7 +142,6 @@ def _fits_environ(value: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    """The type, for messages; never the value."""
     if value is None:
         return "null"
     if isinstance(value, (list, tuple)) and not all(isinstance(item, str) for item in value):
@@ -185,12 +181,7 @@ class Sidecar:
 
 
 def read_sidecars(paths: Sequence[Path]) -> list[Sidecar]:
-    """Read every file; two of the same name are refused, as results could not tell them apart.
-
-    Raises:
-        RegistryError: a file that cannot be read or used; the message has the file and, for bad JSON, the line.
-        RegistryCollisionError: two files of one name, or a key twice in one JSON object.
-    """
+    """Read every file; two of the same name are refused, as results could not tell them apart."""
     by_name: dict[str, Path] = {}
     for path in map(Path, paths):
         if path.name in by_name:
@@ -203,7 +194,6 @@ def read_sidecars(paths: Sequence[Path]) -> list[Sidecar]:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """Read and check one file; see :func:`read_sidecars` for the errors."""
     content = _parse(path)
     for key in content:
         if key not in _KEYS:
@@ -288,14 +278,7 @@ _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+)\s*)?(\[.*\
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """One line of a distribution's ``entry_points.txt``.
-
-    Attributes:
-        group: one of the constants above.
-        name: what users type.
-        value: what it points to, as written.
-        distribution: name of the distribution, as its metadata spell it.
-    """
+    """One line of a distribution's ``entry_points.txt``."""
 
     group: str
     name: str

@@ -40,15 +40,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Offer(Generic[T]):
-    """One name from one source.
-
-    Attributes:
-        name: as it is typed.
-        source: the distribution or the file, as messages name it.
-        source_package: the same as trial files have it (``Mitigation.source_package``).
-        load: returns what the name stands for; may import third-party code, or raise ``RegistryError``.
-    """
-
     name: str
     source: str
     source_package: str
@@ -56,19 +47,6 @@ class Offer(Generic[T]):
 
 
 class Catalog(Generic[T]):
-    """Names, each with its offer.
-
-    Args:
-        kind: what the names name, for messages (``mitigation``).
-        offers: from every source.
-        unknown: the error for a name that is not there.
-        separators: characters with a meaning of their own wherever such names are written in a row.
-
-    Attributes:
-        refused: errors of names that cannot be typed or read, or have two offers; what such a name names is not to be
-            had.
-    """
-
     def __init__(
         self,
         kind: str,
@@ -109,7 +87,6 @@ class Catalog(Generic[T]):
         return self._load(offer)
 
     def _load(self, offer: Offer[T]) -> T:
-        """What an offer names; a plugin's object may raise anything when it is looked at."""
         try:
             return offer.load()
         except RegistryError:

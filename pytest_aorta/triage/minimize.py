@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
+from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL, MARGIN
+from pytest_aorta.triage.verdicts import LEVEL
 
 Element = TypeVar("Element")
 
@@ -76,6 +77,11 @@ class Wanted:
 
 @dataclass
 class Tried:
+    """What was found out of some of the variables; ``level`` is the share of that of the whole search.
+
+    ``trials`` and ``failures`` are of those that count; ``undecided`` counts as not fixing.
+    """
+
     variables: tuple[str, ...]
     level: float
     trials: int = 0
@@ -86,17 +92,20 @@ class Tried:
 
 @dataclass
 class Minimized:
+    """What is known at the end.
+
+    Attributes:
+        left: the variables that are needed; ``None`` where the whole set was not seen to fix anything.
+        tried: in order, the whole set first.
+        is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
+    """
+
     variables: tuple[str, ...]
     left: tuple[str, ...] | None = None
     tried: list[Tried] = field(default_factory=list)
     baseline_trials: int = 0
     baseline_failures: int = 0
     is_complete: bool = False
-
-    @property
-    def trials(self) -> int:
-        """All that count."""
-        return self.baseline_trials + sum(each.trials for each in self.tried)
 
 
 class Search:
@@ -215,11 +224,11 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
             return False, f"nothing to minimize: no trial of the baseline failed, of {found.baseline_trials}"
         return False, (
             f"nothing to minimize: not shown that {name} fixes; {baseline}, and none of {whole.trials} with it: "
-            "more trials may show it (--aorta-trials, --aorta-max-trials)"
+            "more trials may show it (--aorta-trials, --max-trials)"
         )
     left = " ".join(found.left)
     if not found.is_complete:
-        return False, f"not at its end (--aorta-max-trials): so far, of {name}, {left} is enough"
+        return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
     return True, f"of {counted_variables(found.variables)} of {name}, {left} {needed}"
 

@@ -29,8 +29,6 @@ _UNKNOWN = object()
 
 @dataclass(frozen=True)
 class Explanation:
-    """The text of an assertion, on one line, and lines such as ``total = 3``."""
-
     expression: str
     values: tuple[str, ...]
 
@@ -68,7 +66,6 @@ def explained(error: AssertionError, described: Mapping[str, str]) -> dict[str, 
 
 
 def _assertion_at(line: int, frame: FrameType) -> ast.expr | None:
-    """The condition of the innermost ``assert`` that spans a line."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     spans = [
         node
@@ -84,7 +81,6 @@ def _text(test: ast.expr) -> str:
 
 
 def _values(test: ast.expr, frame: FrameType) -> Iterator[str]:
-    """Of the variables, attributes, elements and lengths in a condition, in their order."""
     shown: dict[str, str] = {}
     for node, value in _known(test, frame):
         text, value = " ".join(ast.unparse(node).split()), _shown(value)
@@ -94,7 +90,6 @@ def _values(test: ast.expr, frame: FrameType) -> Iterator[str]:
 
 
 def _known(node: ast.AST, frame: FrameType) -> Iterator[tuple[ast.expr, Any]]:
-    """The largest parts of an expression whose values are known; not of what binds variables of its own."""
     value = _UNKNOWN
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
         value = _value(node, frame)
@@ -118,7 +113,6 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """What is known without running code of the workload."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -149,7 +143,6 @@ def _element(owner: Any, key: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Empty for what has no text but its type's name, such as an object, a function, a module."""
     text = _Shown().repr(value)
     text = "<redacted>" if has_secret(text) else "" if text == _type_name(value) else text
     return text if len(text) <= _VALUE else f"{text[:_VALUE]}..."
@@ -160,10 +153,7 @@ def _type_name(value: Any) -> str:
 
 
 class _Shown(reprlib.Repr):
-    """Values as short texts, without a ``__repr__`` that is not Python's own."""
-
     def repr1(self, x: Any, level: int) -> str:
-        """By the type itself, and not by its name, which any class may have."""
         kind = type(x)
         if kind in (int, float, complex, bool, type(None), str, bytes):
             return super().repr1(x, level)
@@ -174,7 +164,6 @@ class _Shown(reprlib.Repr):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the parts of a container are compared by Python's own types."""
     parts = value.keys() if isinstance(value, Mapping) else value
     if type(value) in (list, tuple):
         return True
@@ -182,7 +171,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _array(value: Any) -> str:
-    """A tensor or an array of its elements if it is small, and on this host; else of its shape. Empty for all else."""
     kind = type(value)
     if kind.__module__ not in ("torch", "torch.nn.parameter", "numpy") or not hasattr(value, "tolist"):
         return ""

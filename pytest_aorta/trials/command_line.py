@@ -25,12 +25,6 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def imported_files(script: str, path: Sequence[str]) -> list[str]:
-    """Files of the modules that a script imports, and that these import, wherever an ``import`` stands.
-
-    Args:
-        script: its file.
-        path: folders that modules are looked for in, as in ``sys.path``; what is installed is left out.
-    """
     folders = [Path(folder) for folder in path if _INSTALLED.isdisjoint(Path(folder).parts)]
     found: dict[Path, None] = {}
     waiting = [Path(script)]
@@ -60,7 +54,6 @@ def _imports(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _files(name: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """Those of a module and of the packages around it; the last part may also be a name in a module."""
     parts = name.split(".")
     for folder in folders:
         top = folder / parts[0]
@@ -73,7 +66,6 @@ def _files(name: str, folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def search_path(script: str, *, is_module: bool) -> list[str]:
-    """Where a script finds modules beside those that are installed: as ``python`` makes ``sys.path``."""
     first = os.curdir if is_module else os.path.dirname(script) or os.curdir
     return [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
@@ -168,7 +160,6 @@ def module_of(words: Sequence[str]) -> str | None:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file begins as a script does; a compiled program is known by name."""
     try:
         with open(path, "rb") as file:
             return file.read(2) == b"#!"
@@ -194,7 +185,6 @@ def files_in(words: Sequence[str]) -> list[str]:
 
 
 def label_of(words: Sequence[str]) -> str:
-    """What a command runs, in one word: ``train`` of ``python train.py --steps 40``."""
     script = next((word for word in words if word.lower().endswith(_SCRIPTS)), None)
     if script is not None:
         name = Path(script).stem
@@ -225,7 +215,6 @@ def distinct_names(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_options(words: Sequence[str], common: set[str]) -> list[str]:
-    """Those words that are not ``common``, each after the option that it is the value of."""
     found = []
     for before, word in zip(("", *words), words, strict=False):
         if word not in common:
@@ -240,7 +229,6 @@ def _digest(words: Sequence[str]) -> str:
 
 
 def _safe(text: str, limit: int) -> str:
-    """ASCII letters, digits, dots and underscores."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-._")[:limit].rstrip("-._")
 
 
@@ -270,7 +258,6 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
 
 
 def _python_script(words: Sequence[str]) -> str | None:
-    """The script in the command of a Python program; ``None`` for modules, code, other options and programs."""
     rest = itertools.dropwhile(_FLAGS.fullmatch, words[1:]) if is_python(words[0]) else iter(())
     word = next(rest, "-")
     return None if word.startswith("-") else word
@@ -458,13 +445,11 @@ class OutputFindings:
         self.step, self._step_at = step, at
 
     def _read_together(self) -> list[float]:
-        """Of the last lines: when each of them was written is not known, so they share the time."""
         if self._step_at is None or self._lines_read == 0:
             return []
         return [(self._step_at - self._read_at) * 1000 / self._steps_read] * self._lines_read
 
     def _fail(self, what: str, why: str = "", line: str = "") -> None:
-        """Note ``what`` has failed, and of the first one ``why``, and the ``line`` that says so."""
         if self.failure_count == 0:
             self.first_failure = self.step if self.step is not None and self.step >= 0 else None
             step = "" if self.step is None else f" at step {self.step}"

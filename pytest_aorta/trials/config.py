@@ -55,7 +55,6 @@ class DeclarationError(ValueError):
 
 
 def is_aorta_workload(cls: type[Any]) -> bool:
-    """Whether a class derives from one of AORTA's, or has one of its class attributes."""
     from_aorta = any(base.__module__.partition(".")[0] == "aorta" for base in cls.__mro__)
     return from_aorta or any(hasattr(cls, name) for name in _DECLARATIONS)
 
@@ -241,7 +240,6 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
 
 
 def _validate(model: Any, given: dict[str, Any]) -> Any:
-    """As given first; where a text does not fit, as the JSON that it may be (``sizes=[64,128]``)."""
     from pydantic import ValidationError
 
     try:
@@ -274,8 +272,6 @@ _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """One option; ``takes`` and ``help`` are for the user; ``default`` is JSON, ``None`` where a value is required."""
-
     name: str
     takes: str
     default: str | None
@@ -308,7 +304,6 @@ def _of_model(model: Any) -> list[DeclaredOption]:
 
 
 def _takes(schema: Mapping[str, Any], shared: Mapping[str, Any], depth: int = 0) -> str:
-    """What a JSON Schema accepts, for the user: ``whole number of at least 1``; what is nested deeply is left out."""
     if depth > 4:
         return "..."
     if "$ref" in schema:

@@ -43,7 +43,6 @@ def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> 
 
 
 def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
-    """``inside``: identities of the containers around the value."""
     kind = type(value)
     # Not "in (bool, float, str)", which would ask a metaclass whether it is equal.
     if value is None or kind is float or kind is str or kind is bool:
@@ -310,7 +309,6 @@ def result_to_plain(result: object) -> ResultData:
 
 
 def _verdict(passed: Any) -> bool:
-    """``passed`` as a bool. Whether a NaN or a text is true says nothing about a run."""
     if isinstance(passed, bool):
         return passed
     if str(getattr(passed, "dtype", "")) in _BOOLS and getattr(passed, "shape", None) == ():
@@ -350,7 +348,6 @@ _CONVERTED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _step_times(value: Any, notes: list[str]) -> list[float]:
-    """Durations as floats, from a sequence or an array of any length."""
     if value is None:
         return []
     plain = to_plain(value.tolist() if callable(getattr(value, "tolist", None)) else value, notes, "step_times_ms")

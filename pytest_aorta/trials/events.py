@@ -76,8 +76,6 @@ class ProgressEvent(TypedDict):
 
 
 class AliveEvent(TypedDict):
-    """Something goes on, although no step is done: the stall limit begins again."""
-
     type: Literal["alive"]
 
 
@@ -151,15 +149,11 @@ class EnvEndEvent(TypedDict):
 
 
 class ImportedEvent(TypedDict):
-    """The workload has imported a module of an installed distribution that its zygote could have imported before."""
-
     type: Literal["imported"]
     module: str
 
 
 class ImportsOverEvent(TypedDict):
-    """No more of these will follow: ``run()`` is over, or ``note`` says what the zygote must not import, and why."""
-
     type: Literal["imports_over"]
     note: str | None
 

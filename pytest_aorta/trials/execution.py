@@ -67,11 +67,7 @@ PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port",
 
 
 def parse_elastic(key: str, text: str) -> Any:
-    """The value of one option, from its text.
-
-    Raises:
-        ValueError: there is no such option, or it cannot have this value; says what would be valid.
-    """
+    """The value of one option, or ``ValueError`` with what would be valid."""
     if key not in _PARSERS:
         raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_PARSERS)}")
     parse, expected = _PARSERS[key]

@@ -135,7 +135,6 @@ def requested_parts(spec: TrialSpec) -> Parts:
 
 
 def _without_secrets(name: str, value: str) -> str:
-    """A variable's value, where it may be recorded of any environment, or else a digest of it."""
     known = next(iter(recorded_variables({name: value}).values()), REDACTED)
     return (
         known

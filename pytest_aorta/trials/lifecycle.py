@@ -62,7 +62,6 @@ class StepClock:
         self._step, self._at = step, now
 
     def times_ms(self) -> list[float]:
-        """Durations of the steps in milliseconds, in their order."""
         return [round(time, 6) for time in self._milliseconds]
 
     def _keep(self, milliseconds: float) -> None:

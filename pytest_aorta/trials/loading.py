@@ -65,7 +65,6 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
 
 
 def sources_among(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    """As ``sources``, of the loaded modules with these names; ``own`` is the class's."""
     inside = None if root is None or root.name in _INSTALLED else f"{root}{os.sep}"
     found: set[str] = set()
     for name in names:
@@ -88,7 +87,6 @@ def _file(name: str) -> str | None:
 
 
 def _is_known_otherwise(file: str, inside: str | None) -> bool:
-    """Whether a file is installed, compiled from something else, or ours."""
     if inside is not None and file.startswith(inside):
         # A virtual environment may lie below a workload's folder; what is installed there is not its source.
         return any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in _INSTALLED)
@@ -168,8 +166,7 @@ def _declared_digest(path: Path, root: Path | None) -> str | None:
     return here if here is not None or root is None else file_digest(root / path)
 
 
-class WorkloadLoadError(Exception):
-    """A target does not lead to a workload class."""
+class WorkloadLoadError(Exception): ...
 
 
 def load_class(target: str) -> type[Any]:
@@ -264,7 +261,6 @@ def _is_file(module: ModuleType, path: Path) -> bool:
 
 
 def _leads_to(name: str, path: Path) -> bool:
-    """Whether importing ``name`` executes this file."""
     importlib.invalidate_caches()
     if "." in path.stem or not path.is_file():
         return False
@@ -328,5 +324,4 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
 
 
 def source_file(cls: type[Any]) -> str | None:
-    """The file that defines a class."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -158,7 +158,6 @@ class Observed:
             self.finished_at = event.get("at", 0.0)
 
     def _begin_again(self) -> None:
-        """Forget what the ranks of an attempt have reported, for another attempt follows."""
         self.phase = "setup"
         self.phases_sec = {name: sec for name, sec in self.phases_sec.items() if name in _BEFORE_SETUP}
         self.result = None
@@ -187,14 +186,12 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
 
 
 def _status_of(failure: FailureData) -> ExitStatus:
-    """Of a failure of the workload's own phases. An agent that fails, or a rank that is lost, is not the workload's."""
     if failure["kind"] in ("timeout", "stall"):
         return "timeout"
     return "infrastructure_failed" if failure["kind"] == "rank" or failure["phase"] == "launch" else "workload_failed"
 
 
 def _failure(seen: Observed) -> FailureData | None:
-    """The first of: a rank, a phase, the deadline, a cleanup, the process."""
     # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
     hangs = seen.rank_failure is not None and seen.rank_failure["kind"] in ("timeout", "stall")
     if seen.rank_failure is not None and (not seen.timed_out or (hangs and seen.failures)):
@@ -215,7 +212,6 @@ def _failure(seen: Observed) -> FailureData | None:
 
 
 def _with_location(failure: FailureData, location: str | None) -> FailureData:
-    """Of a rank that a limit has ended, and not the process that was watched for the trial."""
     if location is None or failure["kind"] not in ("timeout", "stall"):
         return failure
     return {**failure, "message": f"{failure['message']}; {location}"}
@@ -340,7 +336,6 @@ def recorded_result(seen: Observed) -> dict[str, Any]:
 
 
 def _failed_ranks(ranks: list[RankData], cause: FailureData) -> list[FailureData]:
-    """The failures that do not follow from another one, the ``cause`` of the trial first."""
     failures = [
         failure
         for rank in ranks
@@ -356,7 +351,6 @@ def _cause(failure: FailureData) -> dict[str, Any]:
 
 
 def _has_listed(details: list[dict[str, Any]], failure: FailureData) -> bool:
-    """Whether a rank has listed the failures itself because of which it returned ``passed=False``."""
     return failure["kind"] == "result" and any(detail.get("rank") == failure.get("rank") for detail in details)
 
 
@@ -376,7 +370,6 @@ def warnings_of(seen: Observed) -> list[str]:
 
 
 def doubts(result: ResultData) -> list[str]:
-    """Where a result contradicts its own ``passed=True``."""
     if not result["passed"]:
         return []
     found = []

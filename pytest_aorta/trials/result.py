@@ -132,7 +132,6 @@ class ResultRecord(_Record):
     configured_iterations: int | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        """What is known."""
         unknown = ResultRecord(passed=self.passed)
         return ((name, value) for name, value in self if name == "passed" or value != getattr(unknown, name))
 
@@ -365,7 +364,6 @@ class TrialResult(_Record):
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        """Which trial it is and how it ended: an assertion about it shows this, and no value of a variable."""
         yield "trial_id", self.trial_id
         yield "exit_status", self.exit_status
         if self.failure is not None:

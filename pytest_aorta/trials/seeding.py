@@ -88,12 +88,10 @@ def _numpy_descends(module: Any, seed: int) -> bool:
 
 
 def _words(seed: int) -> list[int]:
-    """As NumPy takes a seed of more than 32 bits."""
     return [seed & 0xFFFFFFFF, seed >> 32]
 
 
 def _reaches(generator: random.Random, words: tuple[int, ...]) -> bool:
-    """Whether a Mersenne Twister comes to this block of 624 words."""
     for _ in range(_BLOCKS):
         if generator.getstate()[1][:-1] == words:
             return True
@@ -192,8 +190,6 @@ class ProcessSeeds:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with each of some modules right after its code has run."""
-
     def __init__(self, names: set[str], then: Callable[[str, ModuleType], None]) -> None:
         self._names = names
         self._then = then

@@ -109,7 +109,7 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     found = counted(stage, *files, "--collect-only")
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
     # To decide whether to look closer, and then, of those with workloads, again.
-    assert calls["hooks.may_have_workloads"] <= 2 * len(files)
+    assert calls["__init__.may_have_workloads"] <= 2 * len(files)
     assert calls["workload_files._facts"] == 3
 
 
@@ -130,7 +130,7 @@ def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
     write_tests(stage, files=2, tests=10)
     found = counted(stage, "-n", "2")
     assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
-    assert found["calls"]["run"].pop("roles.pytest_runtest_logreport") == 60
+    assert found["calls"]["run"].pop("registration.pytest_runtest_logreport") == 60
     # The name of the run, for its two workers.
     assert sum(found["calls"]["run"].values()) <= 10
 

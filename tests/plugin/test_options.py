@@ -107,14 +107,12 @@ GIVEN = {
     "margin": ("0.1", "0.2", "0.3"),
     "stop": ("8h", "decided", "decided,1h30m"),
     "gate": ("failures<1", "failure_rate(a)<=2%", "verdict!=worse"),
-    "minimize": ("a,b", "c", "d"),
-    "max-trials": ("2", "3", "4"),
     "registry-file": ("/x", "/y", "/z"),
 }
 
 
 def test_the_table_above_has_every_option() -> None:
-    assert set(GIVEN) == {each.name for each in SETTINGS if not each.is_switch}
+    assert set(GIVEN) == {each.name for each in SETTINGS if not each.is_switch and each.scope != "internal"}
 
 
 def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewhere(pytester: pytest.Pytester) -> None:
@@ -174,9 +172,17 @@ def test_a_relative_registry_file_of_an_ini_file_is_relative_to_that_file(
     assert read_selection(config, NO_VARIABLES).registry_files == (Path("here.json"),)
 
 
+def searched(pytester: pytest.Pytester, mitigations: str, *arguments: str) -> Selection:
+    """As ``pytest-aorta minimize`` asks for it."""
+    config = configure(pytester, *arguments)
+    CommandSettings(minimize=mitigations, max_trials="7").pytest_configure(config)
+    assert is_mentioned(config, NO_VARIABLES)
+    return read_selection(config, NO_VARIABLES)
+
+
 def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pytest.Pytester) -> None:
     assert read(pytester, "--aorta-stop=decided").trials == 200
-    assert read(pytester, "--aorta-minimize", "a").trials == 200
+    assert searched(pytester, "a").trials == 200
     assert read(pytester, "--aorta-stop", "1h").trials == 10_000
     cells = [word for number in range(40) for word in ("--aorta-mitigations", f"m{number}")]
     assert read(pytester, "--aorta-stop", "1h", *cells).trials == 250
@@ -186,25 +192,21 @@ def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pyt
 
 def test_a_run_that_may_end_early_is_judged_sequentially(pytester: pytest.Pytester) -> None:
     assert not read(pytester, "--aorta-trials", "3").triage.sequential
-    for arguments in (["--aorta-stop=decided"], ["--aorta-stop", "8h"], ["--aorta-minimize", "a"]):
+    for arguments in (["--aorta-stop=decided"], ["--aorta-stop", "8h"]):
         assert read(pytester, *arguments).triage.sequential
+    assert searched(pytester, "a").triage.sequential
 
 
 def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
-    found = read(pytester, "--aorta-minimize", "a,b", "--aorta-mitigations", "c", "--aorta-max-trials", "50")
+    found = searched(pytester, "a,b", "--aorta-mitigations", "c")
     assert found.mitigations == (("c",), ("a", "b"))
-    assert (found.triage.baseline, found.max_trials) == ("c", 50)
+    assert (found.triage.baseline, found.max_trials) == ("c", 7)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--aorta-stop", "1h", "-o", "aorta_order=random"], "aorta_order random and --aorta-stop with a time: whole"),
-        (["--aorta-minimize", "a", "--aorta-stop=decided"], "--aorta-minimize and --aorta-stop: use one"),
-        (
-            ["--aorta-minimize", "a", "--aorta-mitigations", "b", "--aorta-mitigations", "c"],
-            "--aorta-mitigations b and c: with --aorta-minimize, expected one other mitigation set",
-        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
@@ -229,11 +231,21 @@ def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
     result.stderr.fnmatch_lines([f"ERROR: *{message}*"])
 
 
-def test_a_command_gives_settings_that_have_no_option(pytester: pytest.Pytester) -> None:
-    config = pytester.parseconfig()
-    CommandSettings(minimize="a,b", max_trials="7", yes=None).pytest_configure(config)
-    selection = read_selection(config, NO_VARIABLES)
-    assert (selection.minimize, selection.max_trials) == (("a", "b"), 7)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--aorta-stop=decided"], "pytest-aorta minimize and --aorta-stop: use one"),
+        (
+            ["--aorta-mitigations", "b", "--aorta-mitigations", "c"],
+            "--aorta-mitigations b and c: with pytest-aorta minimize, expected one other mitigation set",
+        ),
+    ],
+)
+def test_what_a_search_cannot_be_combined_with_is_refused(
+    pytester: pytest.Pytester, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        searched(pytester, "a", *arguments)
 
 
 def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,7 @@ def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stag
     result.stdout.no_fnmatch_line("*import   slow.py::Slow?local-none-1?")
 
 
+@pytest.mark.slow
 def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import waits for a trial of the other cell to end."""
     monkeypatch.setattr(preflight, "_PATIENCE", 0.1)
@@ -191,6 +192,7 @@ def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypat
     result.assert_outcomes(passed=4)
 
 
+@pytest.mark.slow
 @MOSTLY_SPAWN
 def test_an_interrupt_ends_an_import(stage: Stage, isolation: str) -> None:
     stage.write(hangs=HANGS)

@@ -103,7 +103,7 @@ def test_the_number_of_all_trials_is_bounded_and_what_is_known_is_said() -> None
     assert 26 <= len(asked) <= 27
     success, sentence = conclusion(found, "eight")
     assert not success
-    assert sentence == "not at its end (--aorta-max-trials): so far, of eight, E F is enough"
+    assert sentence == "not at its end (--max-trials): so far, of eight, E F is enough"
 
 
 def test_infrastructure_neither_helps_nor_hurts() -> None:

@@ -153,28 +153,86 @@ def pids_of_ranks(folder: Path) -> dict[int, int]:
     return {rank: pid for rank, own in seen.items() if (pid := pid_of(own)) is not None}
 
 
-def write_start(
-    folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str | None = None
-) -> None:
-    """The ranks of this node, global to local, are about to be started. ``folder`` is the trial's."""
-    attempt_folder(folder, attempt).mkdir(parents=True, exist_ok=True)
-    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group}
-    _append(folder, attempt, {**started, "host": socket.gethostname()})
+def write_start(folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str) -> None:
+    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
+    _append(folder, attempt, started)
 
 
 def write_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
-    """A rank has ended."""
     _append(folder, attempt, {"rank": rank, "exit": asdict(end)})
 
 
-def write_stop(folder: Path, attempt: int) -> None:
-    """Ranks are about to be asked to end."""
-    _append(folder, attempt, {"stopped_at": time.time()})
-
-
 def _append(folder: Path, attempt: int, entry: Mapping[str, Any]) -> None:
-    with (attempt_folder(folder, attempt) / _ATTEMPT_LOG).open("ab", buffering=0) as file:
-        file.write(json.dumps(entry).encode() + b"\n")
+    with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
+        attempt_folder(folder, attempt).mkdir(parents=True, exist_ok=True)
+        with (attempt_folder(folder, attempt) / _ATTEMPT_LOG).open("ab", buffering=0) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+
+
+class AttemptRecorder:
+    """Writes down what an agent sees of the ranks that it starts, attempt by attempt, in the ``folder`` of the trial.
+
+    Subclasses look further: at event logs, or for those who wait.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Number of the attempt that runs, from 0; -1 before the first.
+        self.attempt = -1
+        #: Local to global ranks of this node.
+        self.ranks: dict[int, int] = {}
+        #: A name of the worker group that is the same on all its nodes: where its ranks meet.
+        self.group = ""
+        #: The processes of the ranks that have not ended.
+        self.running: dict[int, int] = {}
+        self._started = 0.0
+
+    @property
+    def attempt_folder(self) -> Path:
+        return attempt_folder(self.folder, self.attempt)
+
+    def begin(self, envs: Mapping[int, Mapping[str, str]]) -> None:
+        """The ranks with these variables, by local rank, are about to be started."""
+        self.attempt = int(envs[0].get(ATTEMPT, envs[0]["TORCHELASTIC_RESTART_COUNT"]))
+        self.ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
+        self.group = f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
+        self._started = time.time()
+        write_start(self.folder, self.attempt, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
+
+    def started(self, pids: Mapping[int, int]) -> None:
+        """The processes of all local ranks."""
+        self.running = {self.ranks[local_rank]: pid for local_rank, pid in pids.items()}
+
+    def watch(self) -> None:
+        """The agent is about to look at its ranks, as it does while they run."""
+
+    def look(self, codes: Mapping[int, int | None], *, stopped: bool) -> set[int]:
+        """Record the ranks that have ended since; their local ranks.
+
+        ``stopped``: the agent had asked those that still ran to end.
+
+        torch itself reports one failed rank only: of two that end at once, the one whose number is lower, and so
+        perhaps the peer of a crashed rank instead of that rank.
+        """
+        new = set()
+        for local_rank, code in codes.items():
+            rank = self.ranks[local_rank]
+            if code is not None and rank in self.running:
+                new.add(local_rank)
+                now = time.time()
+                self.ended(rank, RankExit(code, self.running.pop(rank), now, now - self._started, stopped))
+        return new
+
+    def ended(self, rank: int, end: RankExit) -> None:
+        write_exit(self.folder, self.attempt, rank, end)
+
+    def stop(self) -> None:
+        """The ranks that still run are about to be asked to end."""
+        _append(self.folder, self.attempt, {"stopped_at": time.time()})
+
+    def has_left(self, local_rank: int) -> bool:
+        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
+        return False
 
 
 def attempt_evidence(
@@ -197,7 +255,7 @@ def attempt_evidence(
         if "ranks" in entry:
             trial.world_size, trial.group = entry["world_size"], entry["group"]
             ranks = {rank: RankEvidence(rank) for rank in range(entry["world_size"])}
-            for rank, local_rank in entry["ranks"]:
+            for local_rank, rank in entry["ranks"]:
                 ranks[rank] = RankEvidence(rank, local_rank, entry["host"], started=True)
         elif "stopped_at" in entry:
             trial.stopped_at = trial.stopped_at or entry["stopped_at"]
@@ -240,7 +298,6 @@ def complete_rank(
 
 
 def collectives_file(folder: Path, rank: int) -> Path:
-    """Where the trace of a rank's flight recorder is kept, in an attempt's ``folder``."""
     return folder / f"rank_{rank}.collectives.json"
 
 
@@ -274,7 +331,6 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
 
 
 def _in_short(event: TrialEvent) -> TrialEvent:
-    """Without what is in the trial file and has no influence on the judgement."""
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
     if event["type"] == "end" and "result" in event:

@@ -1,4 +1,4 @@
-"""A command as a child process whose output passes through this one, line by line, into its logs."""
+"""A command as a workload: its process and output, the result of what it has printed, and its ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class Lines:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The lines that end in the next chunk; without those that are empty."""
         *lines, self._rest = _LINE_END.split(self._rest + chunk)
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
@@ -127,7 +126,6 @@ class CommandProcess:
         return self._process.wait()
 
     def _pass_on(self, stream: IO[bytes], take: Take) -> bytes | None:
-        """Pass a chunk on: empty when the stream has ended, ``None`` when there is nothing at the moment."""
         target, lines = self._streams[stream]
         try:
             chunk = os.read(stream.fileno(), _CHUNK)
@@ -156,7 +154,6 @@ class CommandProcess:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """What becomes readable when a process has ended; ``None`` on a kernel without it, or where it is forbidden."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -212,11 +209,6 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> FailureDat
 
     The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``pass_on``,
     in which case no exit code counts; the exit code.
-
-    Args:
-        code: exit code, negative for a signal.
-        found: in its output.
-        errors: the end of its standard error.
     """
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), found)
@@ -235,7 +227,6 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> FailureDat
 
 
 def _after(failure: FailureData, found: OutputFindings) -> FailureData:
-    """With the step that was the last; not in the message of an exception, which is the program's own."""
     if found.step is None or failure["kind"] == "exception":
         return failure
     step = after_step(Observed(progress={"type": "progress", "step": found.step, "total": found.total}))
@@ -304,8 +295,6 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
 
 
 class CommandOutput(RanksOutput):
-    """Finds in the logs of all ranks what their command says; steps and metrics are those of rank 0."""
-
     interval: ClassVar[float] = 0.005
 
     def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
@@ -365,8 +354,6 @@ class CommandOutput(RanksOutput):
 
 
 class RankOutput:
-    """The growing logs of one rank."""
-
     def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
         self.found = OutputFindings(rules)
         self._where = folder, attempt, rank

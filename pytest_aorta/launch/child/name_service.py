@@ -40,7 +40,6 @@ def _configure(services: str) -> None:
 
 
 def _services() -> str:
-    """As the system is configured: ``files mdns4_minimal [NOTFOUND=return] dns``."""
     try:
         found = re.search(r"^\s*hosts:([^#\n]*)", _CONFIGURATION.read_text(), re.MULTILINE)
     except (OSError, UnicodeDecodeError):

@@ -9,11 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, attempt_folder, event_log, save_collectives
+from pytest_aorta.launch.child.attempt_files import (
+    AttemptRecorder,
+    EventLogWriter,
+    attempt_evidence,
+    attempt_folder,
+    event_log,
+    left_early,
+    save_collectives,
+)
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
 from pytest_aorta.runtime.process_tree import request_stacks
@@ -26,17 +34,26 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import TrialPayload
 
 
-def look_at_ranks(trial: TrialEvidence, running: Mapping[int, int], folder: Path, sockets: Path) -> None:
-    """Have them taken where they can say for which rank the others have waited.
+class WorkloadRecorder(AttemptRecorder):
+    """Looks into the event logs of the ranks of a workload as well."""
 
-    Args:
-        trial: what is known so far.
-        running: the processes of the ranks that still run, by rank.
-        folder: of the attempt.
-        sockets: of the flight recorders.
-    """
-    if running and is_about_a_missing_rank(trial):
-        take_stacks(running, folder, sockets)
+    def __init__(self, payload: TrialPayload, launcher: Launcher) -> None:
+        super().__init__(Path(payload["folder"]))
+        self._launcher: Launcher = launcher
+        self._source = payload["source"]
+        self._sockets = Path(payload["sockets"])
+
+    def evidence(self, agent: AgentEnd | None = None) -> TrialEvidence:
+        return attempt_evidence(self.folder, max(0, self.attempt), self._launcher, self._source, agent=agent)
+
+    def stop(self) -> None:
+        """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
+        super().stop()
+        if is_about_a_missing_rank(self.evidence()):
+            take_stacks(self.running, self.attempt_folder, self._sockets)
+
+    def has_left(self, local_rank: int) -> bool:
+        return left_early(self.attempt_folder, self.ranks[local_rank])
 
 
 def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
@@ -47,20 +64,12 @@ def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None
 
 
 def save_own_collectives(error: BaseException, folder: Path, rank: int, sockets: Path) -> None:
-    """In a rank whose process group has given up: nothing can be asked of it later."""
     if gave_up_waiting(str(error)):
         save_collectives(folder, rank, os.getpid(), sockets)
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
-    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded.
-
-    Args:
-        payload: of the trial.
-        attempt: number of the attempt.
-        prepared: whether this process has imported the workload.
-        relay: receives the events of the node's first rank as well.
-    """
+    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded."""
     folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
@@ -81,7 +90,6 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:
-    """Import the workload in this rank, as a phase of it."""
     send({"type": "begin", "phase": "import"})
     end: EndEvent = {"type": "end", "phase": "import", "sec": 0.0}
     start = time.monotonic()
@@ -98,7 +106,7 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
 
 
 def _serve_flight_recorder(sockets: Path) -> None:
-    """To be called before the rank makes a process group. The server logs that it listens."""
+    # Before the rank makes a process group.
     path = socket_path(os.getpid(), sockets)
     with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
         path.unlink(missing_ok=True)  # of an earlier process with this number
@@ -106,7 +114,7 @@ def _serve_flight_recorder(sockets: Path) -> None:
 
 
 def _write_error_file(error: BaseException) -> None:
-    """At once, as the agent may end this rank; from the file it learns which rank failed first."""
+    # At once, as the agent may end this rank; from the file it learns which rank failed first.
     if isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -69,7 +69,6 @@ def free_port() -> int:
 
 
 def _store_here(at: str, forks: bool) -> str:
-    """Serve the store of a rendezvous if its endpoint is on this host; where to reach it."""
     host, _, port = at.rpartition(":")
     if not _is_here(host):
         return at
@@ -85,7 +84,7 @@ def _store_here(at: str, forks: bool) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is a name or an address of this host: only then a socket can be bound to it."""
+    # A socket can be bound only to a name or an address of this host.
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -206,7 +205,6 @@ def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
 
 
 def _serve(agent: int, listening: socket.socket) -> None:
-    """In a process beside the agent; never returns."""
     try:
         process_tree.die_with_parent(agent)
         # The ranks may need it until they have ended, and its stacks say nothing about them.

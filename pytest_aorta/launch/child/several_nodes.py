@@ -78,14 +78,13 @@ def rendezvous_of_nodes(options: ElasticOptions, trial_id: str) -> RendezvousHan
 
 
 def _connect(options: ElasticOptions, trial_id: str, patience: float) -> Any:
-    """The part of a trial in the store at which the nodes meet."""
     host, port = endpoint(options)
     client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience))  # type: ignore[attr-defined]
     return dist.PrefixStore(trial_id, client)  # type: ignore[attr-defined]
 
 
 def _address_towards(host: str, port: int) -> str | None:
-    """The address of this node on the route to the endpoint; its host name may be known only to itself."""
+    # The host name of this node may be known only to itself.
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -182,7 +181,6 @@ class NodeExchange:
         return self._connected
 
     def _gather(self, trial: TrialEvidence, group: str, patience: float) -> list[RankEvidence]:
-        """Of the other nodes, whose ranks may end within that time as well."""
         found: dict[int, RankEvidence] = {}
         waited_for = {rank.rank for rank in trial.ranks if not rank.started}
         give_up = time.monotonic() + patience

@@ -13,23 +13,32 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen
 from typing import Any, ClassVar, cast
 
 import torch.distributed as dist
 from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import (
+    MultiprocessContext,
+    PContext,
+    RunProcsResult,
+    SubprocessContext,
+)
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
+from pytest_aorta.launch.child.attempt_files import AttemptRecorder
 from pytest_aorta.launch.child.name_service import files_only
 from pytest_aorta.runtime.process_tree import native_threads
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
+
+_log = logging.getLogger(__name__)
+
+#: Seconds in which ranks mostly end that are done.
+_AT_ONCE = 0.5
 
 
 class _ObservedGroup(WorkerGroup):
@@ -49,31 +58,38 @@ class _ObservedGroup(WorkerGroup):
     def state(self, state: WorkerState) -> None:
         changed, self._state = state is not self._state, state
         if changed:
-            self._agent.on_state(state)
+            self._agent._note_state(state)
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's elastic agent with a hook for the states of its worker group."""
+    """torch's elastic agent with hooks for the states of its worker group, and for restarts."""
 
     def __init__(self, spec: WorkerSpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
-        self._worker_group = _ObservedGroup(spec, self)
+        self._worker_group: WorkerGroup = _ObservedGroup(spec, self)
 
-    def on_state(self, state: WorkerState) -> None:
+    def on_event(self, event: GroupEvent) -> None:
         """The worker group has a new state."""
 
-    def workers(self) -> list[Worker]:
-        """The ranks of this node, as of the last rendezvous."""
-        workers: list[Worker] = self._worker_group.workers
-        return workers
+    def on_restart(self, reason: AttemptReason) -> None:
+        """All ranks of an attempt have ended, and will be started again."""
 
-    def master(self) -> tuple[str | None, int | None]:
-        """Address and port at which the ranks of all nodes meet, as of the last rendezvous."""
-        return self._worker_group.master_addr, self._worker_group.master_port
-
-    def restarts(self) -> int:
-        """How often a failed rank has made the agent restart all."""
+    def attempt(self) -> int:
+        """Number of the attempt: how often a failed rank has made the agent restart all."""
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def _note_state(self, state: WorkerState) -> None:
+        workers = self._worker_group.workers
+        size = workers[0].world_size if workers else -1
+        self.on_event(
+            {
+                "type": "group",
+                "state": cast(GroupStateName, state.name),
+                "at": time.time(),
+                "attempt": max(0, self.attempt()),
+                "world_size": None if size == -1 else size,
+            }
+        )
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         super()._setup_local_watchdog(envs)
@@ -99,117 +115,10 @@ class ReportingAgent(LocalElasticAgent):
                 with contextlib.suppress(OSError):
                     path.write_text(json.dumps({"message": error}))
 
-
-def group_event(agent: ReportingAgent, state: WorkerState, attempt: int) -> GroupEvent:
-    """A state of an agent's worker group."""
-    workers = agent.workers()
-    size = workers[0].world_size if workers else -1
-    return {
-        "type": "group",
-        "state": cast(GroupStateName, state.name),
-        "at": time.time(),
-        "attempt": max(0, attempt),
-        "world_size": None if size == -1 else size,
-    }
-
-
-class HookedAgent(ReportingAgent):
-    """torch's elastic agent with hooks, which gives no rank more than ``stop_timeout`` seconds after SIGTERM."""
-
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, *, stop_timeout: int, **keywords: Any) -> None:
-        if has_parameter(LocalElasticAgent.__init__, "shutdown_timeout"):  # an older torch has close()'s timeout only
-            keywords["shutdown_timeout"] = stop_timeout
-        super().__init__(spec, logs, **keywords)
-        self._stop_timeout = stop_timeout
-        #: Processes that the agent has asked to end.
-        self.stopped: set[int] = set()
-        self._stopping = False
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_format_exception)
-
-    def on_start(self) -> None:
-        """The ranks are about to be started."""
-
-    def on_look(self) -> None:
-        """The agent is about to look at its ranks."""
-
-    def on_stop(self) -> None:
-        """The agent is about to ask ranks of this attempt to end, for the first time."""
-
-    def has_left(self, local_rank: int) -> bool:
-        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
-        return False
-
-    def on_restart(self, reason: AttemptReason) -> None:
-        """All ranks of an attempt have ended, and will be started again."""
-
-    def processes(self) -> list[BaseProcess]:
-        """The ranks of this attempt, by local rank."""
-        processes = getattr(getattr(getattr(self, "_pcontext", None), "_pc", None), "processes", ())
-        return list(processes)
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.on_start()
-        if self._start_method == "fork":
-            refuse_native_threads()
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        context: Any = self._pcontext
-        self._stopping = False
-        # When a rank has failed, torch gives one that ignores SIGTERM 30 seconds, twice, whatever shutdown_timeout is.
-        close, join = context.close, context._pc._join_procs_with_timeout
-
-        def close_within_timeout(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-            self._note_stop()
-            close(death_sig, min(timeout, self._stop_timeout))
-
-        context.close = close_within_timeout
-        context._pc._join_procs_with_timeout = lambda timeout: join(min(timeout, self._stop_timeout))
-        for process in self.processes():
-            self._note_stop_before(process)
-        return started
-
-    def _note_stop_before(self, process: BaseProcess) -> None:
-        terminate = process.terminate
-
-        def noted_terminate() -> None:
-            self._note_stop()
-            terminate()
-
-        process.terminate = noted_terminate  # type: ignore[method-assign]
-
-    def _note_stop(self) -> None:
-        """Before the first signal that ends ranks which still run."""
-        running = {process.pid for process in self.processes() if process.pid and process.exitcode is None}
-        if running and not self._stopping:
-            self._stopping = True
-            self.on_stop()
-            # Not those that have ended meanwhile.
-            running = {process.pid for process in self.processes() if process.pid and process.exitcode is None}
-            self.stopped |= running
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self.on_look()
-        context: Any = self._pcontext
-        for local_rank, process in enumerate(self.processes()):
-            # A rank that has called sys.exit(0) returns nothing, and torch would wait for that without end.
-            # In this order: what an ended process has returned is there.
-            if process.exitcode == 0 and context._ret_vals[local_rank].empty():
-                if local_rank not in context._return_values and self.has_left(local_rank):
-                    return self._fail(local_rank, process)
-                context._return_values.setdefault(local_rank, None)
-        result: RunResult = super()._monitor_workers(worker_group)
-        return result
-
-    def _fail(self, local_rank: int, process: BaseProcess) -> RunResult:
-        """End the attempt because of a rank, as torch does where an exit code is not 0."""
-        context: Any = self._pcontext
-        context.close()
-        failure = ProcessFailure(local_rank, process.pid or 0, 0, context.error_files[local_rank])
-        return RunResult(WorkerState.FAILED, failures={self.workers()[local_rank].global_rank: failure})
-
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         # torch restarts a group that is healthy for the sake of nodes that wait to take part.
         reason: AttemptReason = "membership" if worker_group.state is WorkerState.HEALTHY else "failure"
-        if has_parameter(LocalElasticAgent._stop_workers, "is_restart"):
+        if "is_restart" in inspect.signature(LocalElasticAgent._stop_workers).parameters:
             # This torch would otherwise shut down the rendezvous as well, in which the next attempt meets.
             self._stop_workers(worker_group, is_restart=True)
         else:
@@ -218,9 +127,97 @@ class HookedAgent(ReportingAgent):
         super()._restart_workers(worker_group)
 
 
-def has_parameter(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function of torch's takes ``name``: versions differ, and builds of one version may as well."""
-    return name in inspect.signature(function).parameters
+class _Ranks(PContext):
+    """The ranks of an attempt, which tell a ``recorder``; none has more than ``stop_timeout`` s after SIGTERM."""
+
+    recorder: ClassVar[AttemptRecorder]
+    stop_timeout: ClassVar[float]
+
+    def codes(self) -> dict[int, int | None]:
+        """Exit codes by local rank; ``None`` for those that run."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise if ranks must not be started."""
+
+    def release(self) -> None:
+        """Let those end that wait for the others to be done."""
+
+    def _start(self) -> None:
+        self.recorder.begin(self.envs)
+        self.check()
+        super()._start()  # type: ignore[safe-super]
+        self.recorder.started(self.pids())
+
+    def _poll(self) -> RunProcsResult | None:
+        self.recorder.watch()
+        codes = self.codes()
+        ended = self.recorder.look(codes, stopped=False)
+        pids = self.pids()
+        failures = {
+            local_rank: ProcessFailure(local_rank, pids[local_rank], code, self.error_files[local_rank])
+            for local_rank, code in codes.items()
+            if code is not None and (code != 0 or (local_rank in ended and self.recorder.has_left(local_rank)))
+        }
+        if not failures and None in codes.values():
+            self.release()
+            return None
+        for each in failures.values():
+            _log.error("failed (exitcode: %s) local_rank: %s (pid: %s)", each.exitcode, each.local_rank, each.pid)
+        self.close()
+        values = {} if failures else dict.fromkeys(codes)
+        return RunProcsResult(values, failures, stdouts=self.stdouts, stderrs=self.stderrs)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        codes = self.codes()
+        self.recorder.look(codes, stopped=False)
+        if None in codes.values():
+            self.recorder.stop()
+            self.recorder.look(self.codes(), stopped=False)  # those that have ended meanwhile
+        # torch gives a rank that ignores SIGTERM 30 seconds.
+        super()._close(death_sig, min(timeout, self.stop_timeout))  # type: ignore[safe-super, arg-type]
+        self.recorder.look(self.codes(), stopped=True)
+
+
+class FunctionRanks(_Ranks, MultiprocessContext):
+    """Ranks that call a function, which returns when they are done; then they wait for each other."""
+
+    def codes(self) -> dict[int, int | None]:
+        return {} if self._pc is None else {rank: each.exitcode for rank, each in enumerate(self._pc.processes)}
+
+    def check(self) -> None:
+        if self.start_method == "fork":
+            refuse_native_threads()
+
+    def release(self) -> None:
+        for local_rank, code in self.codes().items():
+            # A rank that has called sys.exit(0) returns nothing.
+            if code == 0 or not self._ret_vals[local_rank].empty():
+                self._return_values[local_rank] = None
+        if self._is_done() and not self._worker_finished_event.is_set():
+            self._worker_finished_event.set()
+            give_up = time.monotonic() + _AT_ONCE
+            for process in self._pc.processes:  # type: ignore[union-attr]
+                process.join(max(0.0, give_up - time.monotonic()))
+
+
+class ProgramRanks(_Ranks, SubprocessContext):
+    """Ranks that are programs of their own, under torchrun."""
+
+    def codes(self) -> dict[int, int | None]:
+        return {rank: handler.proc.poll() for rank, handler in self.subprocess_handlers.items()}
+
+
+def use_recorder(recorder: AttemptRecorder, stop_timeout: float) -> None:
+    """Have agents of this process start their ranks in front of a recorder."""
+    _Ranks.recorder, _Ranks.stop_timeout = recorder, stop_timeout
+    setattr(multiprocessing, "MultiprocessContext", FunctionRanks)  # noqa: B010  (mypy: no type to assign to)
+    setattr(multiprocessing, "SubprocessContext", ProgramRanks)  # noqa: B010
+
+
+def use_agent_in_torchrun(agent: type[LocalElasticAgent]) -> None:
+    """Have torchrun, when it runs in this process, make this agent."""
+    setattr(launcher, "LocalElasticAgent", agent)  # noqa: B010  (no exported name)
 
 
 def refuse_native_threads() -> None:
@@ -237,66 +234,6 @@ def refuse_native_threads() -> None:
             f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
             "--aorta-elastic start_method=spawn starts them afresh"
         )
-
-
-def _format_exception(record: logging.LogRecord) -> bool:
-    """Have a failed rank logged without torch's own formatter of exceptions: it imports torch's compiler, for 0.8 s."""
-    if record.exc_info:
-        record.exc_text = logging.Formatter().formatException(record.exc_info)
-        record.exc_info = None
-    return True
-
-
-class HookedContext(SubprocessContext):
-    """The ranks of an attempt under torchrun, with hooks; none has more than ``stop_timeout`` s after SIGTERM."""
-
-    stop_timeout: ClassVar[float]
-
-    def on_start(self, attempt: int) -> None:
-        """The ranks are about to be started."""
-
-    def on_started(self) -> None:
-        """They have been started."""
-
-    def on_look(self, *, stopped: bool) -> None:
-        """torchrun looks at its ranks; ``stopped``: it has asked those that still ran to end."""
-
-    def on_stop(self) -> None:
-        """torchrun is about to ask the ranks that still run to end."""
-
-    def has_left(self, local_rank: int) -> bool:
-        """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
-        return False
-
-    def processes(self) -> dict[int, Popen[bytes]]:
-        """By local rank."""
-        return {rank: handler.proc for rank, handler in self.subprocess_handlers.items()}
-
-    def _start(self) -> None:
-        self.on_start(int(self.envs[0]["TORCHELASTIC_RESTART_COUNT"]))
-        super()._start()  # type: ignore[no-untyped-call]
-        self.on_started()
-
-    def _poll(self) -> Any:
-        self.on_look(stopped=False)
-        for local_rank, process in self.processes().items():
-            if process.poll() == 0 and local_rank in self._running_local_ranks and self.has_left(local_rank):
-                self._failures[local_rank] = ProcessFailure(local_rank, process.pid, 0, self.error_files[local_rank])
-        return super()._poll()
-
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        self.on_look(stopped=False)
-        if any(process.poll() is None for process in self.processes().values()):
-            self.on_stop()
-            self.on_look(stopped=False)
-        super()._close(death_sig, min(timeout, self.stop_timeout))  # type: ignore[arg-type]  # float will do
-        self.on_look(stopped=True)
-
-
-def use_in_torchrun(context: type[SubprocessContext], agent: type[LocalElasticAgent] = LocalElasticAgent) -> None:
-    """Have torchrun, when it runs in this process, make this agent, and start ranks in this context."""
-    multiprocessing.SubprocessContext = context  # type: ignore[misc]
-    setattr(launcher, "LocalElasticAgent", agent)  # noqa: B010  (no exported name)
 
 
 def connect_without_name_server(host: str) -> None:

@@ -140,7 +140,6 @@ def _with_stores_apart(max_restarts: int) -> dict[str, str]:
 
 
 def _poll(process: subprocess.Popen[bytes], interval: float = POLL_INTERVAL) -> Iterator[int | None]:
-    """Yields ``None`` as long as a process runs, and then its return code; ``interval`` in seconds."""
     while True:
         try:
             yield process.wait(interval)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 def join_group(cls: type[Any], config: Any) -> None:
-    """In a rank, before the constructor: make the process group of a workload that leaves that to its runner."""
     distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not distributed or not supports_process(cls) or not hasattr(cls, "isolated_distributed_backend"):
         return
@@ -53,7 +52,6 @@ def join_group(cls: type[Any], config: Any) -> None:
 
 
 def leave_group(cls: type[Any]) -> None:
-    """After the cleanup: destroy it."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and supports_process(cls):
         with contextlib.suppress(Exception):  # the other ranks may have gone

@@ -156,7 +156,6 @@ def counts(at: float | None, until: float | None) -> bool:
 
 
 def _time_of(event: TrialEvent) -> float | None:
-    """A failure is noticed before its phase ends."""
     at: Any = event.get("at")
     if event["type"] == "end" and "failure" in event:
         at = event["failure"].get("at", at)

@@ -50,14 +50,10 @@ _IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
 
 @dataclass(frozen=True)
 class Judgement:
-    """What has become of the ranks of an attempt.
+    """A record of every expected rank, in order, and the failure that the others follow from.
 
-    Attributes:
-        ranks: a record for every expected rank, in their order.
-        failure: the one that the others follow from.
-        cleanup: the first failure in a cleanup that does not follow from another one.
-        location: of ranks that a limit has ended, where each of them was.
-        hung_rank: the one of these that the others waited for, or the only one.
+    ``cleanup``: the first failure in a cleanup that does not follow from another one. ``location``: of ranks that a
+    limit has ended, where each of them was. ``hung_rank``: the one that these waited for, or the only one.
     """
 
     ranks: list[RankData]
@@ -129,8 +125,6 @@ def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
 
 @dataclass(frozen=True)
 class _OwnFailure:
-    """``failure`` goes into the record; ``at`` is when it failed, 0 where that is unknown."""
-
     failure: FailureData
     weight: int
     at: float = 0.0
@@ -153,7 +147,6 @@ def _own_failures(ranks: Iterable[RankEvidence], trial: TrialEvidence) -> dict[i
 
 
 def _first_failure(ranks: Iterable[RankEvidence]) -> float | None:
-    """When the first rank ended with an exit code other than 0, 0 if that is unknown; ``None`` when no rank did."""
     return min((rank.exit.at or 0.0 for rank in ranks if rank.exit is not None and rank.exit.exitcode), default=None)
 
 
@@ -213,7 +206,6 @@ def _weight_of(failure: FailureData) -> int:
 
 
 def _lost_its_agent(agent: AgentEnd | None) -> bool:
-    """Whether the agent was ended, or failed itself, and has not seen all ranks end."""
     if agent is None:
         return False
     return agent.error is not None if agent.returncode is None else agent.returncode < 0
@@ -251,7 +243,6 @@ def _weight_of_signal(number: int, complaint: str | None) -> int:
 
 
 def _was_ended(end: RankExit, first_failure: float | None) -> bool:
-    """Whether its agent has ended it."""
     if end.stopped is not None:
         return end.stopped and end.exitcode in (-signal.SIGTERM, -signal.SIGKILL, 0, 1, 128 + signal.SIGTERM)
     late = first_failure is not None and (end.at or 0.0) - first_failure > _AT_ONCE
@@ -279,7 +270,6 @@ class _Wait:
 
 
 def _waits_count(found: Mapping[int, _OwnFailure]) -> bool:
-    """Whether ranks were ended as they waited: by a limit, or by the patience of a process group."""
     best = min((failure.weight for failure in found.values()), default=None)
     return best == GAVE_UP or any(failure.hung for failure in found.values())
 
@@ -341,7 +331,6 @@ def _unseen(ranks: Mapping[int, RankEvidence], found: Mapping[int, _OwnFailure],
 
 
 def _went_on(rank: RankEvidence, first: float) -> bool:
-    """Whether a rank was somewhere else when its own limit passed, or had ended."""
     if rank.overdue is None:
         return True
     ends = [event.get("at") for event in rank.events or () if event["type"] == "end"]
@@ -349,7 +338,6 @@ def _went_on(rank: RankEvidence, first: float) -> bool:
 
 
 def _where(rank: RankEvidence, own: _OwnFailure | None, *, unseen: bool) -> str:
-    """Where a rank was, or how it ended."""
     if unseen:
         text = "where it was is not known"
     elif rank.location is not None and (own is None or own.follows or own.hung):
@@ -426,7 +414,6 @@ def agent_failure(trial: TrialEvidence) -> FailureData | None:
 
 
 def _phase_of(trial: TrialEvidence) -> Phase:
-    """The phase that the first rank was in; ``setup`` before it said so."""
     logs = [rank.events for rank in sorted(trial.ranks, key=lambda rank: rank.rank) if rank.events is not None]
     for events in logs:
         if begun := [event["phase"] for event in events if event["type"] == "begin"]:
@@ -435,7 +422,6 @@ def _phase_of(trial: TrialEvidence) -> Phase:
 
 
 def _counts_more(agent: FailureData, cause: _OwnFailure | None, found: Mapping[int, _OwnFailure]) -> bool:
-    """Whether the agent's own failure is what the trial has come to, and not that of a rank."""
     if agent["kind"] == "signal":
         return True
     if agent["kind"] == "exit_code":  # which follows from whatever has happened to a rank
@@ -447,7 +433,6 @@ def _counts_more(agent: FailureData, cause: _OwnFailure | None, found: Mapping[i
 
 
 def _root(found: Mapping[int, _OwnFailure]) -> int | None:
-    """The rank whose failure the others follow from."""
     order = sorted(found, key=lambda number: (found[number].weight, found[number].at, number))
     causes = [number for number in order if found[number].failure["phase"] != "cleanup"]
     if not causes or (found[causes[0]].follows and not found[order[0]].follows):
@@ -539,7 +524,6 @@ def _first_in_cleanup(found: Mapping[int, _OwnFailure]) -> int | None:
 
 
 def _cleanup(records: list[RankData]) -> FailureData | None:
-    """What went wrong in the cleanup of the first rank that has not only been ended because of another one."""
     for record in records:
         failure = record["failure"]
         if failure is not None and failure["phase"] == "cleanup" and not record["collateral"]:

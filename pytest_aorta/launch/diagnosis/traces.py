@@ -60,7 +60,6 @@ def read_dump(path: Path) -> list[list[Frame]]:
 
 
 def parse_dump(text: str) -> list[list[Frame]]:
-    """The threads of the first dump in a text, as ``read_dump``."""
     threads: list[list[Frame]] = []
     before = ""
     for line in text.splitlines():
@@ -97,7 +96,6 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
 
 
 def _own(frames: list[Frame], source: str | None) -> int:
-    """Index of the innermost frame of the workload's code; without one, of the innermost frame."""
     own = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
     return next(own, 0)
 
@@ -157,13 +155,7 @@ _UNCAUGHT = 1
 
 
 def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> FailureData:
-    """The failure of a process in its ``run``.
-
-    Args:
-        code: not 0; negative for a signal.
-        error_file: content of the file that torch's ``record`` writes.
-        stderr: a log, or the end of one as text.
-    """
+    """The failure of a process in its ``run``."""
     if code < 0:
         name = signal_name(-code)
         if (raised := _printed(stderr, crashed=True)) is not None:
@@ -206,13 +198,11 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData
 
 
 def _was_ending(lines: Sequence[str]) -> bool:
-    """Whether ``faulthandler`` says below a traceback that no thread was in Python code any more."""
     crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASHED)), None)
     return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
 
 
 def _exception(text: str, traceback: str | None) -> FailureData:
-    """``text``: type and message, as at the end of a traceback."""
     failure: FailureData = {"phase": "run", "kind": "exception", "message": text}
     found = _RAISED.fullmatch(text.partition("\n")[0])
     if found is not None:
@@ -262,13 +252,7 @@ _STACKS, _OUTPUT = "stacks.log", "import.log"
 
 @dataclass(frozen=True)
 class ImportHang:
-    """An import that took longer than ``limit`` seconds, and was ended.
-
-    Attributes:
-        limit: see above.
-        stacks: of its processes, as ``faulthandler`` writes them.
-        output: the end of what they had written.
-    """
+    """An import that took longer than ``limit`` seconds, and was ended."""
 
     limit: float
     stacks: str

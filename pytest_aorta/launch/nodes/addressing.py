@@ -62,7 +62,6 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
 
 
 def _first_of(nodes: str) -> str:
-    """The first of ``node[1-3],other``."""
     if "[" not in nodes:
         return nodes.split(",")[0]
     if shutil.which("scontrol"):

@@ -1,23 +1,23 @@
-"""Runs torch's agent for two attempts, and prints what the hooks saw of its private parts: ``python -m ... FOLDER``."""
+"""Runs torch's agent for two attempts, and prints what its hooks have seen: ``python agent_observer.py FOLDER``."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 
+from pytest_aorta.launch.child.attempt_files import AttemptRecorder
 from pytest_aorta.launch.child.elastic import RankLogs
 from pytest_aorta.launch.child.rendezvous import OneHost
-from pytest_aorta.launch.child.torch_compat import HookedAgent
-from pytest_aorta.trials.events import AttemptReason
+from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
+from pytest_aorta.launch.diagnosis.evidence import RankExit
+from pytest_aorta.trials.events import AttemptReason, GroupEvent
 
 RANKS = 2
 
@@ -36,39 +36,31 @@ def rank(folder: Path) -> None:
         time.sleep(100)
 
 
-class Observer(HookedAgent):
-    def __init__(self, spec: WorkerSpec, logs: RankLogs, **keywords: Any) -> None:
-        self.rank_logs = logs
-        self.states: list[str] = []
-        self.looks: list[dict[str, Any]] = []
-        self.reasons: list[AttemptReason] = []
-        self.starts = 0
-        super().__init__(spec, logs, **keywords)
+seen: list[object] = []
 
-    def on_state(self, state: WorkerState) -> None:
-        self.states.append(state.name)
 
-    def on_start(self) -> None:
-        self.starts += 1
-        self.rank_logs.begin_attempt()
+class Agent(ReportingAgent):
+    def on_event(self, event: GroupEvent) -> None:
+        seen.append(event["state"])
 
     def on_restart(self, reason: AttemptReason) -> None:
-        self.reasons.append(reason)
+        seen.append(f"restart: {reason}")
 
-    def on_look(self) -> None:
-        context: Any = self._pcontext
-        self.looks.append(
-            {
-                "context": isinstance(context, MultiprocessContext),
-                "processes": [isinstance(each, multiprocessing.process.BaseProcess) for each in context._pc.processes],
-                "queues": [hasattr(context._ret_vals[local_rank], "empty") for local_rank in range(RANKS)],
-                "values": isinstance(context._return_values, dict),
-                "join": callable(context._pc._join_procs_with_timeout),
-            }
-        )
+
+class Recorder(AttemptRecorder):
+    def begin(self, envs: Mapping[int, Mapping[str, str]]) -> None:
+        super().begin(envs)
+        seen.append(f"attempt {self.attempt} of ranks {sorted(self.ranks.values())}")
+
+    def ended(self, rank: int, end: RankExit) -> None:
+        seen.append(f"rank {rank}: {end.exitcode}{', stopped' if end.stopped else ''}")
+
+    def stop(self) -> None:
+        seen.append(f"stop {sorted(self.running)}")
 
 
 def main(folder: Path) -> None:
+    use_recorder(Recorder(folder), 1.0)
     spec = WorkerSpec(
         role="default",
         local_world_size=RANKS,
@@ -78,21 +70,8 @@ def main(folder: Path) -> None:
         max_restarts=1,
         monitor_interval=0.01,
     )
-    logs = RankLogs(folder, "3", "0")
-    agent = Observer(spec, logs, stop_timeout=1, start_method="fork", exit_barrier_timeout=5)
-    agent.run()
-    observed = {
-        "states": agent.states,
-        "looks": agent.looks,
-        "reasons": agent.reasons,
-        "starts": agent.starts,
-        "restarts": agent.restarts(),
-        "stopped": len(agent.stopped),
-        "ranks": [worker.global_rank for worker in agent.workers()],
-        "world_sizes": [worker.world_size for worker in agent.workers()],
-        "exit_codes": [process.exitcode for process in agent.processes()],
-    }
-    print(json.dumps(observed))
+    Agent(spec, RankLogs(folder, "3", "0"), start_method="fork", exit_barrier_timeout=5).run()
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from pytest_aorta.launch.child.torch_compat import ReportingAgent
 
@@ -26,60 +25,26 @@ def printed_by(*command: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the hooks of an agent saw that has run two attempts with two ranks."""
-    return printed_by(str(OBSERVER), str(tmp_path_factory.mktemp("agent")))
-
-
-def test_the_worker_group_can_be_replaced(agent: Any) -> None:
-    """``_worker_group``, and its attribute ``state``: else no state is recorded."""
-    assert agent["states"] == ["INIT", "HEALTHY", "FAILED", "STOPPED", "HEALTHY", "SUCCEEDED"]
-
-
-def test_the_workers_are_known(agent: Any) -> None:
-    """``_worker_group.workers``: else records have no global ranks."""
-    assert agent["ranks"] == [0, 1]
-    assert agent["world_sizes"] == [2, 2]
-
-
-def test_restarts_are_counted(agent: Any) -> None:
-    """``_remaining_restarts``: else the states of an agent under torchrun have no attempt."""
-    assert agent["restarts"] == 1
-
-
-def test_starts_are_hooked(agent: Any) -> None:
-    """``_start_workers``: else the logs of a restart overwrite those of the attempt before."""
-    assert agent["starts"] == 2
-
-
-def test_looks_are_hooked(agent: Any) -> None:
-    """``_monitor_workers``: else the events of a spawned rank come at the end only."""
-    assert agent["looks"]
-
-
-def test_restarts_are_hooked(agent: Any) -> None:
-    """``_restart_workers`` and ``_stop_workers``: else no attempt but the last is recorded."""
-    assert agent["reasons"] == ["failure"]
-    assert callable(LocalElasticAgent._stop_workers)
-
-
-def test_the_processes_of_ranks_are_known(agent: Any) -> None:
-    """``_pcontext._pc.processes``: else only one failed rank of an attempt has an exit code."""
-    assert all(look["context"] and look["processes"] == [True, True] for look in agent["looks"])
-    assert agent["exit_codes"] == [0, 0]
-
-
-def test_a_rank_may_end_without_a_return_value(agent: Any) -> None:
-    """``_ret_vals`` and ``_return_values``: else an agent waits without end for a rank that called ``sys.exit(0)``."""
-    assert all(look["values"] and look["queues"] == [True, True] for look in agent["looks"])
-
-
-def test_no_rank_outlives_the_stop_timeout(agent: Any) -> None:
-    """``PContext.close`` and ``_join_procs_with_timeout``: else a rank that ignores SIGTERM has a minute to live."""
-    assert callable(PContext.close)
-    assert all(look["join"] for look in agent["looks"])
-    assert agent["stopped"] == 1
+def test_the_hooks_of_an_agent(tmp_path: Path) -> None:
+    """``_worker_group``, ``_remaining_restarts``, ``_restart_workers``, ``_stop_workers``, ``MultiprocessContext`` with
+    ``_start``, ``_poll``, ``_close``, ``envs``, ``_pc``, ``_ret_vals`` and ``_worker_finished_event``: else states,
+    attempts and exits are not recorded, and a rank that ignores SIGTERM has a minute to live."""
+    assert printed_by(str(OBSERVER), str(tmp_path)) == [
+        "INIT",
+        "attempt 0 of ranks [0, 1]",
+        "HEALTHY",
+        "rank 0: 1",
+        "stop [1]",
+        "rank 1: -9, stopped",
+        "FAILED",
+        "restart: failure",
+        "STOPPED",
+        "attempt 1 of ranks [0, 1]",
+        "HEALTHY",
+        "rank 0: 0",
+        "rank 1: 0",
+        "SUCCEEDED",
+    ]
 
 
 def test_the_watchdog_of_an_agent_is_known() -> None:
@@ -92,13 +57,6 @@ def test_the_watchdog_of_an_agent_is_known() -> None:
     assert "_log_watchdog_event" in LocalElasticAgent._setup_local_watchdog.__code__.co_names
     assert len(inspect.signature(FileTimerServer._reap_worker).parameters) == 3
     assert "kill worker process" in FileTimerServer._run_watchdog.__code__.co_consts
-
-
-def test_failed_ranks_are_logged_by_the_logger_with_the_filter() -> None:
-    """The logger of ``elastic.multiprocessing.api``: else a failed rank costs the import of torch's compiler."""
-    from torch.distributed.elastic.multiprocessing import api
-
-    assert api.logger is logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
 
 def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
@@ -119,32 +77,33 @@ def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> Non
 
 
 WRAPPED = """
-import json, sys
+import json, pathlib, sys
 from torch.distributed.run import main
-from pytest_aorta.launch.child.torch_compat import HookedContext, use_in_torchrun
+from pytest_aorta.launch.child.attempt_files import AttemptRecorder
+from pytest_aorta.launch.child.torch_compat import use_recorder
 
 calls = []
 
-class Context(HookedContext):
-    stop_timeout = 1.0
-    def on_start(self, attempt): calls.append(["start", attempt])
-    def on_started(self): calls.append(["started", sorted(self.processes())])
-    def on_look(self, *, stopped): calls.append(["look", stopped, [p.poll() for p in self.processes().values()]])
+class Recorder(AttemptRecorder):
+    def begin(self, envs):
+        super().begin(envs)
+        calls.append(["begin", self.attempt, self.ranks])
+    def started(self, pids):
+        super().started(pids)
+        calls.append(["started", sorted(pids)])
+    def ended(self, rank, end): calls.append(["ended", rank, end.exitcode, end.stopped])
 
-use_in_torchrun(Context)
+use_recorder(Recorder(pathlib.Path(sys.argv[1])), 1.0)
 main(["--nproc-per-node", "1", "--monitor-interval", "0.02", "--no-python", "true"])
 print(json.dumps(calls))
 """
 
 
-def test_the_hooked_methods_of_contexts_are_called() -> None:
-    """``SubprocessContext._start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends of a
-    script's ranks are not recorded, and a rank that ignores SIGTERM has a minute to live."""
-    calls = printed_by("-c", WRAPPED)
-
-    assert calls[:2] == [["start", 0], ["started", [0]]]
-    assert calls[-1] == ["look", True, [0]]
-    assert ["look", False, [0]] in calls
+def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
+    """``SubprocessContext``, its ``_start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends
+    of ranks under torchrun are not recorded, and a rank that ignores SIGTERM has a minute to live."""
+    calls = printed_by("-c", WRAPPED, str(tmp_path))
+    assert calls == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, 0, False]]
 
 
 def test_attempts_need_not_share_a_store() -> None:

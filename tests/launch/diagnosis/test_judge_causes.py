@@ -32,7 +32,7 @@ def judgement_of(
     at: dict[int, int] | None = None,
 ) -> Judgement:
     """Of ranks with these event logs; ``codes`` as an agent saw them that does not say which ranks it has ended."""
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs))
+    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt_folder(folder, 0), rank))
         for event in events:

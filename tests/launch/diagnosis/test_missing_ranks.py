@@ -64,7 +64,7 @@ def judgement(
 ) -> Judgement:
     """Of ranks with these event logs, stacks, recorders, and exits before the deadline."""
     attempt = attempt_folder(folder, 0)
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs))
+    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt, rank))
         for event in events:

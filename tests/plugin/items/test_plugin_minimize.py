@@ -1,9 +1,10 @@
-"""``--aorta-minimize``: the smallest part of a mitigation set's variables that still fixes."""
+"""``pytest-aorta minimize``: the smallest part of a mitigation set's variables that still fixes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -19,7 +20,11 @@ class Flaky:
         return {"passed": "V2" in os.environ}
 """
 
-MINIMIZE = ("--aorta-workload", "flaky", "--aorta-registry-file", "registry.json", "--aorta-minimize", "four")
+MINIMIZE = ("minimize", "four", "--aorta-workload", "flaky", "--aorta-registry-file", "registry.json")
+
+
+def minimize(stage: Stage, *more: str) -> pytest.RunResult:
+    return stage.command(sys.executable, "-m", "pytest_aorta", *MINIMIZE, *more)
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def flaky(stage: Stage) -> Stage:
 
 
 def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> None:
-    done = flaky.run(*MINIMIZE)
+    done = minimize(flaky)
     assert done.ret == 0
     done.stdout.fnmatch_lines(
         [
@@ -60,20 +65,20 @@ def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
 def test_slots_and_workers_find_the_same(flaky: Stage, how: tuple[str, ...]) -> None:
-    done = flaky.run(*MINIMIZE, *how)
+    done = minimize(flaky, *how)
     assert counts(done) == {"passed": 1}
     done.stdout.fnmatch_lines(["flaky: of 4 variables of four, V2 is needed", "V2 *fixes"])
 
 
 @pytest.mark.slow
 def test_what_was_tried_before_a_kill_is_there_and_need_not_be_run_again(flaky: Stage) -> None:
-    process = flaky.start(*MINIMIZE)
+    process = flaky.start_command(sys.executable, "-m", "pytest_aorta", *MINIMIZE)
     flaky.wait_until(lambda: len(flaky.files()) >= 4)
     os.kill(process.pid, signal.SIGKILL)
     flaky.finish(process)
     flaky.wait_until_alone()
     before = flaky.trials()
-    done = flaky.run(*MINIMIZE, "--aorta-resume")
+    done = minimize(flaky, "--aorta-resume")
     done.stdout.fnmatch_lines(
         ["* had a result already (--aorta-resume)", "flaky: of 4 variables of four, V2 is needed"]
     )
@@ -83,14 +88,14 @@ def test_what_was_tried_before_a_kill_is_there_and_need_not_be_run_again(flaky: 
 
 @pytest.mark.slow
 def test_a_trial_of_a_part_can_be_replayed(flaky: Stage) -> None:
-    flaky.run(*MINIMIZE)
+    minimize(flaky)
     done = flaky.run("--aorta-replay", "results/flaky/local-four.V2/trial_0.json", "--aorta-results-dir", "again")
     assert counts(done) == {"passed": 1}
 
 
 @pytest.mark.slow
 def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
-    done = flaky.run(*MINIMIZE[:-1], "wrong")
+    done = flaky.command(sys.executable, "-m", "pytest_aorta", "minimize", "wrong", *MINIMIZE[2:])
     assert done.ret == 1
     done.stdout.fnmatch_lines(["*nothing to minimize: wrong does not fix, 1 of 1 trials failed"])
 
@@ -98,14 +103,14 @@ def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--aorta-mitigations", "four"), "--aorta-mitigations four: with --aorta-minimize, expected one other *"),
-        (("--aorta-stop", "1h"), "--aorta-minimize and --aorta-stop: use one of them*"),
+        (("--aorta-mitigations", "four"), "--aorta-mitigations four: with pytest-aorta minimize, expected one other *"),
+        (("--aorta-stop", "1h"), "pytest-aorta minimize and --aorta-stop: use one of them*"),
         (("--aorta-mitigations", "wrong"), "*the baseline wrong sets W, which it does not set; expected a baseline *"),
         (("--aorta-extra-env", "V0=1,V1=1,V2=1,V3=1"), "*it has no variable with another value than in the baseline"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(flaky: Stage, more: tuple[str, ...], message: str) -> None:
-    done = flaky.run(*MINIMIZE, *more)
+    done = minimize(flaky, *more)
     assert done.ret != 0
     pytest.LineMatcher(text(done).splitlines()).fnmatch_lines([f"*{message}"])
     assert not flaky.results.exists() or not flaky.files()
