@@ -21,7 +21,7 @@ from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.runtime.host_specs import without_values
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.execution import DEFAULTS, FILES, ElasticOptions, Resources

@@ -29,7 +29,7 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.hosts.host_main import HostChannel
+    from pytest_aorta.runtime.host_main import HostChannel
 
 _SERVICE = "pytest_aorta.launch.remote_host:serve"
 
